@@ -1,0 +1,337 @@
+"""What is built: the reader of variants.yaml. `matrix.py --profile stable --platform linux-64 [--json]` shows it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform as host
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from packaging.version import InvalidVersion, Version
+from rich.console import Console
+from rich.table import Table
+
+ROOT = Path(__file__).resolve().parent.parent
+TABLE = ROOT / "variants.yaml"
+
+T = TypeVar("T")
+
+
+class MatrixError(ValueError):
+    """A request that the table has no answer to, or a table that contradicts itself."""
+
+
+@dataclass(frozen=True)
+class Architecture:
+    name: str
+    cuda: str
+    suffix: str = ""
+
+
+@dataclass(frozen=True)
+class Platform:
+    name: str
+    wheel: str
+    extension: str
+    cxx: str
+    c: str
+    glibc: str | None = None
+
+    @property
+    def windows(self) -> bool:
+        return self.name.startswith("win-")
+
+
+@dataclass(frozen=True)
+class Cuda:
+    version: str
+    architectures: tuple[str, ...]
+    ptx: tuple[str, ...]
+    pytorch: str
+    gcc: str
+    gcc_below: str
+    pypi: Mapping[str, str] = field(hash=False)
+
+
+@dataclass(frozen=True)
+class Build:
+    """One Python × PyTorch × CUDA × platform: one wheel; with its Python left out, one conda package."""
+
+    package: str
+    version: str
+    platform: str
+    cuda: str
+    torch: str
+    python: str
+    architectures: tuple[str, ...]
+    ptx: tuple[str, ...]
+    wheel_platform: str
+
+    @property
+    def torch_series(self) -> str:
+        """The release series a binary is good for: 2.8.0 → 2.8."""
+        return ".".join(self.torch.split(".")[:2])
+
+    @property
+    def build_tag(self) -> str:
+        """PyTorch 2.8.0 with CUDA 12.8 → 280.128, the wheel's build tag."""
+        return f"{self.torch.replace('.', '')}.{self.cuda.replace('.', '')}"
+
+    @property
+    def python_tag(self) -> str:
+        return "cp" + self.python.replace(".", "")
+
+    @property
+    def wheel_name(self) -> str:
+        tag = self.python_tag
+        return f"{self.package}-{self.version}-{self.build_tag}-{tag}-{tag}-{self.wheel_platform}.whl"
+
+
+@dataclass(frozen=True)
+class Matrix:
+    packages: Mapping[str, str]
+    platforms: Mapping[str, Platform]
+    architectures: Mapping[str, Architecture]
+    cuda: Mapping[str, Cuda]
+    pytorch: Mapping[str, tuple[str, ...]]
+    tools: tuple[str, ...]
+    rows: tuple[Mapping[str, Any], ...]
+    profiles: Mapping[str, tuple[Mapping[str, Any], ...]]
+
+    def default_torch(self, cuda: str) -> str:
+        """What a bare `--cuda X` means."""
+        return known("CUDA version", cuda, self.cuda).pytorch
+
+    def all_builds(self) -> tuple[Build, ...]:
+        version = self.packages["sageattention"]
+        found = []
+        for row in self.rows:
+            cuda = self.cuda[row["cuda"]]
+            for name in row.get("platforms", self.platforms):
+                for python in row.get("python", self.pytorch[row["pytorch"]]):
+                    found.append(
+                        Build("sageattention", version, name, cuda.version, row["pytorch"], python,
+                              cuda.architectures, cuda.ptx, self.platforms[name].wheel)
+                    )  # fmt: skip
+        return tuple(found)
+
+    def in_profile(self, name: str) -> tuple[Build, ...]:
+        chosen: set[Build] = set()
+        for rule in known("profile", name, self.profiles):
+            source = self.in_profile(rule["in"]) if "in" in rule else self.all_builds()
+            matching = [b for b in source if _holds(rule, b)]
+            chosen.update(_newest_python(matching) if rule.get("newest") == "python" else matching)
+        return tuple(b for b in self.all_builds() if b in chosen)
+
+
+def known(what: str, name: str, table: Mapping[str, T]) -> T:
+    """The entry of that name, or an error that lists the names there are."""
+    if name not in table:
+        raise MatrixError(f"unknown {what} {name!r}: variants.yaml has {', '.join(table)}")
+    return table[name]
+
+
+def _holds(rule: Mapping[str, Any], build: Build) -> bool:
+    for key, value in (("pytorch", build.torch), ("cuda", build.cuda), ("python", build.python),
+                       ("platform", build.platform)):  # fmt: skip
+        wanted = rule.get(key, value)
+        if value not in ([wanted] if isinstance(wanted, str) else wanted):
+            return False
+    return True
+
+
+def _newest_python(builds: Iterable[Build]) -> list[Build]:
+    newest: dict[tuple[str, str, str], Build] = {}
+    for build in builds:
+        key = (build.platform, build.torch, build.cuda)
+        if key not in newest or Version(newest[key].python) < Version(build.python):
+            newest[key] = build
+    return list(newest.values())
+
+
+def host_platform() -> str:
+    """The conda name of the machine at hand."""
+    machine = host.machine().lower()
+    names = {("linux", "x86_64"): "linux-64", ("linux", "aarch64"): "linux-aarch64", ("windows", "amd64"): "win-64"}
+    system = host.system().lower()
+    if (system, machine) not in names:
+        raise MatrixError(f"no packages are made for {system} on {machine}; variants.yaml has {', '.join(names.values())}")
+    return names[system, machine]
+
+
+@cache
+def load(path: Path = TABLE) -> Matrix:
+    """The table, checked: whatever it names exists, and every CUDA can compile its architectures."""
+    try:
+        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise MatrixError(f"cannot read {path.name}: {error.strerror}") from error
+    except yaml.YAMLError as error:
+        raise MatrixError(f"{path.name} is not valid YAML: {error}") from error
+    try:
+        matrix = Matrix(
+            packages=raw["packages"],
+            platforms={n: Platform(n, **p) for n, p in raw["platforms"].items()},
+            architectures={n: Architecture(n, **a) for n, a in raw["architectures"].items()},
+            cuda={
+                n: Cuda(n, tuple(c["architectures"]), tuple(c["ptx"]), c["pytorch"], c["gcc"], c["gcc_below"], c["pypi"])
+                for n, c in raw["cuda"].items()
+            },
+            pytorch={n: tuple(pythons) for n, pythons in raw["pytorch"].items()},
+            tools=tuple(raw["tools"]),
+            rows=tuple(raw["rows"]),
+            profiles={n: tuple(rules) for n, rules in raw["profiles"].items()},
+        )
+    except (KeyError, TypeError, AttributeError) as error:
+        raise MatrixError(f"{path.name} lacks or misnames an entry: {error}") from error
+    _check(matrix)
+    return matrix
+
+
+def _check(matrix: Matrix) -> None:
+    for cuda in matrix.cuda.values():
+        _check_version("CUDA version", cuda.version)
+        known("PyTorch", cuda.pytorch, matrix.pytorch)
+        for name in (*cuda.architectures, *cuda.ptx):
+            first = known("architecture", name, matrix.architectures).cuda
+            if Version(cuda.version) < Version(first):
+                raise MatrixError(f"CUDA {cuda.version} cannot compile architecture {name}: that takes CUDA {first} or newer")
+    keys = {"cuda", "pytorch", "python", "platforms"}
+    for row in matrix.rows:
+        if unknown := set(row) - keys:
+            raise MatrixError(f"row {dict(row)} has unknown keys {sorted(unknown)}: known are {sorted(keys)}")
+        known("CUDA version", row.get("cuda", "(none)"), matrix.cuda)
+        pythons = known("PyTorch", row.get("pytorch", "(none)"), matrix.pytorch)
+        for python in row.get("python", ()):
+            if python not in pythons:
+                raise MatrixError(f"PyTorch {row['pytorch']} has no release for Python {python}: it has {', '.join(pythons)}")
+        for name in row.get("platforms", ()):
+            known("platform", name, matrix.platforms)
+    predicates = {"in", "newest", "pytorch", "cuda", "python", "platform"}
+    for name, rules in matrix.profiles.items():
+        for rule in rules:
+            if unknown := set(rule) - predicates:
+                raise MatrixError(f"profile {name} has unknown predicates {sorted(unknown)}: known are {sorted(predicates)}")
+        if not matrix.in_profile(name):
+            raise MatrixError(f"profile {name} selects nothing: its predicates match no row")
+
+
+def _check_version(what: str, text: str) -> None:
+    try:
+        Version(text)
+    except InvalidVersion as error:
+        raise MatrixError(f"{what} {text!r} is not a version") from error
+
+
+def builds(
+    profile: str | None = None,
+    *,
+    platform: str | None = None,
+    cuda: str | None = None,
+    torch: str | None = None,
+    python: str | Sequence[str] | None = None,
+    matrix: Matrix | None = None,
+) -> tuple[Build, ...]:
+    """The builds that all the given conditions leave; an error, with the reason, if there are none."""
+    matrix = matrix or load()
+    chosen = matrix.in_profile(profile) if profile else matrix.all_builds()
+    if platform:
+        known("platform", platform, matrix.platforms)
+        chosen = tuple(b for b in chosen if b.platform == platform)
+    if cuda:
+        known("CUDA version", cuda, matrix.cuda)
+        chosen = tuple(b for b in chosen if b.cuda == cuda)
+    if torch:
+        known("PyTorch", torch, matrix.pytorch)
+        there = sorted({b.torch for b in chosen}, key=Version)
+        chosen = tuple(b for b in chosen if b.torch == torch)
+        if not chosen:
+            raise MatrixError(f"no build of PyTorch {torch} with {_said(profile, platform, cuda)}: "
+                              f"there PyTorch is {', '.join(there)}; to add a combination, add a row to variants.yaml")  # fmt: skip
+    if python:
+        wanted = [python] if isinstance(python, str) else list(python)
+        there = sorted({b.python for b in chosen}, key=Version)
+        for one in wanted:
+            if one not in there:
+                of = f"PyTorch {torch}" if torch else "any PyTorch chosen"
+                raise MatrixError(f"no build for Python {one} of {of} with {_said(profile, platform, cuda)}: "
+                                  f"there Python is {', '.join(there)}")  # fmt: skip
+        chosen = tuple(b for b in chosen if b.python in wanted)
+    if not chosen:
+        raise MatrixError(f"nothing to build with {_said(profile, platform, cuda)}: `matrix.py` lists every build")
+    return chosen
+
+
+def _said(profile: str | None, platform: str | None, cuda: str | None) -> str:
+    said = [f"{what} {value}" for what, value in (("profile", profile), ("platform", platform), ("CUDA", cuda)) if value]
+    return ", ".join(said) or "these conditions"
+
+
+def targets(architectures: Iterable[str], matrix: Matrix | None = None) -> tuple[str, ...]:
+    """Architectures as nvcc spells them: 8.0 → sm_80, 9.0 → sm_90a."""
+    matrix = matrix or load()
+    return tuple(f"sm_{a.replace('.', '')}{known('architecture', a, matrix.architectures).suffix}" for a in architectures)
+
+
+def variant(build: Build, *, python_pin: str, digests: Mapping[str, str], gcc: str | None = None) -> dict[str, list[str]]:
+    """rattler-build's variant configuration of one build: every key has one value, so that one package comes of it.
+
+    `gcc` replaces the table's compiler where the channel forwards to the system's.
+    """
+    matrix = load()
+    platform, cuda = matrix.platforms[build.platform], matrix.cuda[build.cuda]
+    values = {
+        "target_platform": build.platform,
+        "python": python_pin,
+        "pytorch": build.torch_series + ".*",
+        "pytorch_version": build.torch,
+        "c_compiler": platform.c,
+        "cxx_compiler": platform.cxx,
+        "cuda_compiler": "cuda-nvcc",
+        "cuda_compiler_version": build.cuda,
+        "cuda_architectures": ";".join(build.architectures),
+        "cuda_ptx": ";".join(build.ptx),
+        "sageattention_version": build.version,
+        **digests,
+    }
+    if not platform.windows:
+        compiler = gcc or cuda.gcc
+        values |= {"c_compiler_version": compiler, "cxx_compiler_version": compiler}
+        values |= {"c_stdlib": "sysroot", "c_stdlib_version": str(platform.glibc)}
+    else:
+        values |= {"c_stdlib": "vs"}
+    return {key: [value] for key, value in values.items()}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--profile", help="a named selection of variants.yaml (default: all)")
+    parser.add_argument("--platform", help="linux-64, win-64 or linux-aarch64 (default: all)")
+    parser.add_argument("--cuda", help="a CUDA version, such as 12.8")
+    parser.add_argument("--torch", help="a PyTorch version, such as 2.8.0")
+    parser.add_argument("--python", nargs="+", help="Python versions, such as 3.12")
+    parser.add_argument("--json", action="store_true", help='print {"include": [...]}, the form CI systems take a matrix in')
+    args = parser.parse_args()
+    try:
+        chosen = builds(args.profile, platform=args.platform, cuda=args.cuda, torch=args.torch, python=args.python)
+    except MatrixError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    if args.json:
+        print(json.dumps({"include": [asdict(b) | {"wheel": b.wheel_name} for b in chosen]}, indent=1))
+        return 0
+    table = Table("platform", "PyTorch", "CUDA", "Python", "GPU architectures", "wheel")
+    for b in chosen:
+        table.add_row(b.platform, b.torch, b.cuda, b.python, " ".join(b.architectures), b.wheel_name)
+    Console().print(table)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
