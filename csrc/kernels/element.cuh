@@ -1,0 +1,84 @@
+// fp16 and bf16 elements of the caller's tensors: loading rows as float, rounding back.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "kernels/tensor_view.h"
+
+namespace sage {
+
+template <typename Element>
+struct Pair;
+template <>
+struct Pair<__half> {
+  static __device__ __forceinline__ float2 unpack(uint32_t bits) {
+    return __half22float2(reinterpret_cast<const __half2&>(bits));
+  }
+  static __device__ __forceinline__ uint32_t pack(float low, float high) {
+    const __half2 pair = __floats2half2_rn(low, high);
+    return reinterpret_cast<const uint32_t&>(pair);
+  }
+};
+template <>
+struct Pair<__nv_bfloat16> {
+  static __device__ __forceinline__ float2 unpack(uint32_t bits) {
+    return make_float2(__uint_as_float(bits << 16), __uint_as_float(bits & 0xffff0000u));
+  }
+  static __device__ __forceinline__ uint32_t pack(float low, float high) {
+    const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+    return reinterpret_cast<const uint32_t&>(pair);
+  }
+};
+
+template <typename Element>
+__device__ __forceinline__ const Element* row_pointer(const TensorView& tensor, int batch, int head, int token) {
+  return static_cast<const Element*>(tensor.data) + batch * tensor.batch_stride + head * tensor.head_stride +
+         token * tensor.token_stride;
+}
+
+// The bits of N (4 or 8) channels from `channel` on; those at or past head_dim read as 0. Nothing is computed with them
+// here, so several loads can be in flight.
+template <int N, typename Element>
+__device__ __forceinline__ void load_channels(uint32_t (&bits)[N / 2], const Element* row, int channel, int head_dim,
+                                              bool aligned16) {
+  static_assert(N == 4 || N == 8);
+#pragma unroll
+  for (int i = 0; i < N / 2; ++i) bits[i] = 0;
+  if (aligned16) {
+    if (channel < head_dim) {
+      if constexpr (N == 8) {
+        *reinterpret_cast<uint4*>(bits) = *reinterpret_cast<const uint4*>(row + channel);
+      } else {
+        *reinterpret_cast<uint2*>(bits) = *reinterpret_cast<const uint2*>(row + channel);
+      }
+    }
+  } else {
+    const auto* source = reinterpret_cast<const uint16_t*>(row) + channel;
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      if (channel + i < head_dim) bits[i / 2] |= static_cast<uint32_t>(source[i]) << (i % 2 * 16);
+    }
+  }
+}
+
+template <typename Element, int N>
+__device__ __forceinline__ void unpack(float (&x)[N], const uint32_t (&bits)[N / 2]) {
+#pragma unroll
+  for (int i = 0; i < N; i += 2) {
+    const float2 pair = Pair<Element>::unpack(bits[i / 2]);
+    x[i] = pair.x;
+    x[i + 1] = pair.y;
+  }
+}
+
+// Four floats in [-127, 127], rounded to nearest even, as four signed bytes. Adding 1.5 * 2^23 leaves the rounded
+// integer in the low mantissa bits: cheaper than the conversion instruction, which runs at an eighth of the rate.
+__device__ __forceinline__ uint32_t pack_s8x4(float a, float b, float c, float d) {
+  constexpr float kRound = 12582912.0f;
+  const uint32_t ab = __byte_perm(__float_as_uint(a + kRound), __float_as_uint(b + kRound), 0x0040);
+  const uint32_t cd = __byte_perm(__float_as_uint(c + kRound), __float_as_uint(d + kRound), 0x0040);
+  return __byte_perm(ab, cd, 0x5410);
+}
+
+}  // namespace sage

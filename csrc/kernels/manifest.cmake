@@ -1,0 +1,32 @@
+# Writes DIRECTORY/manifest.json: what the set is and the sha256 of every file in it. What an earlier configuration of the
+# same build folder left behind is removed.
+foreach(list TARGETS NAMES)
+  set(json_${list} "[]")
+  set(i 0)
+  foreach(value IN LISTS ${list})
+    string(JSON json_${list} SET "${json_${list}}" ${i} "\"${value}\"")
+    math(EXPR i "${i} + 1")
+  endforeach()
+endforeach()
+
+list(TRANSFORM FILES REPLACE "^cubins/" "")
+list(SORT FILES)
+file(GLOB_RECURSE present RELATIVE "${DIRECTORY}" "${DIRECTORY}/*.cubin" "${DIRECTORY}/*.ptx")
+list(REMOVE_ITEM present ${FILES})
+foreach(file IN LISTS present)
+  file(REMOVE "${DIRECTORY}/${file}")
+endforeach()
+
+set(json_files "{}")
+foreach(file IN LISTS FILES)
+  file(SHA256 "${DIRECTORY}/${file}" hash)
+  string(JSON json_files SET "${json_files}" "${file}" "\"${hash}\"")
+endforeach()
+
+set(json "{}")
+string(JSON json SET "${json}" version "\"${VERSION}\"")
+string(JSON json SET "${json}" cuda "\"${CUDA}\"")
+string(JSON json SET "${json}" architectures "${json_TARGETS}")
+string(JSON json SET "${json}" kernels "${json_NAMES}")
+string(JSON json SET "${json}" files "${json_files}")
+file(WRITE "${DIRECTORY}/manifest.json" "${json}\n")

@@ -1,0 +1,34 @@
+// Writing shared memory: cp.async copies from global memory beside the computation, in groups; st.shared.
+#pragma once
+
+#include "kernels/tensor_view.h"
+
+namespace sage::ptx {
+
+__device__ __forceinline__ uint32_t shared_address(const void* pointer) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
+}
+
+// Copies 16 bytes, or writes 16 zeros when `valid` is false (the source is then not read).
+__device__ __forceinline__ void cp_async_16(uint32_t shared_destination, const void* source, bool valid) {
+  const int source_bytes = valid ? 16 : 0;
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(shared_destination), "l"(source),
+               "r"(source_bytes)
+               : "memory");
+}
+
+__device__ __forceinline__ void store_shared_16(uint32_t shared_destination, const uint32_t (&bits)[4]) {
+  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};\n" ::"r"(shared_destination), "r"(bits[0]), "r"(bits[1]),
+               "r"(bits[2]), "r"(bits[3])
+               : "memory");
+}
+
+__device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;\n" ::: "memory"); }
+
+// Waits until at most `Pending` of this thread's newest groups are unfinished.
+template <int Pending>
+__device__ __forceinline__ void cp_async_wait() {
+  asm volatile("cp.async.wait_group %0;\n" ::"n"(Pending) : "memory");
+}
+
+}  // namespace sage::ptx

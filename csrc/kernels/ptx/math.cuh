@@ -1,0 +1,27 @@
+// Single instructions on float32.
+#pragma once
+
+namespace sage::ptx {
+
+// 2^x; 0 for -infinity.
+__device__ __forceinline__ float ex2(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;\n" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// log2(x)
+__device__ __forceinline__ float lg2(float x) {
+  float y;
+  asm("lg2.approx.ftz.f32 %0, %1;\n" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// The larger one; NaN if either is NaN (fmaxf would drop it, and with it the sign that an input was bad).
+__device__ __forceinline__ float max_nan(float x, float y) {
+  float z;
+  asm("max.NaN.f32 %0, %1, %2;\n" : "=f"(z) : "f"(x), "f"(y));
+  return z;
+}
+
+}  // namespace sage::ptx

@@ -1,0 +1,28 @@
+// Quantisation of K to INT8: what host and device agree on.
+#pragma once
+
+#include "kernels/tensor_view.h"
+
+namespace sage {
+
+struct QuantKInt8 {
+  // One scale serves the keys of a block of 64 that one lane of the attention kernel's mma fragment sees: those with the
+  // same (key % 8) / 2. So 16 keys share a scale and the attention kernel multiplies by a per-lane constant.
+  static constexpr int kBlockN = 64;
+  static constexpr int kGroups = 4;
+  static constexpr int kThreads = 128;
+  // Any estimate of K's mean serves (softmax does not see the shift); this many keys, evenly spread, are read for it.
+  static constexpr int kSampledKeys = 64;
+
+  struct Params {
+    TensorView k;
+    int8_t* k_int8;   // [batch, kv_heads, kv_blocks * 64, kHeadDim], zero past kv_len and head_dim
+    float* k_scale;   // [batch, kv_heads, kv_blocks, 4]
+    float* k_mean;    // [batch, kv_heads, kHeadDim], written; null: K is not smoothed
+    int32_t kv_heads;
+    int32_t kv_len;
+    int32_t head_dim;
+  };
+};
+
+}  // namespace sage

@@ -1,0 +1,59 @@
+#include "runtime/driver.h"
+
+#include <atomic>
+#include <stdexcept>
+#include <string>
+
+namespace sage::runtime {
+
+namespace {
+
+std::atomic<Resolve> resolver{nullptr};
+
+#ifdef _WIN32
+constexpr const char* kLibrary = "nvcuda.dll";
+#else
+constexpr const char* kLibrary = "libcuda.so.1";
+#endif
+
+template <typename Function>
+void load(Function& function, const char* symbol) {
+  function = reinterpret_cast<Function>(resolver.load()(kLibrary, symbol));
+}
+
+Driver open() {
+  Driver driver{};
+  load(driver.cuInit, "cuInit");
+  load(driver.cuGetErrorString, "cuGetErrorString");
+  load(driver.cuDeviceGetAttribute, "cuDeviceGetAttribute");
+  load(driver.cuDevicePrimaryCtxRetain, "cuDevicePrimaryCtxRetain");
+  load(driver.cuCtxGetCurrent, "cuCtxGetCurrent");
+  load(driver.cuCtxPushCurrent, "cuCtxPushCurrent_v2");
+  load(driver.cuCtxPopCurrent, "cuCtxPopCurrent_v2");
+  load(driver.cuThreadExchangeStreamCaptureMode, "cuThreadExchangeStreamCaptureMode");
+  load(driver.cuLibraryLoadData, "cuLibraryLoadData");
+  load(driver.cuLibraryGetKernel, "cuLibraryGetKernel");
+  load(driver.cuKernelSetAttribute, "cuKernelSetAttribute");
+  load(driver.cuLaunchKernelEx, "cuLaunchKernelEx");
+  driver.check(driver.cuInit(0), "initialising the CUDA driver");
+  return driver;
+}
+
+}  // namespace
+
+void set_resolver(Resolve resolve) { resolver = resolve; }
+
+const Driver& Driver::get() {
+  static const Driver driver = open();
+  return driver;
+}
+
+void Driver::check(CUresult result, const char* what) const {
+  if (result == kCudaSuccess) return;
+  const char* text = nullptr;
+  if (cuGetErrorString(result, &text) != kCudaSuccess || text == nullptr) text = "unknown error";
+  throw std::runtime_error(std::string("sageattention: ") + what + ": " + text + " (CUDA driver error " +
+                           std::to_string(result) + ")");
+}
+
+}  // namespace sage::runtime

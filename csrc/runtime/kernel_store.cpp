@@ -1,0 +1,202 @@
+#include "runtime/kernel_store.h"
+
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <iterator>
+#include <stdexcept>
+
+namespace sage::runtime {
+
+namespace {
+
+std::string join(const std::vector<std::string>& words) {
+  std::string text;
+  for (const std::string& word : words) text += (text.empty() ? "" : ", ") + word;
+  return text.empty() ? "none" : text;
+}
+
+// How well code built for `folder` suits a device: 0 not at all, else larger is better.
+//   sm_XYa  runs on X.Y alone; sm_XY on X.Y and later minors of X; compute_XY (PTX) on X.Y and everything later.
+int fitness(const std::string& folder, int capability) {
+  const size_t digits = folder.find('_') + 1;
+  char* end = nullptr;
+  const int built_for = static_cast<int>(std::strtol(folder.c_str() + digits, &end, 10));
+  const bool exact_only = *end == 'a';
+  const bool ptx = folder.compare(0, 8, "compute_") == 0;
+  if (built_for > capability || (exact_only && built_for != capability)) return 0;
+  if (ptx) return 1 + built_for;
+  if (built_for / 10 != capability / 10) return 0;
+  return 1000 + 2 * built_for + (exact_only ? 1 : 0);
+}
+
+std::string read_kernel(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  std::string code((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+  bool whole = !code.empty();
+  // An ELF names its section table's place at bytes 40 (offset), 58 (entry size) and 60 (entries): past the end of the
+  // file it was cut short, which the driver would not notice everywhere.
+  if (whole && path.size() > 6 && path.compare(path.size() - 6, 6, ".cubin") == 0) {
+    whole = code.size() >= 64 && code.compare(0, 4, "\x7f" "ELF") == 0;
+    if (whole) {
+      uint64_t offset;
+      uint16_t entry_size, entries;
+      std::memcpy(&offset, code.data() + 40, sizeof offset);
+      std::memcpy(&entry_size, code.data() + 58, sizeof entry_size);
+      std::memcpy(&entries, code.data() + 60, sizeof entries);
+      whole = offset <= code.size() && uint64_t{entry_size} * entries <= code.size() - offset;
+    }
+  }
+  if (!whole) {
+    throw std::runtime_error("sageattention: the kernel file " + path + (file.is_open() ? " is damaged" : " is missing") +
+                             "; reinstall the package");
+  }
+  return code;
+}
+
+class CurrentContext {
+ public:
+  CurrentContext(const Driver& driver, CUcontext wanted) : driver_(driver) {
+    CUcontext current = nullptr;
+    driver_.check(driver_.cuCtxGetCurrent(&current), "reading the current context");
+    pushed_ = current != wanted;
+    if (pushed_) driver_.check(driver_.cuCtxPushCurrent(wanted), "making the tensor's device current");
+  }
+  ~CurrentContext() {
+    CUcontext popped;
+    if (pushed_) driver_.cuCtxPopCurrent(&popped);
+  }
+  CurrentContext(const CurrentContext&) = delete;
+  CurrentContext& operator=(const CurrentContext&) = delete;
+
+ private:
+  const Driver& driver_;
+  bool pushed_;
+};
+
+// A kernel may be loaded for the first time while a CUDA graph is being captured: loading is none of the graph's work.
+class UncapturedScope {
+ public:
+  explicit UncapturedScope(const Driver& driver) : driver_(driver) { driver_.cuThreadExchangeStreamCaptureMode(&mode_); }
+  ~UncapturedScope() { driver_.cuThreadExchangeStreamCaptureMode(&mode_); }
+  UncapturedScope(const UncapturedScope&) = delete;
+  UncapturedScope& operator=(const UncapturedScope&) = delete;
+
+ private:
+  const Driver& driver_;
+  int mode_ = kStreamCaptureModeRelaxed;
+};
+
+}  // namespace
+
+KernelStore& KernelStore::get() {
+  // Never destroyed: at exit the driver may be gone before static destructors run.
+  static KernelStore* store = new KernelStore;
+  return *store;
+}
+
+void KernelStore::set_directory(std::string directory, std::vector<std::string> architectures) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  directory_ = std::move(directory);
+  architectures_ = std::move(architectures);
+  devices_.clear();
+  libraries_.clear();
+}
+
+KernelStore::Device& KernelStore::device(int index) {
+  Device& device = devices_[index];
+  if (device.context == nullptr) {
+    const Driver& driver = Driver::get();
+    int major = 0, minor = 0;
+    driver.check(driver.cuDeviceGetAttribute(&major, kDeviceAttributeComputeCapabilityMajor, index),
+                 "reading the compute capability");
+    driver.check(driver.cuDeviceGetAttribute(&minor, kDeviceAttributeComputeCapabilityMinor, index),
+                 "reading the compute capability");
+    device.capability = major * 10 + minor;
+    // Retained for the life of the process, as PyTorch does.
+    driver.check(driver.cuDevicePrimaryCtxRetain(&device.context, index), "retaining the device's primary context");
+  }
+  if (device.architecture.empty()) {
+    int best = 0;
+    for (const std::string& folder : architectures_) {
+      const int fit = fitness(folder, device.capability);
+      if (fit > best) {
+        best = fit;
+        device.architecture = folder;
+      }
+    }
+    if (best == 0) {
+      throw std::runtime_error("sageattention: no kernel for compute capability " +
+                               std::to_string(device.capability / 10) + "." + std::to_string(device.capability % 10) +
+                               " (device " + std::to_string(index) + "); this build has " + join(architectures_) +
+                               " in " + directory_);
+    }
+  }
+  return device;
+}
+
+CUkernel KernelStore::kernel(Device& device, const Launch& launch) {
+  const auto found = device.kernels.find(launch.instance);
+  if (found != device.kernels.end()) return found->second;
+
+  const Driver& driver = Driver::get();
+  const UncapturedScope uncaptured(driver);
+  CUlibrary& library = libraries_[{device.architecture, launch.instance}];
+  const bool ptx = device.architecture.compare(0, 8, "compute_") == 0;
+  const std::string path = directory_ + "/" + device.architecture + "/" + launch.instance + (ptx ? ".ptx" : ".cubin");
+  if (library == nullptr) {
+    const std::string code = read_kernel(path);
+    driver.check(driver.cuLibraryLoadData(&library, code.c_str(), nullptr, nullptr, 0, nullptr, nullptr, 0),
+                 ("loading " + path).c_str());
+  }
+  CUkernel kernel = nullptr;
+  driver.check(driver.cuLibraryGetKernel(&kernel, library, launch.entry),
+               (std::string("finding the kernel ") + launch.entry + " in " + path).c_str());
+  driver.check(driver.cuKernelSetAttribute(kFunctionAttributeMaxDynamicSharedBytes,
+                                           static_cast<int>(launch.shared_bytes), kernel, launch.device),
+               ("asking for shared memory for " + launch.instance).c_str());
+  device.kernels.emplace(launch.instance, kernel);
+  return kernel;
+}
+
+void KernelStore::launch(const Launch& launch, void* params) {
+  const Driver& driver = Driver::get();
+  CUcontext context;
+  CUkernel kernel;
+  int capability;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    Device& device = this->device(launch.device);
+    context = device.context;
+    capability = device.capability;
+    const CurrentContext current(driver, context);
+    kernel = this->kernel(device, launch);
+  }
+  const CurrentContext current(driver, context);
+  CUlaunchAttribute overlap{};
+  overlap.id = kLaunchAttributeProgrammaticStreamSerialization;
+  overlap.value.programmatic_stream_serialization = 1;
+  CUlaunchConfig config{};
+  config.grid_x = launch.grid;
+  config.grid_y = config.grid_z = 1;
+  config.block_x = launch.block;
+  config.block_y = config.block_z = 1;
+  config.shared_bytes = launch.shared_bytes;
+  config.stream = launch.stream;
+  config.attributes = &overlap;
+  config.attribute_count = launch.overlaps_previous && capability >= 90 ? 1 : 0;
+  void* arguments[] = {params};
+  driver.check(driver.cuLaunchKernelEx(&config, kernel, arguments, nullptr), ("launching " + launch.instance).c_str());
+}
+
+int KernelStore::compute_capability(int device) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return this->device(device).capability;
+}
+
+std::string KernelStore::architecture(int device) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return this->device(device).architecture;
+}
+
+}  // namespace sage::runtime

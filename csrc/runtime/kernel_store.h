@@ -1,0 +1,63 @@
+// Finds, loads and launches the kernels of a cubin set: one file per kernel instance and architecture,
+// <directory>/<architecture>/<instance>.cubin (sm_80, sm_90a, ...) or .ptx (compute_80).
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "runtime/driver.h"
+
+namespace sage::runtime {
+
+struct Launch {
+  std::string instance;  // file name without its ending
+  const char* entry;     // the __global__ function in it
+  int device;
+  CUstream stream;
+  uint32_t grid;
+  uint32_t block;
+  uint32_t shared_bytes;
+  // Start before the preceding kernel of the stream has ended; the kernel itself waits (griddepcontrol, sm_90 on).
+  bool overlaps_previous;
+};
+
+class KernelStore {
+ public:
+  // The process's only store. Safe to use from several threads.
+  static KernelStore& get();
+
+  // Names the cubin set. `architectures` are the folders in it.
+  void set_directory(std::string directory, std::vector<std::string> architectures);
+
+  // `params` is the kernel's one argument. Asynchronous on the stream; the current context is left as it was.
+  void launch(const Launch& launch, void* params);
+
+  // Compute capability of a device, as major * 10 + minor.
+  int compute_capability(int device);
+
+  // Folder whose kernels `device` runs; throws, naming the folders there are, if it can run none.
+  std::string architecture(int device);
+
+ private:
+  struct Device {
+    int capability = 0;
+    CUcontext context = nullptr;
+    std::string architecture;
+    std::map<std::string, CUkernel> kernels;  // by instance
+  };
+
+  Device& device(int index);
+  CUkernel kernel(Device& device, const Launch& launch);
+
+  std::mutex mutex_;
+  std::string directory_;
+  std::vector<std::string> architectures_;
+  std::map<int, Device> devices_;
+  std::map<std::pair<std::string, std::string>, CUlibrary> libraries_;  // by architecture and instance
+};
+
+}  // namespace sage::runtime
