@@ -1,0 +1,101 @@
+#include "torch/arguments.h"
+
+#include <ATen/DynamicLibrary.h>
+#include <c10/util/Exception.h>
+
+#include <limits>
+
+namespace sage {
+
+namespace {
+
+void check_tensor(const char* name, const at::Tensor& tensor, const at::Tensor& q) {
+  TORCH_CHECK_VALUE(tensor.dim() == 4, name, ": expected 4 dimensions, got ", tensor.dim());
+  TORCH_CHECK_VALUE(tensor.device() == q.device(), name, ": expected device ", q.device(), " as q, got ",
+                    tensor.device());
+  TORCH_CHECK_TYPE(tensor.scalar_type() == q.scalar_type(), name, ": expected dtype ", q.scalar_type(),
+                   " as q, got ", tensor.scalar_type());
+  TORCH_CHECK_VALUE(tensor.stride(3) == 1 || tensor.size(3) == 1, name,
+                    ": expected a contiguous last dimension, got stride ", tensor.stride(3));
+}
+
+}  // namespace
+
+AttentionShape check_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                               c10::string_view tensor_layout, int64_t largest_head_dim) {
+  TORCH_CHECK_VALUE(tensor_layout == "HND" || tensor_layout == "NHD",
+                    "tensor_layout: expected 'HND' or 'NHD', got '", tensor_layout, "'");
+  TORCH_CHECK_TYPE(q.scalar_type() == at::kHalf || q.scalar_type() == at::kBFloat16,
+                   "q: expected dtype float16 or bfloat16, got ", q.scalar_type());
+  check_tensor("q", q, q);
+  check_tensor("k", k, q);
+  check_tensor("v", v, q);
+  const bool heads_first = tensor_layout == "HND";
+  const int head_dimension = heads_first ? 1 : 2, token_dimension = heads_first ? 2 : 1;
+  TORCH_CHECK_VALUE(k.sizes() == v.sizes(), "v: expected the shape of k, ", k.sizes(), ", got ", v.sizes());
+  TORCH_CHECK_VALUE(k.size(0) == q.size(0) && k.size(3) == q.size(3), "k: expected batch ", q.size(0),
+                    " and head_dim ", q.size(3), " as q, got ", k.sizes());
+  TORCH_CHECK_VALUE(q.size(3) >= 1 && q.size(3) <= largest_head_dim, "q: expected head_dim 1 to ", largest_head_dim,
+                    ", got ", q.size(3));
+  const int64_t kv_heads = k.size(head_dimension);
+  TORCH_CHECK_VALUE(kv_heads >= 1 && q.size(head_dimension) % kv_heads == 0, "k: expected heads that divide q's ",
+                    q.size(head_dimension), ", got ", kv_heads);
+  TORCH_CHECK_VALUE(k.size(token_dimension) >= 1 || q.numel() == 0, "k: expected at least one token, got none");
+  for (const at::Tensor* tensor : {&q, &k}) {
+    for (const int64_t size : tensor->sizes()) {
+      TORCH_CHECK_VALUE(size < std::numeric_limits<int32_t>::max() / 2, "expected sizes under 2^30, got ",
+                        tensor->sizes());
+    }
+  }
+  const auto narrow = [](int64_t size) { return static_cast<int32_t>(size); };
+  return {narrow(q.size(0)),
+          narrow(q.size(head_dimension)),
+          narrow(kv_heads),
+          narrow(q.size(token_dimension)),
+          narrow(k.size(token_dimension)),
+          narrow(q.size(3)),
+          heads_first};
+}
+
+TensorView view(const at::Tensor& tensor, bool heads_first) {
+  // The stride of a dimension of size 1 says nothing and is never used.
+  const auto stride = [&](int dimension) { return tensor.size(dimension) == 1 ? 0 : tensor.stride(dimension); };
+  TensorView view{};
+  view.data = tensor.data_ptr();
+  view.batch_stride = stride(0);
+  view.head_stride = stride(heads_first ? 1 : 2);
+  view.token_stride = stride(heads_first ? 2 : 1);
+  view.aligned16 = reinterpret_cast<uintptr_t>(view.data) % 16 == 0 && tensor.size(3) % 8 == 0 &&
+                   view.batch_stride % 8 == 0 && view.head_stride % 8 == 0 && view.token_stride % 8 == 0;
+  return view;
+}
+
+int32_t kernel_head_dim(int32_t head_dim) { return head_dim <= 64 ? 64 : 128; }
+
+std::string instance_name(const char* stem, int32_t kernel_head_dim, const at::Tensor& tensor) {
+  return std::string(stem) + "-d" + std::to_string(kernel_head_dim) +
+         (tensor.scalar_type() == at::kHalf ? "-fp16" : "-bf16");
+}
+
+runtime::CUstream current_stream(int device) {
+  // PyTorch's C interface, found at run time: linking libtorch_cuda would tie this library to PyTorch builds with CUDA.
+  using GetStream = int32_t (*)(int32_t device, void** stream);
+#ifdef _WIN32
+  constexpr const char* kLibrary = "torch_cuda.dll";
+#else
+  constexpr const char* kLibrary = "libtorch_cuda.so";
+#endif
+  static const auto get_stream = reinterpret_cast<GetStream>(
+      at::DynamicLibrary(kLibrary, nullptr, /*leak_handle=*/true).sym("aoti_torch_get_current_cuda_stream"));
+  void* stream = nullptr;
+  TORCH_CHECK(get_stream(device, &stream) == 0, "sageattention: no current stream on device ", device);
+  return static_cast<runtime::CUstream>(stream);
+}
+
+uint32_t grid_size(int64_t blocks) {
+  TORCH_CHECK_VALUE(blocks <= std::numeric_limits<int32_t>::max(), "q: batch x heads x tokens is too large: ", blocks,
+                    " blocks, at most 2^31 - 1");
+  return static_cast<uint32_t>(blocks);
+}
+
+}  // namespace sage

@@ -1,0 +1,42 @@
+// From PyTorch's tensors to what kernels take: checked sizes, strided views, instance names, the current stream.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/util/string_view.h>
+
+#include <cstdint>
+#include <string>
+
+#include "kernels/tensor_view.h"
+#include "runtime/driver.h"
+
+namespace sage {
+
+// Sizes of one call, whatever the layout of its tensors.
+struct AttentionShape {
+  int32_t batch;
+  int32_t q_heads;
+  int32_t kv_heads;
+  int32_t qo_len;
+  int32_t kv_len;
+  int32_t head_dim;
+  bool heads_first;  // [batch, head, token, channel], else [batch, token, head, channel]
+};
+
+// Throws ValueError or TypeError for what would be unsafe to run.
+AttentionShape check_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                               c10::string_view tensor_layout, int64_t largest_head_dim);
+
+TensorView view(const at::Tensor& tensor, bool heads_first);
+
+// <stem>-d<head_dim>-<dtype>, as kernels.json spells them; head_dim is that of the smallest kernel that holds it.
+int32_t kernel_head_dim(int32_t head_dim);
+std::string instance_name(const char* stem, int32_t kernel_head_dim, const at::Tensor& tensor);
+
+// PyTorch's current stream of the device.
+runtime::CUstream current_stream(int device);
+
+// A grid's first dimension; throws ValueError past the hardware's 2^31 - 1.
+uint32_t grid_size(int64_t blocks);
+
+}  // namespace sage

@@ -1,0 +1,39 @@
+// The operators as PyTorch sees them: schemas and CUDA implementations. Fakes and the CPU reference are registered from
+// Python (sageattention/_ops.py).
+#include <ATen/DynamicLibrary.h>
+#include <torch/library.h>
+
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "runtime/kernel_store.h"
+#include "torch/attention.h"
+
+namespace {
+
+// PyTorch's portable dlopen. The libraries stay open for the life of the process.
+void* resolve(const char* library, const char* symbol) {
+  return at::DynamicLibrary(library, nullptr, /*leak_handle=*/true).sym(symbol);
+}
+
+void set_kernel_directory(std::string directory, std::vector<std::string> architectures) {
+  sage::runtime::KernelStore::get().set_directory(std::move(directory), std::move(architectures));
+}
+
+std::string kernel_architecture(int64_t device) {
+  return sage::runtime::KernelStore::get().architecture(static_cast<int>(device));
+}
+
+}  // namespace
+
+TORCH_LIBRARY(sageattention, library) {
+  sage::runtime::set_resolver(&resolve);
+  library.def("set_kernel_directory(str directory, str[] architectures) -> ()", &set_kernel_directory);
+  library.def("kernel_architecture(int device) -> str", &kernel_architecture);
+  library.def(
+      "qk_int8_pv_f16(Tensor q, Tensor k, Tensor v, str tensor_layout, bool is_causal, float sm_scale, bool smooth_k, "
+      "bool return_lse) -> (Tensor, Tensor)");
+}
+
+TORCH_LIBRARY_IMPL(sageattention, CUDA, library) { library.impl("qk_int8_pv_f16", &sage::qk_int8_pv_f16); }
