@@ -32,12 +32,12 @@ FLAGS = {
     "-extra-device-vectorization": "--extra-device-vectorization",
     "--extra-device-vectorization": "--extra-device-vectorization",
     "-restrict": "--restrict", "--restrict": "--restrict",
-    # In a source without host code, an unannotated (constexpr) function can only be meant for the device.
-    "-expt-relaxed-constexpr": "--device-as-default-execution-space",
-    "--expt-relaxed-constexpr": "--device-as-default-execution-space",
 }  # fmt: skip
+# What nvcc allows and NVRTC does not by itself: functions without annotation (here meant for the device, since there is
+# no host code), and the macro that nvcc's own math headers bring.
+ALWAYS = ("--device-as-default-execution-space", "-DINFINITY=__builtin_huge_valf()")
 # NVRTC optimises fully always; the host compiler does not take part.
-IGNORED = {"-O3", "-c", "-dc", "--device-c", "-w", "--disable-warnings", "-x=cu"}
+IGNORED = {"-O3", "-c", "-expt-relaxed-constexpr", "--expt-relaxed-constexpr", "-dc", "--device-c", "-w", "--disable-warnings", "-x=cu"}
 IGNORED_VALUED = {"-ccbin", "--compiler-bindir", "-Xcompiler", "--compiler-options", "-x"}
 
 
@@ -206,7 +206,7 @@ def run(toolkit: Path, release: str, arguments: Sequence[str]) -> int:
     toolkit_headers = [toolkit / "nvidia/cuda_runtime/include", toolkit / "nvidia/cuda_cccl/include"]
     # The source goes in under its bare name, so that no path of this machine is written into line tables or __FILE__.
     folders = [job.source.parent, *job.includes, *toolkit_headers]
-    options = [*job.options, *(f"--include-path={folder}" for folder in folders)]
+    options = [*ALWAYS, *job.options, *(f"--include-path={folder}" for folder in folders)]
     binary, log = nvrtc.compile(job.source.read_bytes(), job.source.name, options, job.ptx)
     if log:
         print(log, file=sys.stderr)

@@ -1,0 +1,79 @@
+"""Child processes that leave nothing behind: streamed, logged, and ended with all their descendants on Ctrl-C."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+FULL = "No space left on device"
+
+
+class ChildError(RuntimeError):
+    """A command that failed, with the end of what it said."""
+
+    def __init__(self, what: str, status: int, tail: Sequence[str], log: Path) -> None:
+        self.tail, self.log, self.status = tuple(tail), log, status
+        self.disk_full = any(FULL in line for line in tail)
+        reason = f"{FULL.lower()}: free some space and run it again" if self.disk_full else f"exit status {status}"
+        super().__init__(f"{what} failed ({reason}); the whole log is {log}")
+
+
+def run(
+    what: str,
+    command: Sequence[str | Path],
+    *,
+    log: Path,
+    on_line: Callable[[str], None] = lambda line: None,
+    environment: Mapping[str, str] | None = None,
+    directory: Path | None = None,
+) -> list[str]:
+    """Run a command to its end; its last lines are returned, all of them are in the log."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    tail: deque[str] = deque(maxlen=400)
+    with log.open("w", encoding="utf-8") as record:
+        process = subprocess.Popen(
+            [str(part) for part in command],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            env=dict(environment) if environment is not None else None,
+            cwd=directory,
+            # A session of its own, so that its end is the end of the compilers that it started too.
+            start_new_session=os.name == "posix",
+        )
+        try:
+            assert process.stdout is not None
+            for line in process.stdout:
+                line = line.rstrip()
+                record.write(line + "\n")
+                tail.append(line)
+                on_line(line)
+            status = process.wait()
+        except BaseException:
+            end(process)
+            raise
+    if status:
+        raise ChildError(what, status, tail, log)
+    return list(tail)
+
+
+def end(process: subprocess.Popen[str]) -> None:
+    """End a process and its descendants: politely, then not."""
+    for number in (signal.SIGTERM, getattr(signal, "SIGKILL", signal.SIGTERM)):
+        try:
+            if os.name == "posix":
+                os.killpg(process.pid, number)
+            else:
+                process.terminate()
+            process.wait(timeout=5)
+        except subprocess.TimeoutExpired:
+            continue
+        except ProcessLookupError:
+            break
+    process.wait()
