@@ -1,8 +1,8 @@
-"""Private virtual environments under `.venvs/`, filled from PyPI with the hashes of `scripts/locks/`.
+"""Private virtual environments under `.venvs/`, filled from PyPI with locked hashes.
 
 Standard library only: `run.py` uses this before anything is installed. One environment is one lock
-file; an environment may lie *beside* others, whose packages it then sees without a second copy
-(PyTorch with its CUDA libraries is 6.5 GB, so the tests, the recipe and the channel share one).
+file, of `scripts/locks/` (tools) or `recipe/pypi/` (PyTorch). An environment may lie *beside* others,
+whose packages it then sees without a second copy: PyTorch with its CUDA libraries is 6.5 GB.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 VENVS = ROOT / ".venvs"
-LOCKS = ROOT / "scripts" / "locks"
+LOCKS = (ROOT / "scripts" / "locks", ROOT / "recipe" / "pypi")
 STAMP = ".complete"
 
 # What a line of pip's log says about a failure, and what the reader can do about it.
@@ -52,7 +52,11 @@ class SetupError(Exception):
 
 def lock_file(name: str) -> Path:
     """The lock file of environment `name`."""
-    return LOCKS / f"{name}.txt"
+    for directory in LOCKS:
+        if (path := directory / f"{name}.txt").is_file():
+            return path
+    known = ", ".join(sorted(path.stem for directory in LOCKS for path in directory.glob("*.txt"))) or "none"
+    raise SetupError(f"no lock file {name}.txt in scripts/locks or recipe/pypi. There are: {known}")
 
 
 def bin_dir(name: str) -> Path:
@@ -79,9 +83,6 @@ def ensure(name: str, *, beside: Sequence[str] = ()) -> Path:
     interrupted set-up leaves no stamp and is redone.
     """
     lock = lock_file(name)
-    if not lock.is_file():
-        known = ", ".join(sorted(path.stem for path in LOCKS.glob("*.txt"))) or "none"
-        raise SetupError(f"no lock file for environment {name!r}: expected {lock.relative_to(ROOT)}. There are: {known}")
     for other in beside:
         ensure(other)
     wanted = _digest(lock, beside)

@@ -1,0 +1,26 @@
+"""Check style and types of the whole repository: ruff check, ruff format --check, mypy."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+CHECKS = (
+    ("ruff", "check", "."),
+    ("ruff", "format", "--check", "."),
+    ("mypy",),
+)
+
+
+def main() -> int:
+    # All of them, whatever the first says: the reader wants every fault at once.
+    failed = [check for check in CHECKS if subprocess.run(check, cwd=ROOT, check=False).returncode]
+    for check in failed:
+        print(f"error: `{' '.join(check)}` found faults", file=sys.stderr)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
