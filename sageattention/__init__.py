@@ -1,0 +1,11 @@
+"""Quantised attention for PyTorch: `sageattn(q, k, v)` in place of `scaled_dot_product_attention`."""
+
+from __future__ import annotations
+
+from sageattention._library import build
+
+__version__ = build.version
+
+from sageattention.core import sageattn, sageattn_qk_int8_pv_fp16_cuda
+
+__all__ = ["__version__", "sageattn", "sageattn_qk_int8_pv_fp16_cuda"]

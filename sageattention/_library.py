@@ -1,0 +1,99 @@
+"""Loads the compiled operators and names the kernels they launch.
+
+Everything that can be wrong with an installation is said here, in words: another PyTorch than the one built for, a
+missing library, a missing or damaged kernel manifest.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+PACKAGE = Path(__file__).parent
+# A wheel carries the kernels in the package; conda installs them as a package of their own.
+KERNEL_DIRECTORIES = (PACKAGE / "cubins", Path(sys.prefix) / "share" / "sageattention" / "cubins")
+
+
+class Build(NamedTuple):
+    """What this installation was built for, from `_build.json`."""
+
+    version: str
+    torch: str
+    cuda: str
+
+
+def read_build(path: Path) -> Build:
+    """Read `_build.json`.
+
+    Raises:
+        ImportError: the file is missing or unreadable.
+    """
+    try:
+        return Build(**json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
+        message = (
+            f"sageattention: {path} is missing or damaged ({error}). A checkout is not an installation: build a wheel "
+            "with `python3 scripts/run.py build-cu128` and install that, or reinstall the package."
+        )
+        raise ImportError(message) from error
+
+
+def check_torch(build: Build, installed: str) -> None:
+    """Refuse a PyTorch whose C++ interface is not the one the operators were compiled against.
+
+    Raises:
+        ImportError: names both versions and what to install.
+    """
+    wanted, found = build.torch.split(".")[:2], installed.split(".")[:2]
+    if wanted == found:
+        return
+    want, have = ".".join(wanted), ".".join(found)
+    message = (
+        f"sageattention {build.version} here was built for PyTorch {want} (CUDA {build.cuda}), but PyTorch {installed} "
+        f"is installed. Install the build for PyTorch {have}: `conda install sageattention pytorch={have}`, or the "
+        f"wheel sageattention-{build.version}-{''.join(found)}*.whl; or go back to PyTorch {want}: "
+        f"`pip install 'torch=={want}.*'`."
+    )
+    raise ImportError(message)
+
+
+def load_operators(package: Path) -> None:
+    """Load `_C`, which registers `torch.ops.sageattention`.
+
+    Raises:
+        ImportError: the library is missing or does not load.
+    """
+    library = package / ("_C.dll" if sys.platform == "win32" else "_C.so")
+    try:
+        torch.ops.load_library(str(library))
+    except OSError as error:
+        message = f"sageattention: {library} cannot be loaded ({error}); reinstall the package"
+        raise ImportError(message) from error
+
+
+def name_kernels(directories: tuple[Path, ...]) -> None:
+    """Tell the runtime where the kernels are. None at all is no error until a GPU asks for one.
+
+    Raises:
+        ImportError: a manifest is there but damaged.
+    """
+    directory = next((d for d in directories if (d / "manifest.json").exists()), directories[0])
+    architectures: list[str] = []
+    manifest = directory / "manifest.json"
+    if manifest.exists():
+        try:
+            architectures = list(json.loads(manifest.read_text(encoding="utf-8"))["architectures"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            message = f"sageattention: the kernel manifest {manifest} is damaged ({error}); reinstall the package"
+            raise ImportError(message) from error
+    torch.ops.sageattention.set_kernel_directory(str(directory), architectures)
+
+
+build = read_build(PACKAGE / "_build.json")
+check_torch(build, torch.__version__)
+load_operators(PACKAGE)
+name_kernels(KERNEL_DIRECTORIES)

@@ -1,0 +1,47 @@
+"""What an operator needs besides its CUDA kernel: shapes for `torch.compile`, and the reference on CPU tensors."""
+
+from __future__ import annotations
+
+import torch
+
+from sageattention import reference
+from sageattention.validation import token_dimension
+
+
+@torch.library.register_fake("sageattention::qk_int8_pv_f16")
+def _(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    tensor_layout: str,
+    is_causal: bool,
+    sm_scale: float,
+    smooth_k: bool,
+    return_lse: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    del k, v, is_causal, sm_scale, smooth_k
+    tokens = token_dimension(tensor_layout)
+    shape = (q.shape[0], q.shape[3 - tokens], q.shape[tokens]) if return_lse else (0,)
+    return q.new_empty(q.shape), q.new_empty(shape, dtype=torch.float32)
+
+
+@torch.library.impl("sageattention::qk_int8_pv_f16", "CPU")
+def _(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    tensor_layout: str,
+    is_causal: bool,
+    sm_scale: float,
+    smooth_k: bool,
+    return_lse: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    if tensor_layout == "NHD":
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    out, lse = reference.qk_int8_pv_f16(q, k, v, is_causal=is_causal, sm_scale=sm_scale, smooth_k=smooth_k)
+    if tensor_layout == "NHD":
+        out = out.transpose(1, 2)
+    return out.contiguous(), lse if return_lse else lse.new_empty(0)
+
+
+qk_int8_pv_f16 = torch.ops.sageattention.qk_int8_pv_f16.default
