@@ -61,7 +61,13 @@ class Thin:
     texts: dict[str, str] = field(default_factory=dict)
 
     def digest(self) -> str:
-        content = [self.name, self.version, *self.depends, *map(str, sorted(self.links.items())), *map(str, sorted(self.texts.items()))]
+        content = [
+            self.name,
+            self.version,
+            *self.depends,
+            *map(str, sorted(self.links.items())),
+            *map(str, sorted(self.texts.items())),
+        ]
         return hashlib.sha256("\n".join(content).encode()).hexdigest()
 
 
@@ -69,11 +75,15 @@ def compiler() -> Compiler:
     cxx = os.environ.get("CXX") or shutil.which("g++")
     c = os.environ.get("CC") or shutil.which("gcc")
     if not cxx or not c:
-        raise ChannelError("no C++ compiler found (looked for g++ and gcc): install it, on Debian `apt install g++`, or name one in CXX and CC")
+        raise ChannelError(
+            "no C++ compiler found (looked for g++ and gcc): install it, on Debian `apt install g++`, or name one in CXX and CC"
+        )
     try:
         version = subprocess.run([cxx, "-dumpfullversion"], capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError) as error:
-        raise ChannelError(f"the C++ compiler {cxx} does not run ({error}): install g++ or name another in CXX") from error
+        raise ChannelError(
+            f"the C++ compiler {cxx} does not run ({error}): install g++ or name another in CXX"
+        ) from error
     return Compiler(str(shutil.which(c) or c), str(shutil.which(cxx) or cxx), version)
 
 
@@ -149,13 +159,17 @@ def nvcc(cuda: matrix.Cuda, suffix: str, found: Compiler, report: Report) -> Thi
     if "nvidia-cuda-nvcc" in cuda.pypi:
         release = cuda.pypi["nvidia-cuda-nvcc"]
         if int(found.major) >= int(cuda.gcc_below):
-            raise ChannelError(f"nvcc of CUDA {cuda.version} takes gcc below {cuda.gcc_below}, but {found.cxx} is {found.version}: name an older one in CXX and CC")
+            raise ChannelError(
+                f"nvcc of CUDA {cuda.version} takes gcc below {cuda.gcc_below}, but {found.cxx} is {found.version}: name an older one in CXX and CC"
+            )
         text = f'#!/bin/sh\nexec "{target}/nvidia/cu{cuda.version.split(".")[0]}/bin/nvcc" -ccbin "{found.cxx}" "$@"\n'
         return Thin(f"cuda-nvcc_{suffix}", release, texts={"bin/nvcc": text, **stamp})
     release = cuda.pypi["nvidia-cuda-nvrtc-cu12"]
     place = "libexec/nvrtc_nvcc.py"
     text = f'#!/bin/sh\nexec "{sys.executable}" -I "$(dirname "$0")/../{place}" "{target}" {release} "$@"\n'
-    return Thin(f"cuda-nvcc_{suffix}", release, texts={"bin/nvcc": text, place: SHIM.read_text(encoding="utf-8"), **stamp})
+    return Thin(
+        f"cuda-nvcc_{suffix}", release, texts={"bin/nvcc": text, place: SHIM.read_text(encoding="utf-8"), **stamp}
+    )
 
 
 def tools(report: Report) -> list[Thin]:
@@ -175,7 +189,9 @@ def torch_site(version: str, report: Report = print) -> Path:
     """PyTorch and all it needs to be imported on a CPU, for the Python at hand."""
     pythons = matrix.known("PyTorch", version, matrix.load().pytorch)
     if PYTHON not in pythons:
-        raise ChannelError(f"PyTorch {version} has no release for the Python at hand, {PYTHON}: start this with one of {', '.join(pythons)}")
+        raise ChannelError(
+            f"PyTorch {version} has no release for the Python at hand, {PYTHON}: start this with one of {', '.join(pythons)}"
+        )
     return installed(f"torch-{version}", report)
 
 
@@ -198,7 +214,9 @@ def lay(builds: Sequence[matrix.Build], report: Report = print, *, kernels: bool
     platforms = {b.platform for b in builds}
     here = matrix.host_platform()
     if platforms != {here} or here.startswith("win-"):
-        raise ChannelError(f"a channel from PyPI serves the Linux machine that lays it ({here}), not {', '.join(sorted(platforms))}: use --channel conda-forge")
+        raise ChannelError(
+            f"a channel from PyPI serves the Linux machine that lays it ({here}), not {', '.join(sorted(platforms))}: use --channel conda-forge"
+        )
     table, found = matrix.load(), compiler()
     packages = [python(), *compilers(found, here), *tools(report)]
     glibc = table.platforms[here].glibc

@@ -37,7 +37,17 @@ FLAGS = {
 # no host code), and the macro that nvcc's own math headers bring.
 ALWAYS = ("--device-as-default-execution-space", "-DINFINITY=__builtin_huge_valf()")
 # NVRTC optimises fully always; the host compiler does not take part.
-IGNORED = {"-O3", "-c", "-expt-relaxed-constexpr", "--expt-relaxed-constexpr", "-dc", "--device-c", "-w", "--disable-warnings", "-x=cu"}
+IGNORED = {
+    "-O3",
+    "-c",
+    "-expt-relaxed-constexpr",
+    "--expt-relaxed-constexpr",
+    "-dc",
+    "--device-c",
+    "-w",
+    "--disable-warnings",
+    "-x=cu",
+}
 IGNORED_VALUED = {"-ccbin", "--compiler-bindir", "-Xcompiler", "--compiler-options", "-x"}
 
 
@@ -106,7 +116,9 @@ def parse(arguments: Sequence[str]) -> Job:
             sources.append(argument)
 
     if unknown:
-        known = sorted({*VALUED, *FLAGS, *IGNORED, *IGNORED_VALUED, "-cubin", "-ptx", "-o", "-I", "-D", "-U", "-MD", "-MF"})
+        known = sorted(
+            {*VALUED, *FLAGS, *IGNORED, *IGNORED_VALUED, "-cubin", "-ptx", "-o", "-I", "-D", "-U", "-MD", "-MF"}
+        )
         raise UsageError(f"unknown option {' '.join(unknown)}; this nvcc (NVRTC) knows {' '.join(known)}")
     if len(sources) != 1:
         raise UsageError(f"expected one source file, got {len(sources)}: {' '.join(sources)}")
@@ -197,12 +209,16 @@ def run(toolkit: Path, release: str, arguments: Sequence[str]) -> int:
     if library is None:
         raise UsageError(f"no NVRTC in {toolkit}: lay the channel again (scripts/channel.py)")
     if arguments in (["--version"], ["-V"]):
-        print(f"nvcc: NVRTC {release} under nvcc's options\nCuda compilation tools, release {'.'.join(release.split('.')[:2])}, V{release}")
+        print(
+            f"nvcc: NVRTC {release} under nvcc's options\nCuda compilation tools, release {'.'.join(release.split('.')[:2])}, V{release}"
+        )
         return 0
     job = parse(arguments)
     nvrtc = Nvrtc(library)
     if not release.startswith(nvrtc.version() + "."):
-        raise UsageError(f"{library.name} is CUDA {nvrtc.version()}, but CUDA {release} was promised: lay the channel again")
+        raise UsageError(
+            f"{library.name} is CUDA {nvrtc.version()}, but CUDA {release} was promised: lay the channel again"
+        )
     toolkit_headers = [toolkit / "nvidia/cuda_runtime/include", toolkit / "nvidia/cuda_cccl/include"]
     # The source goes in under its bare name, so that no path of this machine is written into line tables or __FILE__.
     folders = [job.source.parent, *job.includes, *toolkit_headers]
@@ -216,7 +232,10 @@ def run(toolkit: Path, release: str, arguments: Sequence[str]) -> int:
     write(job.output, binary)
     if job.depfile:
         needed = [job.source, *dependencies(job.source, job.includes)]
-        write(job.depfile, (f"{job.output}: " + " \\\n  ".join(str(p).replace(" ", "\\ ") for p in needed) + "\n").encode())
+        write(
+            job.depfile,
+            (f"{job.output}: " + " \\\n  ".join(str(p).replace(" ", "\\ ") for p in needed) + "\n").encode(),
+        )
     return 0
 
 

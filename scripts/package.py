@@ -6,11 +6,14 @@ scripts/build.py runs this as a child, so that an interrupted build ends with th
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import seal
+from rattler.index import index_fs
 from rattler_build import (
     Package,
     PlatformConfig,
@@ -92,12 +95,16 @@ def main() -> int:
     parser.add_argument("name", help="the output to build")
     parser.add_argument("--variant", type=Path, required=True, help="JSON file of matrix.variant()")
     parser.add_argument("--channel", action="append", required=True, help="where requirements come from")
+    parser.add_argument("--seconds", type=int, required=True, help="the package's time, in seconds since 1970")
     parser.add_argument("--output", type=Path, required=True, help="the channel to build into")
     args = parser.parse_args()
     try:
         variant = json.loads(args.variant.read_text(encoding="utf-8"))
         print("step: build", flush=True)
         package = build(render(variant)[args.name], args.channel, args.output.resolve())
+        # Sealed before it is tested: what is tested is what is shipped.
+        seal.seal(package, args.seconds)
+        asyncio.run(index_fs(args.output.resolve(), write_zst=False, write_shards=False, force=True))
         print("step: test", flush=True)
         faults = test(package, args.channel, args.output.resolve())
     except (RattlerBuildError, OSError) as error:

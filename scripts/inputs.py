@@ -1,0 +1,48 @@
+"""Digests of what goes into a package: the same digest means the same package, so that it need not be built again."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+from collections.abc import Iterable
+from pathlib import Path
+
+import matrix
+
+KERNELS = ("csrc/kernels", "recipe/recipe.yaml", "recipe/build_cubins.sh")
+OPERATORS = ("csrc", "sageattention", "pyproject.toml", "README.md", "LICENSE", "recipe")
+# The time of packages made outside a git checkout that name none in SOURCE_DATE_EPOCH.
+EPOCH = 1_577_836_800
+
+
+def files(names: Iterable[str], root: Path = matrix.ROOT) -> list[Path]:
+    """The files under these paths, but for what running and compiling leave behind."""
+    found: set[Path] = set()
+    for name in names:
+        path = root / name
+        if not path.exists():
+            raise FileNotFoundError(2, "an input of the build is missing", str(path))
+        found.update(p for p in ([path] if path.is_file() else path.rglob("*")) if p.is_file())
+    return sorted(p for p in found if "__pycache__" not in p.parts and p.suffix not in {".pyc", ".so"})
+
+
+def digest(names: Iterable[str], facts: Iterable[str], root: Path = matrix.ROOT) -> str:
+    """Ten digits for the content of these paths and for facts that are in no file."""
+    state = hashlib.sha256("\0".join(facts).encode())
+    for path in files(names, root):
+        content = hashlib.sha256(path.read_bytes()).hexdigest()
+        state.update(f"\0{path.relative_to(root).as_posix()}\0{content}".encode())
+    return state.hexdigest()[:10]
+
+
+def seconds(names: Iterable[str], root: Path = matrix.ROOT) -> int:
+    """When these paths were last changed by a commit: a package's own time, whenever it is built."""
+    if told := os.environ.get("SOURCE_DATE_EPOCH"):
+        return int(told)
+    command = ["git", "-C", str(root), "log", "-1", "--format=%ct", "--", *names]
+    try:
+        said = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        said = ""
+    return int(said) if said else EPOCH

@@ -1,0 +1,93 @@
+"""Put finished files into dist/: all of them or none, with the index that belongs to them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import matrix
+from rattler.index import index_fs
+
+WORK = matrix.ROOT / "build"
+# What tells two packages of one name and version apart before the digest does: torch280_cu128_h0123456789_0.
+CONDA = re.compile(r"(?P<kind>.+)_h[0-9a-f]+_\d+\.conda")
+
+
+@contextlib.contextmanager
+def staging() -> Iterator[Path]:
+    """A folder for files that are not verified yet."""
+    WORK.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="staging-", dir=WORK, ignore_cleanup_errors=True) as name:
+        yield Path(name)
+
+
+def destination(path: Path, output: Path) -> Path:
+    """Wheels go to wheels/, a conda package to the folder of its platform, as in any channel."""
+    folder = output / "wheels" if path.suffix == ".whl" else output / "conda" / path.parent.name
+    return folder / path.name
+
+
+def place(ready: Sequence[Path], output: Path) -> list[Path]:
+    """Copy the files beside their places, index the channel as it will be, and only then rename everything into place."""
+    planned = {path: destination(path, output) for path in ready}
+    partial: dict[Path, Path] = {}
+    try:
+        for source, target in planned.items():
+            partial[_copy(source, target)] = target
+        with staging() as scratch:
+            old = superseded(planned.values())
+            for index in _index(planned, output, old, scratch):
+                partial[_copy(index, output / "conda" / index.parent.name / index.name)] = (
+                    output / "conda" / index.parent.name / index.name
+                )
+            for temporary, target in partial.items():
+                os.replace(temporary, target)
+        for path in old:
+            path.unlink(missing_ok=True)
+    finally:
+        for temporary in partial:
+            temporary.unlink(missing_ok=True)
+    return list(planned.values())
+
+
+def superseded(targets: Iterable[Path]) -> list[Path]:
+    """Packages in dist/ that differ from a new one in their digest alone: builds of older sources."""
+    new, old = list(targets), []
+    for path in new:
+        if match := CONDA.fullmatch(path.name):
+            alike = (
+                p for p in path.parent.glob("*.conda") if (m := CONDA.fullmatch(p.name)) and m["kind"] == match["kind"]
+            )
+            old += [p for p in alike if p not in new]
+    return old
+
+
+def _copy(source: Path, target: Path) -> Path:
+    """A hidden copy in the target's own folder, so that putting it in place is one rename."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = target.with_name(f".{target.name}.partial")
+    try:
+        shutil.copyfile(source, temporary)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    return temporary
+
+
+def _index(planned: Mapping[Path, Path], output: Path, old: Sequence[Path], scratch: Path) -> list[Path]:
+    """The channel's index with the new packages in it and the superseded ones out."""
+    shadow = scratch / "conda"
+    (shadow / "noarch").mkdir(parents=True)
+    there = [p for p in (output / "conda").glob("*/*.conda") if p not in old and p not in planned.values()]
+    for source in [*there, *(p for p in planned if p.suffix == ".conda")]:
+        link = shadow / source.parent.name / source.name
+        link.parent.mkdir(exist_ok=True)
+        link.symlink_to(source.resolve())
+    asyncio.run(index_fs(shadow, write_zst=False, write_shards=False))
+    return sorted(shadow.glob("*/repodata.json"))
