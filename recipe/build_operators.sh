@@ -2,21 +2,23 @@
 # Compiles the operators against PyTorch's headers, without importing PyTorch, and installs the Python package.
 set -euo pipefail
 
-# Binaries shall not tell where they were built ...
+# Binaries shall not tell where they were built. PyTorch's headers may be links: without the first flag the compiler
+# would name what they point to, which differs from channel to channel.
+CXXFLAGS="${CXXFLAGS:-} -fno-canonical-system-headers"
 for mapping in "$SRC_DIR=." "$PREFIX=/host" "$BUILD_PREFIX=/build"; do
-  CXXFLAGS="${CXXFLAGS:-} -ffile-prefix-map=$mapping"
+  CXXFLAGS="$CXXFLAGS -ffile-prefix-map=$mapping"
 done
 export CXXFLAGS
-# ... nor look for libraries there.
+# PyTorch's libraries are found already loaded: no search path of the build's own environment.
+unset LD_RUN_PATH
 export LDFLAGS="${LDFLAGS:-}"
 export LDFLAGS="${LDFLAGS//-Wl,-rpath,$PREFIX\/lib/}"
 
-"$PYTHON" -m pip install . --no-deps --no-build-isolation --no-compile -v \
+# In two steps, because pip notes where it installed a folder or file from: that is no part of the package.
+"$PYTHON" -m pip wheel . --no-deps --no-build-isolation --no-index -v -w dist \
   -C cmake.source-dir=csrc/torch \
   -C wheel.install-dir=sageattention \
   -C cmake.define.SAGE_TORCH_DIR="$SP_DIR/torch" \
   -C cmake.define.SAGE_VERSION="$SAGE_VERSION" \
   -C cmake.define.SAGE_CUDA_VERSION="$SAGE_CUDA_VERSION"
-
-# Where pip was run is not part of the package.
-rm -f "$SP_DIR"/sageattention-*.dist-info/direct_url.json
+"$PYTHON" -m pip install "sageattention==$SAGE_VERSION" --no-deps --no-compile --no-index --find-links dist

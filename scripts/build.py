@@ -32,6 +32,11 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Column, Table
 
+if sys.platform == "win32":
+    import msvcrt
+else:
+    import fcntl
+
 WORK = matrix.ROOT / "build"
 PACKAGES = WORK / "conda"  # the channel that packages are built into, and found in again
 CONDA_FORGE = "conda-forge"
@@ -88,9 +93,9 @@ class Factory:
         }
         pin = f"{channel.PYTHON}.*" if system else _conda_forge_python(build)
         variant = matrix.variant(build, python_pin=pin, digests=digests, gcc=system.major if system else None)
-        tag = f"cu{build.cuda.replace('.', '')}"
-        cubins = f"sageattention-cubins-{build.version}-{tag}_h{digests['kernels_digest']}_0.conda"
-        operators = f"sageattention-{build.version}-torch{build.torch.replace('.', '')}_{tag}_h{digests['operators_digest']}_0.conda"
+        cuda, torch = build.cuda.replace(".", ""), build.torch.replace(".", "")
+        cubins = f"sageattention-cubins-{build.version}-cu{cuda}_h{digests['kernels_digest']}_0.conda"
+        operators = f"sageattention-{build.version}-torch{torch}_cu{cuda}_h{digests['operators_digest']}_0.conda"
         wanted = [
             ("kernels", "sageattention-cubins", PACKAGES / "noarch" / cubins, inputs.KERNELS),
             ("operators", "sageattention", PACKAGES / build.platform / operators, inputs.OPERATORS),
@@ -134,12 +139,22 @@ class Factory:
         PACKAGES.mkdir(parents=True, exist_ok=True)
         settings = WORK / f"{name}.variant.json"
         settings.write_text(json.dumps(variant, indent=1), encoding="utf-8")
-        command: list[str | Path] = [sys.executable, Path(__file__).with_name("package.py"), name, "--variant", settings,
-                                     "--channel", source, "--output", PACKAGES, "--seconds", str(seconds)]  # fmt: skip
+        command: list[str | Path] = [
+            sys.executable,
+            Path(__file__).with_name("package.py"),
+            name,
+            "--variant",
+            settings,
+            "--channel",
+            source,
+            "--output",
+            PACKAGES,
+            "--seconds",
+            str(seconds),
+        ]
         environment = dict(os.environ)
         if self.channel_kind == "pypi":
             environment["RATTLER_CACHE_DIR"] = str(WORK / "rattler")
-        # Solutions of an earlier, perhaps broken, run are none of this one's business.
         with _progress(self.console) as progress:
             task = progress.add_task(title, total=None)
 
@@ -156,6 +171,7 @@ class Factory:
                 child.run(f"building {title}", command, log=log, on_line=on_line, environment=environment)
             except child.ChildError as error:
                 raise BuildError(_why(error, self.channel_kind)) from error
+            progress.update(task, total=1, completed=1, description=f"{title}: built and tested")
 
     def wheels(self, request: Request, cubins: Path, operators: Path, staging: Path) -> list[Path]:
         """One verified wheel per Python, in `staging`."""
@@ -197,8 +213,14 @@ def _conda_forge_python(build: matrix.Build) -> str:
 
 
 def _progress(console: Console) -> Progress:
-    return Progress(SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed:.0f}/{task.total}"),
-                    TimeElapsedColumn(), console=console)  # fmt: skip
+    return Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.completed:.0f}/{task.total}"),
+        TimeElapsedColumn(),
+        console=console,
+    )
 
 
 def _why(error: child.ChildError, channel_kind: str) -> str:
@@ -243,19 +265,14 @@ def alone(console: Console) -> Iterator[None]:
     WORK.mkdir(parents=True, exist_ok=True)
     with (WORK / "build.lock").open("a+", encoding="utf-8") as handle:
         if sys.platform == "win32":
-            import msvcrt
-
             msvcrt.locking(handle.fileno(), msvcrt.LK_LOCK, 1)
         else:
-            import fcntl
-
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 handle.seek(0)
-                console.print(
-                    f"waiting for another build in this checkout (process {handle.read().strip() or 'unknown'}); Ctrl-C gives up"
-                )
+                other = handle.read().strip() or "unknown"
+                console.print(f"waiting for another build in this checkout (process {other}); Ctrl-C gives up")
                 fcntl.flock(handle, fcntl.LOCK_EX)
         handle.seek(0)
         handle.truncate()
@@ -303,8 +320,12 @@ def main() -> int:
     )
     parser.add_argument("--profile", help="a named selection of variants.yaml instead of one combination")
     parser.add_argument("--platform", help="platform to build for (default: this machine's)")
-    parser.add_argument("--channel", default=os.environ.get("SAGEATTENTION_CHANNEL") or CONDA_FORGE,
-                        help="conda-forge (or a mirror of it), or pypi: a channel laid from PyPI wheels (default: $SAGEATTENTION_CHANNEL or conda-forge)")  # fmt: skip
+    parser.add_argument(
+        "--channel",
+        default=os.environ.get("SAGEATTENTION_CHANNEL") or CONDA_FORGE,
+        help="conda-forge (or a mirror of it), or pypi: a channel laid from PyPI wheels "
+        "(default: $SAGEATTENTION_CHANNEL or conda-forge)",
+    )
     parser.add_argument(
         "--output", type=Path, default=matrix.ROOT / "dist", help="where finished files go (default: dist)"
     )

@@ -8,6 +8,7 @@ hand. So it serves this machine alone, is laid in seconds, and costs one downloa
 from __future__ import annotations
 
 import argparse
+import asyncio
 import hashlib
 import os
 import re
@@ -16,11 +17,13 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 
 import matrix
 import venvs
+from rattler.index import index_fs
+from rattler_build import RattlerBuildError, assemble_package
 from rich.console import Console
 
 WORK = matrix.ROOT / "build" / "pypi"
@@ -28,7 +31,7 @@ SHIM = Path(__file__).resolve().parent / "nvrtc_nvcc.py"
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 SITE = f"lib/python{PYTHON}/site-packages"
 # Packages carry a time; a constant one keeps equal channels equal.
-EPOCH = datetime(2020, 1, 1, tzinfo=timezone.utc)
+EPOCH = datetime(2020, 1, 1, tzinfo=UTC)
 
 Report = Callable[[str], None]
 
@@ -76,7 +79,8 @@ def compiler() -> Compiler:
     c = os.environ.get("CC") or shutil.which("gcc")
     if not cxx or not c:
         raise ChannelError(
-            "no C++ compiler found (looked for g++ and gcc): install it, on Debian `apt install g++`, or name one in CXX and CC"
+            "no C++ compiler found (looked for g++ and gcc): install it, on Debian `apt install g++`, "
+            "or name one in CXX and CC"
         )
     try:
         version = subprocess.run([cxx, "-dumpfullversion"], capture_output=True, text=True, check=True).stdout.strip()
@@ -160,7 +164,8 @@ def nvcc(cuda: matrix.Cuda, suffix: str, found: Compiler, report: Report) -> Thi
         release = cuda.pypi["nvidia-cuda-nvcc"]
         if int(found.major) >= int(cuda.gcc_below):
             raise ChannelError(
-                f"nvcc of CUDA {cuda.version} takes gcc below {cuda.gcc_below}, but {found.cxx} is {found.version}: name an older one in CXX and CC"
+                f"nvcc of CUDA {cuda.version} takes gcc below {cuda.gcc_below}, but {found.cxx} is {found.version}: "
+                "name an older one in CXX and CC"
             )
         text = f'#!/bin/sh\nexec "{target}/nvidia/cu{cuda.version.split(".")[0]}/bin/nvcc" -ccbin "{found.cxx}" "$@"\n'
         return Thin(f"cuda-nvcc_{suffix}", release, texts={"bin/nvcc": text, **stamp})
@@ -190,7 +195,8 @@ def torch_site(version: str, report: Report = print) -> Path:
     pythons = matrix.known("PyTorch", version, matrix.load().pytorch)
     if PYTHON not in pythons:
         raise ChannelError(
-            f"PyTorch {version} has no release for the Python at hand, {PYTHON}: start this with one of {', '.join(pythons)}"
+            f"PyTorch {version} has no release for the Python at hand, {PYTHON}: "
+            f"start this with one of {', '.join(pythons)}"
         )
     return installed(f"torch-{version}", report)
 
@@ -215,7 +221,8 @@ def lay(builds: Sequence[matrix.Build], report: Report = print, *, kernels: bool
     here = matrix.host_platform()
     if platforms != {here} or here.startswith("win-"):
         raise ChannelError(
-            f"a channel from PyPI serves the Linux machine that lays it ({here}), not {', '.join(sorted(platforms))}: use --channel conda-forge"
+            f"a channel from PyPI serves the Linux machine that lays it ({here}), not {', '.join(sorted(platforms))}: "
+            "use --channel conda-forge"
         )
     table, found = matrix.load(), compiler()
     packages = [python(), *compilers(found, here), *tools(report)]
@@ -235,12 +242,6 @@ def lay(builds: Sequence[matrix.Build], report: Report = print, *, kernels: bool
 
 
 def _write(packages: Sequence[Thin], target: Path, platform: str) -> None:
-    # Imported here: the matrix and the hashes are read without the packaging engine.
-    import asyncio
-
-    from rattler.index import index_fs
-    from rattler_build import RattlerBuildError, assemble_package
-
     partial = target.with_name(f".{target.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     try:
@@ -255,11 +256,21 @@ def _write(packages: Sequence[Thin], target: Path, platform: str) -> None:
                 path = stage / place
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.symlink_to(source)
-            assemble_package(package.name, package.version, platform, f"pypi_h{package.digest()[:8]}_0", partial / "channel" / platform,
-                             files_dir=stage, depends=package.depends, timestamp=EPOCH, compression_level=1, detect_prefix=False)  # fmt: skip
+            assemble_package(
+                package.name,
+                package.version,
+                platform,
+                f"pypi_h{package.digest()[:8]}_0",
+                partial / "channel" / platform,
+                files_dir=stage,
+                depends=package.depends,
+                timestamp=EPOCH,
+                compression_level=1,
+                detect_prefix=False,
+            )
         (partial / "channel" / "noarch").mkdir(parents=True, exist_ok=True)
         asyncio.run(index_fs(partial / "channel", write_zst=False, write_shards=False))
-        os.replace(partial / "channel", target)
+        (partial / "channel").replace(target)
     except RattlerBuildError as error:
         raise ChannelError(f"the channel cannot be written: {error}") from error
     finally:

@@ -27,7 +27,7 @@ def run(
     command: Sequence[str | Path],
     *,
     log: Path,
-    on_line: Callable[[str], None] = lambda line: None,
+    on_line: Callable[[str], None] | None = None,
     environment: Mapping[str, str] | None = None,
     directory: Path | None = None,
 ) -> list[str]:
@@ -49,11 +49,12 @@ def run(
         )
         try:
             assert process.stdout is not None
-            for line in process.stdout:
-                line = line.rstrip()
+            for raw in process.stdout:
+                line = raw.rstrip()
                 record.write(line + "\n")
                 tail.append(line)
-                on_line(line)
+                if on_line:
+                    on_line(line)
             status = process.wait()
         except BaseException:
             end(process)

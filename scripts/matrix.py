@@ -263,7 +263,7 @@ def builds(
         chosen = tuple(b for b in chosen if b.torch == torch)
         if not chosen:
             raise MatrixError(f"no build of PyTorch {torch} with {_said(profile, platform, cuda)}: "
-                              f"there PyTorch is {', '.join(there)}; to add a combination, add a row to variants.yaml")  # fmt: skip
+                              f"there PyTorch is {', '.join(there)}; to add one, add a row to variants.yaml")  # fmt: skip
     if python:
         wanted = [python] if isinstance(python, str) else list(python)
         there = sorted({b.python for b in chosen}, key=Version)
@@ -332,9 +332,7 @@ def main() -> int:
     parser.add_argument("--cuda", help="a CUDA version, such as 12.8")
     parser.add_argument("--torch", help="a PyTorch version, such as 2.8.0")
     parser.add_argument("--python", nargs="+", help="Python versions, such as 3.12")
-    parser.add_argument(
-        "--json", action="store_true", help='print {"include": [...]}, the form CI systems take a matrix in'
-    )
+    parser.add_argument("--json", action="store_true", help='print {"include": [...]}, as CI systems take it')
     args = parser.parse_args()
     try:
         chosen = builds(args.profile, platform=args.platform, cuda=args.cuda, torch=args.torch, python=args.python)

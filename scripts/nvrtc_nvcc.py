@@ -11,130 +11,105 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
-# Options with a value, as nvcc spells them (either spelling), and what NVRTC calls them.
+# Other spellings that nvcc takes.
+ALIASES = {
+    "--output-file": "-o", "--include-path": "-I", "-isystem": "-I", "--system-include": "-I",
+    "--define-macro": "-D", "--undefine-macro": "-U", "--cubin": "-cubin", "--ptx": "-ptx",
+    "-MMD": "-MD", "--generate-dependencies-with-compile": "-MD", "--dependency-output": "-MF",
+    "--gpu-architecture": "-arch", "--ptxas-options": "-Xptxas", "--compiler-options": "-Xcompiler",
+    "--compiler-bindir": "-ccbin", "--generate-line-info": "-lineinfo",
+    "--std": "-std", "--maxrregcount": "-maxrregcount", "--ftz": "-ftz", "--prec-div": "-prec-div",
+    "--prec-sqrt": "-prec-sqrt", "--fmad": "-fmad", "--diag-suppress": "-diag-suppress",
+    "--use_fast_math": "-use_fast_math", "--restrict": "-restrict",
+    "--expt-relaxed-constexpr": "-expt-relaxed-constexpr",
+}  # fmt: skip
+# Options with a value and without, with NVRTC's name for each.
 VALUED = {
-    "-std": "--std", "--std": "--std",
-    "-arch": "--gpu-architecture", "--gpu-architecture": "--gpu-architecture",
-    "-maxrregcount": "--maxrregcount", "--maxrregcount": "--maxrregcount",
-    "-ftz": "--ftz", "--ftz": "--ftz",
-    "-prec-div": "--prec-div", "--prec-div": "--prec-div",
-    "-prec-sqrt": "--prec-sqrt", "--prec-sqrt": "--prec-sqrt",
-    "-fmad": "--fmad", "--fmad": "--fmad",
-    "-Xptxas": "--ptxas-options", "--ptxas-options": "--ptxas-options",
-    "-diag-suppress": "--diag-suppress", "--diag-suppress": "--diag-suppress",
+    "-std": "--std", "-arch": "--gpu-architecture", "-maxrregcount": "--maxrregcount", "-ftz": "--ftz",
+    "-prec-div": "--prec-div", "-prec-sqrt": "--prec-sqrt", "-fmad": "--fmad", "-Xptxas": "--ptxas-options",
+    "-diag-suppress": "--diag-suppress",
 }  # fmt: skip
-FLAGS = {
-    "-use_fast_math": "--use_fast_math", "--use_fast_math": "--use_fast_math",
-    "-lineinfo": "--generate-line-info", "--generate-line-info": "--generate-line-info",
-    "-extra-device-vectorization": "--extra-device-vectorization",
-    "--extra-device-vectorization": "--extra-device-vectorization",
-    "-restrict": "--restrict", "--restrict": "--restrict",
-}  # fmt: skip
+FLAGS = {"-use_fast_math": "--use_fast_math", "-lineinfo": "--generate-line-info", "-restrict": "--restrict"}
+# NVRTC optimises fully always; no host compiler takes part; and what nvcc allows on request is in ALWAYS below.
+IGNORED = ("-O3", "-c", "-w", "-x=cu", "-expt-relaxed-constexpr")
+IGNORED_VALUED = ("-ccbin", "-Xcompiler", "-x", "-MT", "-MQ")
+OURS = ("-o", "-I", "-D", "-U", "-MF")
 # What nvcc allows and NVRTC does not by itself: functions without annotation (here meant for the device, since there is
 # no host code), and the macro that nvcc's own math headers bring.
-ALWAYS = ("--device-as-default-execution-space", "-DINFINITY=__builtin_huge_valf()")
-# NVRTC optimises fully always; the host compiler does not take part.
-IGNORED = {
-    "-O3",
-    "-c",
-    "-expt-relaxed-constexpr",
-    "--expt-relaxed-constexpr",
-    "-dc",
-    "--device-c",
-    "-w",
-    "--disable-warnings",
-    "-x=cu",
-}
-IGNORED_VALUED = {"-ccbin", "--compiler-bindir", "-Xcompiler", "--compiler-options", "-x"}
+ALWAYS = ("--device-as-default-execution-space", "-DINFINITY=__int_as_float(0x7f800000)")
 
 
 class UsageError(ValueError):
     """Options that this nvcc does not know or that do not go together."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class Job:
-    source: Path = Path()
-    output: Path = Path()
-    architecture: str = ""
-    ptx: bool = False
-    depfile: Path | None = None
-    includes: list[Path] = field(default_factory=list)
-    options: list[str] = field(default_factory=list)
+    source: Path
+    output: Path
+    architecture: str
+    ptx: bool
+    depfile: Path | None
+    includes: Sequence[Path]
+    options: Sequence[str]
 
 
-def parse(arguments: Sequence[str]) -> Job:
-    job, kind, sources, unknown, wants_dependencies = Job(), "", [], [], False
-    rest = iter(arguments)
-
-    def value(option: str, attached: str | None) -> str:
-        found = attached if attached is not None else next(rest, None)
-        if not found:
-            raise UsageError(f"{option} needs a value")
-        return found
-
+def split(arguments: Sequence[str]) -> list[tuple[str, str]]:
+    """The command line as options with their values, in one spelling each; sources have the empty option."""
+    found, unknown, rest = [], [], iter(arguments)
     for argument in rest:
-        name, equals, after = argument.partition("=")
-        attached = after if equals else None
-        short = argument[2:] or None
-        if argument in ("-cubin", "--cubin", "-ptx", "--ptx"):
-            kind = argument.lstrip("-")
-        elif argument in ("-MD", "-MMD", "--generate-dependencies-with-compile"):
-            wants_dependencies = True
-        elif argument in ("-MT", "-MQ"):
-            value(argument, None)
-        elif name in ("-MF", "--dependency-output"):
-            job.depfile = Path(value(name, attached))
-        elif name in ("-o", "--output-file"):
-            job.output = Path(value(name, attached))
-        elif name in ("-I", "-isystem", "--include-path", "--system-include"):
-            job.includes.append(Path(value(name, attached)))
-        elif name in ("-D", "-U", "--define-macro", "--undefine-macro") and (argument == name or name.startswith("--")):
-            letter = "U" if "undefine" in name or name == "-U" else "D"
-            job.options.append(f"-{letter}{value(name, attached)}")
-        elif argument.startswith("-I"):
-            job.includes.append(Path(value("-I", short)))
-        elif argument.startswith(("-D", "-U")):
-            job.options.append(argument)
-        elif argument in IGNORED:
-            continue
-        elif name in IGNORED_VALUED:
-            value(name, attached)
-        elif argument in FLAGS:
-            job.options.append(FLAGS[argument])
-        elif name in VALUED:
-            text = value(name, attached)
-            if VALUED[name] == "--gpu-architecture":
-                job.architecture = text
-            job.options.append(f"{VALUED[name]}={text}")
+        spelt, equals, attached = argument.partition("=")
+        name = ALIASES.get(spelt, spelt)
+        if name in VALUED or name in OURS or name in IGNORED_VALUED:
+            value = attached if equals else next(rest, "")
+            if not value:
+                raise UsageError(f"{spelt} needs a value")
+            found.append((name, value))
+        elif argument[:2] in OURS:
+            found.append((argument[:2], argument[2:]))
+        elif name in FLAGS or name in IGNORED or name in ("-cubin", "-ptx", "-MD"):
+            found.append((name, ""))
         elif argument.startswith("-"):
             unknown.append(argument)
         else:
-            sources.append(argument)
-
+            found.append(("", argument))
     if unknown:
-        known = sorted(
-            {*VALUED, *FLAGS, *IGNORED, *IGNORED_VALUED, "-cubin", "-ptx", "-o", "-I", "-D", "-U", "-MD", "-MF"}
-        )
-        raise UsageError(f"unknown option {' '.join(unknown)}; this nvcc (NVRTC) knows {' '.join(known)}")
+        known = " ".join(sorted({*VALUED, *FLAGS, *IGNORED, *IGNORED_VALUED, *OURS, "-cubin", "-ptx", "-MD"}))
+        raise UsageError(f"unknown option {' '.join(unknown)}; this nvcc (NVRTC) knows {known}")
+    return found
+
+
+def parse(arguments: Sequence[str]) -> Job:
+    """What to compile, from what, to what."""
+    options = split(arguments)
+    last = dict(options)
+    sources = [value for name, value in options if not name]
+    kinds = {name for name, _ in options} & {"-cubin", "-ptx"}
     if len(sources) != 1:
         raise UsageError(f"expected one source file, got {len(sources)}: {' '.join(sources)}")
-    if kind not in ("cubin", "ptx"):
-        raise UsageError("expected -cubin or -ptx: this nvcc (NVRTC) compiles device code only")
-    if not re.fullmatch(r"sm_\d+[af]?" if kind == "cubin" else r"(sm|compute)_\d+[af]?", job.architecture):
-        wanted = "-arch=sm_XX" if kind == "cubin" else "-arch=compute_XX"
-        raise UsageError(f"-{kind} needs {wanted}, got {job.architecture or 'none'}")
-    job.source, job.ptx = Path(sources[0]), kind == "ptx"
-    if job.output == Path():
-        job.output = Path(job.source.with_suffix(f".{kind}").name)
-    if not wants_dependencies:
-        job.depfile = None
-    elif job.depfile is None:
-        job.depfile = job.output.with_suffix(".d")
-    return job
+    if len(kinds) != 1:
+        raise UsageError("expected one of -cubin and -ptx: this nvcc (NVRTC) compiles device code only")
+    kind, source, architecture = kinds.pop(), Path(sources[0]), last.get("-arch", "")
+    if not re.fullmatch(r"sm_\d+[af]?" if kind == "-cubin" else r"(sm|compute)_\d+[af]?", architecture):
+        wanted = "-arch=sm_XX" if kind == "-cubin" else "-arch=compute_XX"
+        raise UsageError(f"{kind} needs {wanted}, got {architecture or 'none'}")
+    output = Path(last.get("-o") or source.with_suffix("." + kind[1:]).name)
+    return Job(
+        source=source,
+        output=output,
+        architecture=architecture,
+        ptx=kind == "-ptx",
+        depfile=Path(last.get("-MF") or output.with_suffix(".d")) if "-MD" in last else None,
+        includes=[Path(value) for name, value in options if name == "-I"],
+        options=[
+            *(f"{VALUED[name]}={value}" for name, value in options if name in VALUED),
+            *(name + value for name, value in options if name in ("-D", "-U")),
+            *(FLAGS[name] for name, _ in options if name in FLAGS),
+        ],
+    )
 
 
 class Nvrtc:
@@ -199,7 +174,7 @@ def write(path: Path, content: bytes) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         temporary.write_bytes(content)
-        os.replace(temporary, path)
+        temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -209,9 +184,8 @@ def run(toolkit: Path, release: str, arguments: Sequence[str]) -> int:
     if library is None:
         raise UsageError(f"no NVRTC in {toolkit}: lay the channel again (scripts/channel.py)")
     if arguments in (["--version"], ["-V"]):
-        print(
-            f"nvcc: NVRTC {release} under nvcc's options\nCuda compilation tools, release {'.'.join(release.split('.')[:2])}, V{release}"
-        )
+        print(f"nvcc: NVRTC {release} under nvcc's options")
+        print(f"Cuda compilation tools, release {release.rpartition('.')[0]}, V{release}")
         return 0
     job = parse(arguments)
     nvrtc = Nvrtc(library)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import re
 import shutil
 import tempfile
@@ -34,7 +33,7 @@ def destination(path: Path, output: Path) -> Path:
 
 
 def place(ready: Sequence[Path], output: Path) -> list[Path]:
-    """Copy the files beside their places, index the channel as it will be, and only then rename everything into place."""
+    """Copy the files beside their places, index the channel as it will be, and only then rename all of them."""
     planned = {path: destination(path, output) for path in ready}
     partial: dict[Path, Path] = {}
     try:
@@ -43,11 +42,10 @@ def place(ready: Sequence[Path], output: Path) -> list[Path]:
         with staging() as scratch:
             old = superseded(planned.values())
             for index in _index(planned, output, old, scratch):
-                partial[_copy(index, output / "conda" / index.parent.name / index.name)] = (
-                    output / "conda" / index.parent.name / index.name
-                )
+                target = output / "conda" / index.parent.name / index.name
+                partial[_copy(index, target)] = target
             for temporary, target in partial.items():
-                os.replace(temporary, target)
+                temporary.replace(target)
         for path in old:
             path.unlink(missing_ok=True)
     finally:

@@ -12,7 +12,7 @@ import json
 import sys
 import tarfile
 import zipfile
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 
 import zstandard
@@ -21,7 +21,7 @@ import zstandard
 def seal(package: Path, seconds: int) -> None:
     """Rewrite `package` in place, whole or not at all, with `seconds` since 1970 as its only time."""
     partial = package.with_name(f".{package.name}.partial")
-    stamp = datetime.fromtimestamp(seconds, timezone.utc).timetuple()[:6]
+    stamp = datetime.fromtimestamp(seconds, UTC).timetuple()[:6]
     try:
         with zipfile.ZipFile(package) as old, zipfile.ZipFile(partial, "w", zipfile.ZIP_STORED) as new:
             for name in sorted(old.namelist(), reverse=True):  # pkg, metadata, info: readers want the last one last
