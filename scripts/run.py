@@ -75,8 +75,7 @@ class Manifest:
             for name, value in home.get("tasks", {}).items():
                 tasks[name] = Task(name, _as_table(name, value), feature)
         environments = {
-            name: value["features"] if isinstance(value, dict) else value
-            for name, value in raw.get("environments", {}).items()
+            name: value["features"] if isinstance(value, dict) else value for name, value in raw.get("environments", {}).items()
         }
         return cls(tasks, environments, raw.get("tool", {}).get("run", {}).get("environments", {}))
 
@@ -111,9 +110,7 @@ def _as_table(name: str, value: Any) -> Mapping[str, Any]:
     if isinstance(value, list):
         return {"depends-on": value}
     if unknown := set(value) - UNDERSTOOD:
-        raise TaskError(
-            f"task {name!r} uses {', '.join(sorted(unknown))}, which scripts/run.py does not know: use pixi"
-        )
+        raise TaskError(f"task {name!r} uses {', '.join(sorted(unknown))}, which scripts/run.py does not know: use pixi")
     return dict(value)
 
 
@@ -192,9 +189,7 @@ def _command(task: Task, arguments: Sequence[str]) -> tuple[str, ...]:
             )
         values[spec["arg"]] = value
     if left:
-        raise TaskError(
-            f"task {task.name!r} takes {len(declared)} argument(s), {len(arguments)} were given: {arguments}"
-        )
+        raise TaskError(f"task {task.name!r} takes {len(declared)} argument(s), {len(arguments)} were given: {arguments}")
     return tuple(re.sub(r"\{\{\s*(\w+)\s*\}\}", lambda found: values[found[1]], word) for word in words)
 
 
@@ -202,14 +197,12 @@ def execute(manifest: Manifest, step: Step) -> int:
     """Run one step in its environment and return its exit status, negative for a signal."""
     own, *beside = manifest.locks_of(step.environment)
     venvs.ensure(own, beside=beside)
-    env = venvs.environ([own, *beside], dict(os.environ)) | step.env
+    env = venvs.environ([own, *beside], dict(os.environ)) | dict(step.env)
     env.setdefault("SAGEATTENTION_CHANNEL", "pypi")
     env["PIXI_PROJECT_ROOT"] = str(ROOT)
     program = shutil.which(step.command[0], path=env["PATH"])
     if program is None:
-        raise TaskError(
-            f"task {step.task.name!r} runs {step.command[0]!r}, which is not in environment {step.environment!r}"
-        )
+        raise TaskError(f"task {step.task.name!r} runs {step.command[0]!r}, which is not in environment {step.environment!r}")
     print(f"▶ {step.task.name}: {shlex.join(step.command)}", file=sys.stderr, flush=True)
     return _forwarding([program, *step.command[1:]], env, step.cwd)
 

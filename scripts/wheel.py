@@ -71,7 +71,10 @@ def payload(sageattention_conda: Path, cubins_conda: Path) -> dict[str, bytes]:
 
 
 def _check(files: dict[str, bytes], operators: Path, cubins: Path, build: matrix.Build) -> None:
-    for name, source in ((f"{artifact.PACKAGE}_build.json", operators), (f"{artifact.PACKAGE}cubins/manifest.json", cubins)):
+    for name, source in (
+        (f"{artifact.PACKAGE}_build.json", operators),
+        (f"{artifact.PACKAGE}cubins/manifest.json", cubins),
+    ):
         if name not in files:
             raise WheelError(f"{source.name} does not hold {Path(name).name}: is it the right package?")
     made = json.loads(files[f"{artifact.PACKAGE}_build.json"])

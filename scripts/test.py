@@ -1,0 +1,94 @@
+"""Install the built wheel beside PyTorch in a clean environment and run the tests against it.
+
+What is tested is the file that would be published, never the checkout. Arguments are handed on to pytest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import site
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import matrix
+from packaging.utils import parse_wheel_filename
+
+ROOT = Path(__file__).resolve().parent.parent
+TARGET = ROOT / "build" / "installed"
+
+
+class InstallError(Exception):
+    """The wheel cannot be installed; the message says why."""
+
+
+def torch_version() -> str:
+    """The PyTorch of this environment, read without the seconds that importing it takes."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("torch").partition("+")[0]
+    except PackageNotFoundError:
+        raise InstallError("this environment has no PyTorch: run the tests with `python3 scripts/run.py test`") from None
+
+
+def choose(directory: Path, torch: str, cuda: str) -> Path:
+    """The wheel in `directory` for this Python and PyTorch."""
+    python = f"cp{sys.version_info[0]}{sys.version_info[1]}"
+    tag = f"{torch.replace('.', '')}.{cuda.replace('.', '')}"
+    version = matrix.load().packages["sageattention"]
+    for path in sorted(directory.glob(f"sageattention-{version}-{tag}-{python}-*.whl")):
+        if any(part.interpreter == python for part in parse_wheel_filename(path.name)[3]):
+            return path
+    there = ", ".join(path.name for path in sorted(directory.glob("*.whl"))) or "nothing"
+    raise InstallError(
+        f"{directory.name}/ has no wheel for PyTorch {torch}, CUDA {cuda} and {python}: it holds {there}. "
+        f"`python3 scripts/run.py build-cu{cuda.replace('.', '')}` makes one"
+    )
+
+
+def install(wheel: Path, target: Path) -> Path:
+    """A fresh environment that holds `wheel` alone and sees this environment's packages; returns its interpreter."""
+    shutil.rmtree(target, ignore_errors=True)
+    base = getattr(sys, "_base_executable", None) or sys.executable
+    subprocess.run([base, "-m", "venv", "--without-pip", str(target)], check=True)
+    windows = os.name == "nt"
+    python = target / ("Scripts/python.exe" if windows else "bin/python")
+    library = f"python{sys.version_info[0]}.{sys.version_info[1]}"
+    packages = target / ("Lib/site-packages" if windows else f"lib/{library}/site-packages")
+    seen = [path for path in sys.path if path.endswith("site-packages") and Path(path).is_dir()]
+    seen = seen or site.getsitepackages() or [sysconfig.get_paths()["purelib"]]
+    (packages / "beside.pth").write_text("".join(f"{path}\n" for path in seen), encoding="utf-8")
+    # No index: a requirement that is not there already means that the wheel's metadata is wrong.
+    command = [str(python), "-m", "pip", "install", "--quiet", "--no-index", "--disable-pip-version-check", str(wheel)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise InstallError(f"pip cannot install {wheel.name}: {done.stderr.strip() or done.stdout.strip()}")
+    return python
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cuda", default="12.8", help="CUDA version of the wheel (default: 12.8)")
+    parser.add_argument("--wheels", type=Path, default=ROOT / "dist" / "wheels", help="default: dist/wheels")
+    args, handed_on = parser.parse_known_args()
+    try:
+        wheel = choose(args.wheels, torch_version(), args.cuda)
+        python = install(wheel, TARGET)
+    except (InstallError, matrix.MatrixError, OSError, subprocess.CalledProcessError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    print(f"testing {wheel.name}", flush=True)
+    # -P keeps the checkout, with its sageattention/ that has no _C, off the import path.
+    command = [str(python), "-P", "-m", "pytest", *handed_on]
+    if os.name == "posix":
+        os.chdir(ROOT)
+        os.execv(command[0], command)
+    return subprocess.run(command, cwd=ROOT, check=False).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())
