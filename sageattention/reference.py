@@ -11,11 +11,15 @@ import math
 import torch
 
 BLOCK_N = 64  # keys that share K's scales
-CHUNK_N = 32  # keys between two looks at the running maximum
 SAMPLED_KEYS = 64  # keys from which K's mean is estimated
 RESCALE_THRESHOLD = 8.0  # growth of a row's maximum, in powers of two, that rescales the output
 MAGIC = 12582912.0  # 1.5 * 2**23: the accumulators' start, so that they read as a float
 SMALLEST_MAGNITUDE = 1e-30  # keeps the scale of zeros positive
+
+
+def chunk_n(head_dim: int) -> int:
+    """Keys between two looks at the running maximum."""
+    return 64 if head_dim <= 64 else 16
 
 
 def sampled_mean(k: torch.Tensor) -> torch.Tensor:
@@ -73,8 +77,9 @@ def qk_int8_pv_f16(
     row_max = torch.full_like(q_scale, -math.inf)
     row_sum = torch.zeros_like(q_scale)
     out = torch.zeros_like(queries)
-    for start in range(0, kv_len, CHUNK_N):
-        keys = slice(start, min(start + CHUNK_N, kv_len))
+    chunk = chunk_n(q.shape[-1])
+    for start in range(0, kv_len, chunk):
+        keys = slice(start, min(start + chunk, kv_len))
         scale = q_scale * k_scale[..., keys]
         scores = MAGIC + q_int @ k_int[..., keys, :].transpose(-1, -2)  # exact: integers below 2**22
         if is_causal:

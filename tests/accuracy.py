@@ -16,7 +16,7 @@ class Tolerance(NamedTuple):
 
 
 # INT8 scores dominate: measured 0.0108 (bf16) and 0.0106 (fp16) at N=4096, D=128. Few keys average less of it away.
-QK_INT8_PV_F16 = Tolerance(relative_l1=0.0115, lse=0.03)
+QK_INT8_PV_F16 = Tolerance(relative_l1=0.0115, lse=0.06)
 
 
 def exact(

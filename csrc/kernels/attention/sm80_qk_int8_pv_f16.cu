@@ -1,7 +1,7 @@
 // Attention with INT8 QK^T and FP16/BF16 PV, float32 accumulation, on mma.sync (sm_80 on).
 //
 // A block of four warps computes 128 rows of the output; a warp owns 32 of them and keeps Q (quantised in registers, one
-// scale a row), the scores of 32 keys and the output in registers. K (INT8, from quant_k_int8) and V (as the caller
+// scale a row), the scores of a few keys and the output in registers. K (INT8, from quant_k_int8) and V (as the caller
 // left it) stream through shared memory, 64 keys a stage, double buffered with cp.async.
 #include "kernels/attention/sm80_qk_int8_pv_f16.h"
 
@@ -18,7 +18,9 @@ namespace sage {
 struct Config : Sm80QkInt8PvF16 {
   using Element = SAGE_DTYPE;
   static constexpr int kHeadDim = SAGE_HEAD_DIM;
-  static constexpr int kChunkN = 32;  // keys whose scores are in registers at a time
+  // Keys whose scores are in registers at a time: all of a stage's where there is room, else what spills nothing.
+  // Measured on an H200, as are the alternatives: bench/notes.md.
+  static constexpr int kChunkN = kHeadDim <= 64 ? 64 : 16;
   static constexpr int kMTiles = kWarpM / 16;
   static constexpr int kNTiles = kChunkN / 8;
   static constexpr int kRows = 2 * kMTiles;  // rows of which a lane holds a part: lane / 4 + 8 * row
@@ -111,7 +113,7 @@ __device__ __forceinline__ void load_q(const Config::Params& p, const Tile& tile
       unpack<Config::Element>(x[i], bits[row][i]);
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        x[i][j] *= p.scale_log2;
+        x[i][j] = __fmul_rn(x[i][j], p.scale_log2);
         magnitude = ptx::max_nan(magnitude, fabsf(x[i][j]));
       }
     }
@@ -137,8 +139,7 @@ __device__ __forceinline__ void load_q(const Config::Params& p, const Tile& tile
 #pragma unroll
     for (int i = 0; i < kPieces; ++i) {
       // Fragment register: bit 0 chooses row + 8, bit 1 the upper 16 channels of the step.
-      q[row / 2][i / 2][row % 2 + i % 2 * 2] =
-          pack_s8x4(x[i][0] * inverse, x[i][1] * inverse, x[i][2] * inverse, x[i][3] * inverse);
+      q[row / 2][i / 2][row % 2 + i % 2 * 2] = pack_s8x4(x[i], inverse);
     }
   }
 }
@@ -200,7 +201,7 @@ struct Loader {
   }
 };
 
-// Scores of 32 keys for the warp's 32 rows, as floats kMagic + score in the accumulators' bits.
+// Scores of a chunk of keys for the warp's 32 rows, as floats kMagic + score in the accumulators' bits.
 __device__ __forceinline__ void compute_scores(const uint32_t (&q)[Config::kMTiles][Config::kQkSteps][4],
                                                uint32_t k_lane,
                                                int32_t (&scores)[Config::kMTiles][Config::kNTiles][4]) {

@@ -43,6 +43,8 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads)
 
   float mean[kChannels] = {};
   if (p.k_mean != nullptr) {
+    // Neighbouring threads in neighbouring banks.
+    const int slot = threadIdx.x % Config::kThreadsPerKey;
     __shared__ float partial[Config::kKeysPerPass][Config::kHeadDim];
     const int samples = min(p.kv_len, Config::kSampledKeys);
     constexpr int kSamplePasses = Config::kSampledKeys / Config::kKeysPerPass;
@@ -64,12 +66,12 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads)
       for (int i = 0; i < kChannels; ++i) sum[i] += x[i];
     }
 #pragma unroll
-    for (int i = 0; i < kChannels; ++i) partial[key_in_pass][channel + i] = sum[i];
+    for (int i = 0; i < kChannels; ++i) partial[key_in_pass][slot + i * Config::kThreadsPerKey] = sum[i];
     __syncthreads();
 #pragma unroll
     for (int i = 0; i < kChannels; ++i) {
 #pragma unroll
-      for (int k = 0; k < Config::kKeysPerPass; ++k) mean[i] += partial[k][channel + i];
+      for (int k = 0; k < Config::kKeysPerPass; ++k) mean[i] += partial[k][slot + i * Config::kThreadsPerKey];
       mean[i] /= static_cast<float>(samples);
       if (block == 0 && key_in_pass == 0) {
         p.k_mean[static_cast<int64_t>(batch_head) * Config::kHeadDim + channel + i] = mean[i];
@@ -105,8 +107,7 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads)
 #pragma unroll
     for (int i = 0; i < kChannels; i += 4) {
       *reinterpret_cast<uint32_t*>(out + pass * Config::kKeysPerPass * Config::kHeadDim + i) =
-          pack_s8x4(keys[pass][i] * inverse, keys[pass][i + 1] * inverse, keys[pass][i + 2] * inverse,
-                    keys[pass][i + 3] * inverse);
+          pack_s8x4({keys[pass][i], keys[pass][i + 1], keys[pass][i + 2], keys[pass][i + 3]}, inverse);
     }
   }
 }
