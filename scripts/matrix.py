@@ -311,7 +311,7 @@ def variant(
         "cxx_compiler": platform.cxx,
         "cuda_compiler": "cuda-nvcc",
         "cuda_compiler_version": build.cuda,
-        "cuda_architectures": ";".join(build.architectures),
+        "cuda_architectures": ";".join(f"{a}{matrix.architectures[a].suffix}" for a in build.architectures),
         "cuda_ptx": ";".join(build.ptx),
         "sageattention_version": build.version,
         **digests,
