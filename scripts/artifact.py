@@ -94,7 +94,7 @@ def _opened(path: Path) -> zipfile.ZipFile:
 def _member(path: Path, archive: zipfile.ZipFile, name: str) -> bytes:
     try:
         return archive.read(name)
-    except Exception as error:  # noqa: BLE001 - zipfile and zlib raise half a dozen kinds for damaged data
+    except Exception as error:
         raise ArtifactError(f"{name} in {path.name} cannot be read ({error}): truncated or damaged") from error
 
 

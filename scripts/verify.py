@@ -141,8 +141,10 @@ def _metadata_faults(files: Mapping[str, bytes], info: str, build: matrix.Build)
         yield f"METADATA says Name {metadata['Name']}, expected {build.package} as the file name does"
     if metadata["Version"] != build.version:
         yield f"METADATA says Version {metadata['Version']}, expected {build.version} as the file name does"
-    if metadata["Requires-Python"] != f"=={build.python}.*":
-        yield f"METADATA says Requires-Python {metadata['Requires-Python']}, expected =={build.python}.* as the tag {build.python_tag} does"
+    expected = f"=={build.python}.*"
+    if metadata["Requires-Python"] != expected:
+        found = metadata["Requires-Python"]
+        yield f"METADATA says Requires-Python {found}, expected {expected} as the tag {build.python_tag} does"
     wanted = SpecifierSet(f"=={build.torch_series}.*")
     pins = []
     for text in metadata.get_all("Requires-Dist", []):

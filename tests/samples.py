@@ -1,0 +1,185 @@
+"""Small artifacts, good in every respect, for tests to break: real archives with a real library and tiny cubins."""
+
+from __future__ import annotations
+
+import functools
+import io
+import json
+import shutil
+import struct
+import subprocess
+import tarfile
+import tempfile
+import zipfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import artifact
+import matrix
+import pytest
+import wheel
+import zstandard
+
+CUDA = "12.8"
+TORCH = "2.8.0"
+KERNELS = ("quant_k_int8-d64-fp16", "sm80_qk_int8_pv_f16-d128-bf16")
+DIST_INFO = "sageattention-2.2.0.dist-info"
+
+
+def build(python: str = "3.12", platform: str = "linux-64") -> matrix.Build:
+    """The build whose artifacts these are."""
+    return matrix.builds(platform=platform, cuda=CUDA, torch=TORCH, python=python)[0]
+
+
+def cubin(sm: int, *, abi: int = 7, machine: int = 190) -> bytes:
+    """The smallest ELF file that says what a cubin says: machine, ABI, SM number, one kernel."""
+    names = b"\0.shstrtab\0.text.kernel\0"
+    code = bytes(16)
+    flags = (0x6000000 | sm << 8) if abi >= 8 else (sm << 16 | 5 << 8 | sm)
+    offset = 64 + len(names) + len(code)
+    ident = b"\x7fELF" + bytes([2, 1, 1, 65 if abi >= 8 else 51, abi]) + bytes(7)
+    header = ident + struct.pack("<HHIQQQIHHHHHH", 2, machine, 1, 0, 0, offset, flags, 64, 56, 0, 64, 3, 1)
+    sections = [
+        bytes(64),
+        struct.pack("<IIQQQQIIQQ", 1, 3, 0, 0, 64, len(names), 0, 0, 1, 0),
+        struct.pack("<IIQQQQIIQQ", 11, 1, 6, 0, 64 + len(names), len(code), 0, 0, 16, 0),
+    ]
+    return header + names + code + b"".join(sections)
+
+
+def ptx(target: str) -> bytes:
+    """PTX with one kernel."""
+    return f".version 8.7\n.target {target}\n.address_size 64\n.visible .entry kernel() {{ ret; }}\n".encode()
+
+
+@functools.cache
+def library(*flags: str, source: str = "int sage(void) { return 1; }") -> bytes:
+    """A shared library as the system's compiler makes it."""
+    compiler = shutil.which("gcc") or shutil.which("cc")
+    if compiler is None:
+        pytest.skip("no C compiler here to make a library of: install gcc")
+    with tempfile.TemporaryDirectory() as scratch:
+        Path(scratch, "c.c").write_text(source, encoding="utf-8")
+        command = [compiler, "-shared", "-fPIC", "-o", "c.so", "c.c", *flags]
+        subprocess.run(command, cwd=scratch, check=True, capture_output=True)
+        return Path(scratch, "c.so").read_bytes()
+
+
+def cubin_set(kernels: Sequence[str] = KERNELS) -> dict[str, bytes]:
+    """A kernel set with its manifest, paths relative to cubins/."""
+    promised = matrix.load().cuda[CUDA]
+    files: dict[str, bytes] = {}
+    for architecture in promised.architectures:
+        number = architecture.replace(".", "")
+        for kernel in kernels:
+            # 12.8's compiler writes the newer ABI for Blackwell already.
+            files[f"sm_{number}/{kernel}.cubin"] = cubin(int(number), abi=8 if int(number) >= 100 else 7)
+    for architecture in promised.ptx:
+        number = architecture.replace(".", "")
+        for kernel in kernels:
+            files[f"compute_{number}/{kernel}.ptx"] = ptx(f"sm_{number}")
+    files["manifest.json"] = manifest(files, kernels)
+    return files
+
+
+def manifest(files: Mapping[str, bytes], kernels: Sequence[str] = KERNELS) -> bytes:
+    """The manifest of these files."""
+    hashes = {name: artifact.sha256(data) for name, data in files.items() if name != "manifest.json"}
+    folders = sorted({name.split("/")[0] for name in hashes})
+    content = {"version": "2.2.0", "cuda": CUDA, "architectures": folders, "kernels": list(kernels), "files": hashes}
+    return json.dumps(content).encode()
+
+
+def operators() -> dict[str, bytes]:
+    """The operators' package as it is installed."""
+    metadata = b"Metadata-Version: 2.4\nName: sageattention\nVersion: 2.2.0\nSummary: Attention \xc3\x97 8 bit\n\nRead me.\n"
+    made = {"version": "2.2.0", "torch": TORCH, "cuda": CUDA}
+    return {
+        "site-packages/sageattention/__init__.py": b"",
+        "site-packages/sageattention/_build.json": json.dumps(made).encode(),
+        "site-packages/sageattention/_C.so": library(),
+        f"site-packages/{DIST_INFO}/METADATA": metadata,
+        f"site-packages/{DIST_INFO}/RECORD": b"of another installation",
+        f"site-packages/{DIST_INFO}/INSTALLER": b"conda",
+        f"site-packages/{DIST_INFO}/licenses/LICENSE": b"Apache",
+    }
+
+
+def index(name: str) -> dict[str, object]:
+    """info/index.json of one of the two packages."""
+    if name == "sageattention-cubins":
+        return {"name": name, "version": "2.2.0", "build": "cu128_h1_0", "subdir": "noarch", "noarch": "generic", "depends": []}
+    depends = ["python >=3.9", "pytorch 2.8.*", "sageattention-cubins ==2.2.0 cu128_h1_0"]
+    return {
+        "name": name,
+        "version": "2.2.0",
+        "build": "torch280_cu128_h2_0",
+        "subdir": "linux-64",
+        "noarch": "python",
+        "depends": depends,
+    }
+
+
+def conda(
+    folder: Path, payload: Mapping[str, bytes], index: Mapping[str, object], paths: Mapping[str, bytes] | None = None
+) -> Path:
+    """Write a .conda file; `paths` is what paths.json is made of where that is not the payload."""
+    entries = [
+        {"_path": name, "path_type": "hardlink", "sha256": artifact.sha256(data), "size_in_bytes": len(data)}
+        for name, data in (payload if paths is None else paths).items()
+    ]
+    info = {
+        "info/index.json": json.dumps(index).encode(),
+        "info/paths.json": json.dumps({"paths": entries, "paths_version": 1}).encode(),
+    }
+    stem = f"{index['name']}-{index['version']}-{index['build']}"
+    folder.mkdir(parents=True, exist_ok=True)
+    target = folder / f"{stem}.conda"
+    with zipfile.ZipFile(target, "w") as archive:
+        archive.writestr("metadata.json", '{"conda_pkg_format_version": 2}')
+        archive.writestr(f"pkg-{stem}.tar.zst", _tar(payload))
+        archive.writestr(f"info-{stem}.tar.zst", _tar(info))
+    return target
+
+
+def _tar(files: Mapping[str, bytes]) -> bytes:
+    answer = io.BytesIO()
+    with tarfile.open(fileobj=answer, mode="w") as archive:
+        for name, data in files.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            archive.addfile(member, io.BytesIO(data))
+    return zstandard.ZstdCompressor().compress(answer.getvalue())
+
+
+def cubins_conda(folder: Path, files: Mapping[str, bytes] | None = None) -> Path:
+    """The kernels' conda package."""
+    payload = {artifact.CUBINS + name: data for name, data in (cubin_set() if files is None else files).items()}
+    return conda(folder, payload, index("sageattention-cubins"))
+
+
+def operators_conda(folder: Path, files: Mapping[str, bytes] | None = None) -> Path:
+    """The operators' conda package."""
+    return conda(folder, operators() if files is None else files, index("sageattention"))
+
+
+def a_wheel(folder: Path, python: str = "3.12") -> Path:
+    """A wheel of the two."""
+    return wheel.emit(operators_conda(folder), cubins_conda(folder), python=python, build=build(python), out_dir=folder)
+
+
+def contents(path: Path) -> dict[str, bytes]:
+    """A wheel's files."""
+    with zipfile.ZipFile(path) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
+
+
+def rewrite(path: Path, files: Mapping[str, bytes], *, record: bool = True) -> Path:
+    """Write a wheel anew with other files, by default with a RECORD that fits them."""
+    files = dict(files)
+    own = f"{DIST_INFO}/RECORD"
+    if record:
+        files.pop(own, None)
+        files[own] = wheel._record(files, own)
+    path.write_bytes(wheel._zipped(files, last=f"{DIST_INFO}/"))
+    return path
