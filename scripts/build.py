@@ -21,12 +21,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
+import artifact
 import channel
 import child
 import inputs
 import matrix
 import place
 import venvs
+import verify
+import wheel
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -44,6 +47,18 @@ CONDA_FORGE = "conda-forge"
 
 class BuildError(RuntimeError):
     """A build that cannot go on; the message says what happened and what to do."""
+
+
+# Failures that explain themselves: their message is all that the reader needs.
+FAULTS = (
+    BuildError,
+    child.ChildError,
+    channel.ChannelError,
+    venvs.SetupError,
+    matrix.MatrixError,
+    wheel.WheelError,
+    artifact.ArtifactError,
+)
 
 
 @dataclass
@@ -111,15 +126,13 @@ class Factory:
             with self.clock.step(step):
                 self._build(name, f"{step} ({request.title})", variant, source, inputs.seconds(names))
             if not path.is_file():
-                raise BuildError(
-                    f"rattler-build made another package than {path.name}: see {WORK / 'logs' / (name + '.log')}"
-                )
+                raise BuildError(f"rattler-build made another package than {path.name}: see {WORK / 'logs' / (name + '.log')}")
         return wanted[0][2], wanted[1][2]
 
     def _facts(self, build: matrix.Build, system: channel.Compiler | None) -> Mapping[str, list[str]]:
         """What a package depends on besides the project's files. No path: equal checkouts make equal packages."""
         common = [build.version, build.cuda, self.channel_kind]
-        kernels = [*common, *build.architectures, "ptx", *build.ptx]
+        kernels = [*common, *matrix.targets(build.architectures), "ptx", *build.ptx]
         operators = [*common, build.torch, build.platform]
         if system:
             table = matrix.load().cuda[build.cuda]
@@ -160,9 +173,7 @@ class Factory:
 
             def on_line(line: str) -> None:
                 if match := re.match(r"\[(\d+)/(\d+)\] (.*)", line):
-                    progress.update(
-                        task, completed=int(match[1]), total=int(match[2]), description=f"{title}: {match[3][:60]}"
-                    )
+                    progress.update(task, completed=int(match[1]), total=int(match[2]), description=f"{title}: {match[3][:60]}")
                 elif line.startswith(("step: ", "downloading ")):
                     progress.update(task, description=f"{title}: {line.removeprefix('step: ')[:60]}")
 
@@ -175,9 +186,6 @@ class Factory:
 
     def wheels(self, request: Request, cubins: Path, operators: Path, staging: Path) -> list[Path]:
         """One verified wheel per Python, in `staging`."""
-        import verify
-        import wheel
-
         made, faults = [], []
         with self.clock.step("verifying"):
             for package in (cubins, operators):
@@ -205,11 +213,7 @@ def _content(path: Path) -> str:
 def _conda_forge_python(build: matrix.Build) -> str:
     """The newest Python of that PyTorch, by its full conda-forge name: the package serves every other one too."""
     newest = matrix.load().pytorch[build.torch][-1]
-    return (
-        f"{newest}.* *_cpython"
-        if newest in ("3.9", "3.10", "3.11", "3.12")
-        else f"{newest}.* *_cp{newest.replace('.', '')}"
-    )
+    return f"{newest}.* *_cpython" if newest in ("3.9", "3.10", "3.11", "3.12") else f"{newest}.* *_cp{newest.replace('.', '')}"
 
 
 def _progress(console: Console) -> Progress:
@@ -229,16 +233,12 @@ def _why(error: child.ChildError, channel_kind: str) -> str:
     text = "\n".join(said)
     if error.disk_full:
         return str(error)
-    if channel_kind != "pypi" and re.search(
-        r"error sending request|dns error|failed to fetch|Failed to fetch|connect error", text
-    ):
+    if channel_kind != "pypi" and re.search(r"(?i)request failed|error sending request|failed to fetch|dns error", text):
         return (f"the channel {channel_kind} cannot be reached: check the network, or build from PyPI with "
                 f"`--channel pypi` (`python3 scripts/run.py` does); log: {error.log}")  # fmt: skip
     first = next((i for i, line in enumerate(said) if line.startswith(("FAILED:", "CMake Error"))), None)
     if first is None:
-        first = next(
-            (i for i, line in enumerate(said) if re.match(r"\s*(error|ERROR)\b", line)), max(0, len(said) - 15)
-        )
+        first = next((i for i, line in enumerate(said) if re.match(r"\s*(error|ERROR)\b", line)), max(0, len(said) - 15))
     last = next((i for i, line in enumerate(said) if "build stopped" in line or "Script failed" in line), len(said))
     return f"{error}\n" + "\n".join(said[first : max(last, first + 1)][:40])
 
@@ -315,9 +315,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cuda", help="CUDA version of the kernels, such as 12.8")
     parser.add_argument("--torch", help="PyTorch version (default: the one variants.yaml gives that CUDA)")
-    parser.add_argument(
-        "--python", nargs="+", help="Pythons to make wheels for (default: the one at hand, or the profile's)"
-    )
+    parser.add_argument("--python", nargs="+", help="Pythons to make wheels for (default: the one at hand, or the profile's)")
     parser.add_argument("--profile", help="a named selection of variants.yaml instead of one combination")
     parser.add_argument("--platform", help="platform to build for (default: this machine's)")
     parser.add_argument(
@@ -326,9 +324,7 @@ def main() -> int:
         help="conda-forge (or a mirror of it), or pypi: a channel laid from PyPI wheels "
         "(default: $SAGEATTENTION_CHANNEL or conda-forge)",
     )
-    parser.add_argument(
-        "--output", type=Path, default=matrix.ROOT / "dist", help="where finished files go (default: dist)"
-    )
+    parser.add_argument("--output", type=Path, default=matrix.ROOT / "dist", help="where finished files go (default: dist)")
     args = parser.parse_args()
     args.output = args.output.resolve()
     console = Console(stderr=True)
@@ -338,7 +334,7 @@ def main() -> int:
     except KeyboardInterrupt:
         console.print("\ninterrupted: compilers are ended, dist/ is as it was")
         return 130
-    except (BuildError, child.ChildError, channel.ChannelError, venvs.SetupError, matrix.MatrixError) as error:
+    except FAULTS as error:
         console.print(f"[red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
         return 1
     except OSError as error:

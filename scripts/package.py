@@ -69,7 +69,7 @@ def build(one: RenderedVariant, channels: Sequence[str], output: Path) -> Path:
     result = one.run_build(
         tools,
         output,
-        [output.as_uri(), *channels],
+        list(channels),
         Lines(),
         no_build_id=True,
         package_format="conda",

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import matrix
 from rattler.index import index_fs
+from rattler_build import Package
 
 WORK = matrix.ROOT / "build"
 # What tells two packages of one name and version apart before the digest does: torch280_cu128_h0123456789_0.
@@ -55,15 +56,18 @@ def place(ready: Sequence[Path], output: Path) -> list[Path]:
 
 
 def superseded(targets: Iterable[Path]) -> list[Path]:
-    """Packages in dist/ that differ from a new one in their digest alone: builds of older sources."""
+    """Packages in dist/ that differ from a new one in their digest alone: builds of older sources.
+
+    Kernels that a package of operators still asks for stay: there they are the newest.
+    """
     new, old = list(targets), []
     for path in new:
         if match := CONDA.fullmatch(path.name):
-            alike = (
-                p for p in path.parent.glob("*.conda") if (m := CONDA.fullmatch(p.name)) and m["kind"] == match["kind"]
-            )
+            alike = (p for p in path.parent.glob("*.conda") if (m := CONDA.fullmatch(p.name)) and m["kind"] == match["kind"])
             old += [p for p in alike if p not in new]
-    return old
+    kept = [p for path in new for p in path.parent.parent.glob("*/*.conda") if p not in old]
+    needed = {need.split()[-1] for path in kept for need in Package.from_file(path).depends if "==" in need}
+    return [p for p in old if p.parent.name != "noarch" or p.stem.rpartition("-")[2] not in needed]
 
 
 def _copy(source: Path, target: Path) -> Path:
