@@ -33,6 +33,7 @@ import venvs
 
 ROOT = Path(__file__).resolve().parent.parent
 UNDERSTOOD = {"cmd", "args", "depends-on", "env", "cwd", "description", "default-environment", "inputs", "outputs"}
+PLACE = re.compile(r"\{\{\s*(\w+)\s*\}\}")
 SHELL = re.compile(r"[|&;<>`$*?]")
 
 
@@ -170,9 +171,10 @@ def _positional(item: Any) -> list[str]:
 
 def _command(task: Task, arguments: Sequence[str]) -> tuple[str, ...]:
     cmd = task.table.get("cmd", [])
-    words = shlex.split(cmd) if isinstance(cmd, str) else [str(word) for word in cmd]
     if isinstance(cmd, str) and SHELL.search(cmd):
         raise TaskError(f"task {task.name!r} needs a shell ({cmd!r}), which scripts/run.py has not: use pixi")
+    # A place such as {{ cuda }} stays one word, whatever fills it.
+    words = shlex.split(PLACE.sub(r"{{\1}}", cmd)) if isinstance(cmd, str) else [str(word) for word in cmd]
     declared = task.table.get("args", [])
     if not declared:
         return (*words, *arguments) if words else ()
@@ -190,7 +192,7 @@ def _command(task: Task, arguments: Sequence[str]) -> tuple[str, ...]:
         values[spec["arg"]] = value
     if left:
         raise TaskError(f"task {task.name!r} takes {len(declared)} argument(s), {len(arguments)} were given: {arguments}")
-    return tuple(re.sub(r"\{\{\s*(\w+)\s*\}\}", lambda found: values[found[1]], word) for word in words)
+    return tuple(PLACE.sub(lambda found: values[found[1]], word) for word in words)
 
 
 def execute(manifest: Manifest, step: Step) -> int:

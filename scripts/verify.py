@@ -26,7 +26,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 ROOT = Path(__file__).resolve().parent.parent
 LIBRARIES = (".so", ".dll", ".pyd")
@@ -361,7 +361,7 @@ def main() -> int:
     except matrix.MatrixError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    table = Table("file", "verdict")
+    table = Table(Column("file", overflow="fold"), Column("verdict", overflow="fold"))
     for path, faults in found.items():
         table.add_row(escape(path.name), "[red]" + escape("\n".join(faults)) if faults else "[green]good")
     Console().print(table)

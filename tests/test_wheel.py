@@ -7,6 +7,7 @@ import email
 import time
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 import samples
@@ -61,7 +62,8 @@ def test_another_python_changes_the_metadata_alone(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("field", "value"), [("cuda", "12.9"), ("torch", "2.7.0"), ("version", "2.2.1")])
 def test_refuses_packages_of_another_build(tmp_path: Path, field: str, value: str) -> None:
-    other = dataclasses.replace(samples.build(), **{field: value})
+    changed: Any = {field: value}
+    other = dataclasses.replace(samples.build(), **changed)
     with pytest.raises(wheel.WheelError, match="was asked for") as caught:
         wheel.emit(
             samples.operators_conda(tmp_path), samples.cubins_conda(tmp_path), python="3.12", build=other, out_dir=tmp_path

@@ -1,0 +1,128 @@
+"""pixi.toml: valid, in agreement with variants.yaml, and within what run.py understands."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import matrix
+import pytest
+import run
+import venvs
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = matrix.ROOT
+MANIFEST: dict[str, Any] = tomllib.loads((ROOT / "pixi.toml").read_text(encoding="utf-8"))
+PYPROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+SCHEMA = ROOT.parent / "shared" / "pixi-manifest.schema.json"
+
+
+def tag(cuda: str) -> str:
+    return "cu" + cuda.replace(".", "")
+
+
+def test_is_valid_against_the_schema_of_pixi() -> None:
+    if not SCHEMA.is_file():
+        pytest.skip("the schema of pixi's manifest does not lie beside this checkout (../shared/pixi-manifest.schema.json)")
+    jsonschema = pytest.importorskip("jsonschema")
+    schema = json.loads(SCHEMA.read_text(encoding="utf-8"))
+    faults = [f"{error.json_path}: {error.message}" for error in jsonschema.Draft7Validator(schema).iter_errors(MANIFEST)]
+    assert faults == []
+    broken = MANIFEST | {"tasks": {"x": {"command": "python"}}}
+    assert not jsonschema.Draft7Validator(schema).is_valid(broken)
+
+
+def test_every_cuda_of_the_table_has_its_environment_and_task() -> None:
+    versions = matrix.load().cuda
+    features = {name for name in MANIFEST["feature"] if re.fullmatch(r"cu\d+", name)}
+    assert features == {tag(cuda) for cuda in versions}
+    assert {name for name in MANIFEST["tasks"] if name.startswith("build-")} == {f"build-{tag(cuda)}" for cuda in versions}
+    for cuda in versions:
+        pins = MANIFEST["feature"][tag(cuda)]["dependencies"]
+        assert pins == {"cuda-nvcc": f"{cuda}.*", "cuda-version": f"{cuda}.*"}
+        assert MANIFEST["environments"][tag(cuda)] == [tag(cuda), "build"]
+        task = MANIFEST["tasks"][f"build-{tag(cuda)}"]
+        assert task["cmd"] == f"python scripts/build.py --cuda {cuda}"
+        assert task["default-environment"] == tag(cuda)
+
+
+def test_platforms_are_those_of_the_table() -> None:
+    table = matrix.load().platforms
+    platforms = MANIFEST["workspace"]["platforms"]
+    assert {entry["platform"] for entry in platforms} == set(table)
+    for entry in platforms:
+        assert entry.get("glibc") == table[entry["platform"]].glibc
+        assert ("cuda" in entry) == entry["name"].endswith("-cuda")
+
+
+def test_the_tests_use_the_pytorch_that_their_wheel_is_built_for() -> None:
+    torch = matrix.load().default_torch("12.8")
+    assert MANIFEST["feature"]["torch"]["dependencies"] == {"pytorch": ".".join(torch.split(".")[:2]) + ".*"}
+    assert MANIFEST["tool"]["run"]["environments"]["test"] == ["test", f"torch-{torch}"]
+    assert MANIFEST["tasks"]["test"]["depends-on"] == [{"task": "build-cu128", "environment": "cu128"}]
+
+
+def test_the_host_compiler_is_the_one_of_the_table() -> None:
+    gcc = {cuda.gcc for cuda in matrix.load().cuda.values()}
+    assert {MANIFEST["feature"]["build"]["target"]["linux"]["dependencies"]["gxx"]} == {f"{version}.*" for version in gcc}
+
+
+def test_environments_name_features_that_exist() -> None:
+    for environment, features in MANIFEST["environments"].items():
+        assert set(features) <= set(MANIFEST["feature"]), environment
+
+
+def test_every_task_is_described_and_runs_in_an_environment() -> None:
+    wanted = {"build-cu126", "build-cu128", "build-cu129", "build-cu130", "test", "lint", "bench", "matrix", "verify"}
+    assert wanted <= MANIFEST["tasks"].keys()
+    for name, task in MANIFEST["tasks"].items():
+        assert task["description"], name
+        assert task.get("default-environment", "default") in MANIFEST["environments"], name
+
+
+def test_every_task_is_understood_by_run_py() -> None:
+    manifest = run.Manifest.read(ROOT / "pixi.toml")
+    assert list(manifest.tasks) == list(MANIFEST["tasks"])
+    for name in manifest.tasks:
+        for step in run.plan(manifest, name):
+            assert step.command[0] == "python", name
+            assert (ROOT / step.command[1]).is_file(), f"task {name} runs {step.command[1]}, which does not exist"
+
+
+def test_run_py_has_locks_for_every_environment() -> None:
+    entries = MANIFEST["tool"]["run"]["environments"]
+    assert entries.keys() == MANIFEST["environments"].keys()
+    for locks in entries.values():
+        for name in locks:
+            assert venvs.lock_file(name).is_file()
+
+
+def locked(name: str) -> set[str]:
+    text = venvs.lock_file(name).read_text(encoding="utf-8")
+    return {canonicalize_name(found) for found in re.findall(r"^([A-Za-z0-9._-]+)==", text, re.MULTILINE)}
+
+
+@pytest.mark.parametrize("group", PYPROJECT["dependency-groups"])
+def test_pixi_pyproject_and_lock_have_the_same_requirements(group: str) -> None:
+    names = {
+        canonicalize_name(Requirement(entry).name) for entry in PYPROJECT["dependency-groups"][group] if isinstance(entry, str)
+    }
+    # CMake and Ninja come from the recipe's channel, pip with every virtual environment.
+    conda = {canonicalize_name(name) for name in MANIFEST["feature"][group]["dependencies"]} - {"cmake", "ninja", "pip"}
+    assert names == conda
+    assert names <= locked(group), "run `python3 scripts/run.py lock`"
+
+
+@pytest.mark.parametrize(
+    "path", sorted([*ROOT.glob("scripts/locks/*.txt"), *ROOT.glob("recipe/pypi/*.txt")]), ids=lambda p: p.stem
+)
+def test_locks_pin_hashes_and_name_no_index(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert "://" not in text
+    assert "--index" not in text
+    for entry in text.replace("\\\n", " ").splitlines():
+        assert re.fullmatch(r"[\w.-]+==[^ ]+( ;.*?)?( +--hash=sha256:[0-9a-f]{64})+", entry.strip()), entry[:100]

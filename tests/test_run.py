@@ -1,0 +1,326 @@
+"""run.py and venvs.py: tasks mean what they mean under pixi, and a set-up is whole or done again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import matrix
+import pytest
+import run
+import test as install_script  # scripts/test.py
+import venvs
+
+RUN = matrix.ROOT / "scripts" / "run.py"
+
+
+def manifest(tmp_path: Path, text: str) -> run.Manifest:
+    path = tmp_path / "pixi.toml"
+    path.write_text(textwrap.dedent(text), encoding="utf-8")
+    return run.Manifest.read(path)
+
+
+def commands(steps: Sequence[run.Step]) -> list[str]:
+    return [" ".join(step.command) for step in steps]
+
+
+# ── tasks ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_dependencies_come_first_and_once(tmp_path: Path) -> None:
+    tasks = manifest(
+        tmp_path,
+        """
+        [tasks]
+        a = "python a.py"
+        b = { cmd = ["python", "b.py"], depends-on = ["a"] }
+        c = { cmd = "python c.py", depends-on = ["a", { task = "b", environment = "other" }], default-environment = "own" }
+        all = [{ task = "c" }]
+        """,
+    )
+    steps = run.plan(tasks, "all")
+    assert commands(steps) == ["python a.py", "python b.py", "python c.py"]
+    assert [step.environment for step in steps] == ["default", "other", "own"]
+
+
+def test_a_task_of_a_feature_runs_in_the_environment_that_has_it(tmp_path: Path) -> None:
+    tasks = manifest(
+        tmp_path,
+        """
+        [feature.docs.tasks]
+        docs = { cmd = "python docs.py", env = { QUIET = "1" }, cwd = "docs" }
+        [environments]
+        default = []
+        manual = { features = ["docs"] }
+        """,
+    )
+    (step,) = run.plan(tasks, "docs")
+    assert (step.environment, step.env, step.cwd.name) == ("manual", {"QUIET": "1"}, "docs")
+
+
+def test_arguments_follow_the_command_or_fill_its_places(tmp_path: Path) -> None:
+    tasks = manifest(
+        tmp_path,
+        """
+        [tasks]
+        plain = "python a.py --x"
+        typed = { cmd = "python b.py --cuda {{ cuda }} {{mode}}", args = ["cuda", { arg = "mode", default = "fast", choices = ["fast", "slow"] }] }
+        """,
+    )
+    assert commands(run.plan(tasks, "plain", ["-k", "two words"])) == ["python a.py --x -k two words"]
+    assert commands(run.plan(tasks, "typed", ["12.8"])) == ["python b.py --cuda 12.8 fast"]
+    assert commands(run.plan(tasks, "typed", ["12.8", "slow"])) == ["python b.py --cuda 12.8 slow"]
+    with pytest.raises(run.TaskError, match="needs a value for its argument 'cuda'"):
+        run.plan(tasks, "typed")
+    with pytest.raises(run.TaskError, match="is 'idle': expected one of fast, slow"):
+        run.plan(tasks, "typed", ["12.8", "idle"])
+    with pytest.raises(run.TaskError, match="takes 2 argument"):
+        run.plan(tasks, "typed", ["12.8", "fast", "more"])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('a = { cmd = "x", depends-on = ["b"] }\nb = { cmd = "y", depends-on = ["a"] }', "depends on itself: a → b → a"),
+        ('a = "python a.py && python b.py"', "needs a shell"),
+        ('a = { cmd = "x", clean-env = true }', "uses clean-env, which"),
+        ('a = { cmd = "x", depends-on = ["bb"] }\nbbb = "y"', "there is no task 'bb'. Did you mean 'bbb'?"),
+    ],
+)
+def test_what_cannot_be_run_is_said(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(run.TaskError) as caught:
+        run.plan(manifest(tmp_path, f"[tasks]\n{text}"), "a")
+    assert message in str(caught.value)
+
+
+def test_a_damaged_manifest_is_named(tmp_path: Path) -> None:
+    with pytest.raises(run.TaskError, match="is not valid TOML"):
+        manifest(tmp_path, "[tasks")
+    with pytest.raises(run.TaskError, match="cannot read"):
+        run.Manifest.read(tmp_path / "none.toml")
+
+
+def test_without_a_task_all_are_listed() -> None:
+    done = subprocess.run([sys.executable, RUN], capture_output=True, text=True, check=True)
+    assert "build-cu128" in done.stdout
+    assert "Build kernels" in done.stdout
+
+
+def test_an_unknown_task_is_said_with_what_was_meant() -> None:
+    done = subprocess.run([sys.executable, RUN, "biuld-cu128"], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "Did you mean 'build-cu128'?" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_an_old_python_is_told_so() -> None:
+    code = f"import sys, runpy; sys.version_info = (3, 10, 1, 'final', 0); runpy.run_path({str(RUN)!r}, run_name='__main__')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "needs Python 3.11 or newer" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+# ── running ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> run.Manifest:
+    """Tasks in an environment that needs no set-up."""
+    monkeypatch.setattr(venvs, "ensure", lambda name, beside=(): Path(sys.executable))
+    monkeypatch.setattr(venvs, "bin_dir", lambda name: Path(sys.executable).parent)
+    return manifest(
+        tmp_path,
+        """
+        [tasks]
+        status = { cmd = ["python", "-c", "import sys; sys.exit(7)"] }
+        show = { cmd = ["python", "-c", "import os; print(os.environ['SAGEATTENTION_CHANNEL'], os.environ['MINE'])"], env = { MINE = "1" } }
+        killed = { cmd = ["python", "-c", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"] }
+        none = "no-such-program"
+        [tool.run.environments]
+        default = ["build"]
+        """,
+    )
+
+
+def test_the_exit_status_is_the_tasks(bare: run.Manifest) -> None:
+    assert run.execute(bare, run.plan(bare, "status")[0]) == 7
+    assert run.execute(bare, run.plan(bare, "killed")[0]) == -signal.SIGKILL
+
+
+def test_tasks_know_that_the_channel_is_pypi(
+    bare: run.Manifest, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("SAGEATTENTION_CHANNEL", raising=False)
+    assert run.execute(bare, run.plan(bare, "show")[0]) == 0
+    monkeypatch.setenv("SAGEATTENTION_CHANNEL", "conda-forge")
+    assert run.execute(bare, run.plan(bare, "show")[0]) == 0
+    assert capfd.readouterr().out.splitlines() == ["pypi 1", "conda-forge 1"]
+
+
+def test_a_missing_program_is_said(bare: run.Manifest) -> None:
+    with pytest.raises(run.TaskError, match="runs 'no-such-program', which is not in environment 'default'"):
+        run.execute(bare, run.plan(bare, "none")[0])
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no SIGTERM to hand on")
+def test_a_signal_reaches_the_task(tmp_path: Path) -> None:
+    child = "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *a: sys.exit(9)); print('up', flush=True); time.sleep(30)"
+    code = f"""
+        import os, sys
+        from pathlib import Path
+        sys.path.insert(0, {str(RUN.parent)!r})
+        import run
+        sys.exit(run._forwarding([sys.executable, "-c", {child!r}], dict(os.environ), Path({str(tmp_path)!r})))
+    """
+    with subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "up\n"
+        process.terminate()
+        assert process.wait(timeout=20) == 9
+
+
+# ── environments ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """An empty place for environments, with a lock that needs nothing from the network."""
+    monkeypatch.setattr(venvs, "ROOT", tmp_path)
+    monkeypatch.setattr(venvs, "VENVS", tmp_path / ".venvs")
+    monkeypatch.setattr(venvs, "LOCKS", (tmp_path,))
+    (tmp_path / "small.txt").write_text("", encoding="utf-8")
+    return tmp_path
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Fill environments without pip; the names filled."""
+    filled: list[str] = []
+
+    def fill(name: str, lock: Path, beside: Sequence[str]) -> None:
+        filled.append(name)
+        venvs.python_of(name).parent.mkdir(parents=True, exist_ok=True)
+
+    monkeypatch.setattr(venvs, "_fill", fill)
+    return filled
+
+
+@pytest.mark.slow
+def test_an_environment_is_made_and_sees_its_neighbour(place: Path) -> None:
+    (place / "other.txt").write_text("", encoding="utf-8")
+    python = venvs.ensure("small", beside=["other"])
+    (venvs.site_packages("other") / "neighbour.py").write_text("here = 1", encoding="utf-8")
+    done = subprocess.run(
+        [python, "-c", "import neighbour, sys; print(neighbour.here, sys.prefix)"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == ["1", str(place / ".venvs" / "small")]
+
+
+def test_an_environment_is_made_once_and_again_when_its_lock_changes(place: Path, quick: list[str]) -> None:
+    venvs.ensure("small")
+    venvs.ensure("small")
+    assert quick == ["small"]
+    (place / "small.txt").write_text("# changed", encoding="utf-8")
+    venvs.ensure("small")
+    assert quick == ["small", "small"]
+
+
+def test_an_interrupted_set_up_is_done_again(place: Path, quick: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = venvs._fill
+
+    def interrupted(name: str, lock: Path, beside: Sequence[str]) -> None:
+        whole(name, lock, beside)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(venvs, "_fill", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        venvs.ensure("small")
+    monkeypatch.setattr(venvs, "_fill", whole)
+    venvs.ensure("small")
+    assert quick == ["small", "small"]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="flock is not there")
+def test_a_second_process_waits_for_the_first(place: Path) -> None:
+    code = f"""
+        import sys, time
+        from pathlib import Path
+        sys.path.insert(0, {str(RUN.parent)!r})
+        import venvs
+        here = Path({str(place)!r})
+        venvs.ROOT, venvs.VENVS, venvs.LOCKS = here, here / ".venvs", (here,)
+        def fill(name, lock, beside):
+            (venvs.VENVS / name).mkdir()  # fails if another one is at it
+            print("filled", flush=True)
+            time.sleep(0.5)
+        venvs._fill = fill
+        venvs.ensure("small")
+    """
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    both = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    said = [process.communicate(timeout=30) for process in both]
+    assert [process.returncode for process in both] == [0, 0], said
+    assert "".join(out for out, _ in said) == "filled\n"
+
+
+def test_an_unknown_lock_is_said(place: Path) -> None:
+    with pytest.raises(venvs.SetupError, match=r"no lock file none\.txt .* There are: small"):
+        venvs.ensure("none")
+
+
+def test_a_python_without_ensurepip_is_told_what_to_install(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(venvs.SetupError, match="apt-get install python3-venv"):
+        venvs.ensure("small")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("ERROR: Could not install packages: [Errno 28] No space left on device", "the disk is full"),
+        ("NewConnectionError: [Errno -3] Temporary failure in name resolution", "index cannot be reached"),
+        ("ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM THE REQUIREMENTS FILE", "not the one that was locked"),
+        ("ERROR: No matching distribution found for torch==2.8.0", "pip found no wheel for Python 3."),
+        ("ERROR: something new\n", "ERROR: something new"),
+        ("", "failed without a word"),
+    ],
+)
+def test_a_failed_set_up_says_one_thing_to_do(place: Path, text: str, message: str) -> None:
+    (place / ".venvs").mkdir()
+    command = [sys.executable, "-c", f"import sys; print({text!r}); sys.exit(1)"]
+    with pytest.raises(venvs.SetupError) as caught:
+        venvs._logged(command, place / ".venvs" / "small.log", "small")
+    assert message in str(caught.value)
+    assert "small.log" in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_the_users_python_settings_do_not_leak_in() -> None:
+    env = venvs.environ(["build", "torch"], {"PYTHONPATH": "/mine", "PYTHONHOME": "/mine", "PATH": "/usr/bin"})
+    assert "PYTHONPATH" not in env
+    assert "PYTHONHOME" not in env
+    assert env["PATH"].split(os.pathsep) == [str(venvs.bin_dir("build")), str(venvs.bin_dir("torch")), "/usr/bin"]
+
+
+# ── scripts/test.py ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_no_wheel_to_test_says_what_makes_one(tmp_path: Path) -> None:
+    (tmp_path / "sageattention-2.2.0-280.128-cp27-cp27-linux_x86_64.whl").write_bytes(b"")
+    with pytest.raises(install_script.InstallError) as caught:
+        install_script.choose(tmp_path, "2.8.0", "12.8")
+    assert "cp27" in str(caught.value)
+    assert "run.py build-cu128` makes one" in str(caught.value)
+
+
+def test_a_start_is_quick() -> None:
+    start = time.monotonic()
+    subprocess.run([sys.executable, RUN], capture_output=True, check=True)
+    assert time.monotonic() - start < 5
