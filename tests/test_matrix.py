@@ -1,0 +1,159 @@
+"""variants.yaml and its reader: the combinations promised, and a reason for every one refused."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import matrix
+import pytest
+import yaml
+
+COUNTS = {
+    "sage2-all": 10,
+    "default": 1,
+    "stable": 3,
+    "pytorch26": 4,
+    "pytorch27": 3,
+    "pytorch28": 3,
+    "python310": 3,
+    "python311": 3,
+    "python312": 3,
+}
+
+
+@pytest.mark.parametrize("platform", ["linux-64", "win-64", "linux-aarch64"])
+@pytest.mark.parametrize(("profile", "count"), COUNTS.items())
+def test_profiles_have_their_builds_on_every_platform(profile: str, count: int, platform: str) -> None:
+    assert len(matrix.builds(profile, platform=platform)) == count
+
+
+def test_sage2_all_is_the_set_that_was_always_released() -> None:
+    there = {(b.torch, b.cuda, b.python) for b in matrix.builds("sage2-all", platform="linux-64")}
+    wanted = {("2.6.0", "12.6", python) for python in ("3.9", "3.10", "3.11", "3.12")}
+    wanted |= {(t, c, p) for t, c in (("2.7.0", "12.8"), ("2.8.0", "12.9")) for p in ("3.10", "3.11", "3.12")}
+    assert there == wanted
+
+
+def test_default_and_stable() -> None:
+    (default,) = matrix.builds("default", platform="linux-64")
+    assert (default.torch, default.cuda, default.python) == ("2.8.0", "12.9", "3.12")
+    stable = matrix.builds("stable", platform="linux-64")
+    assert {(b.torch, b.python) for b in stable} == {("2.6.0", "3.12"), ("2.7.0", "3.12"), ("2.8.0", "3.12")}
+
+
+@pytest.mark.parametrize("torch", ["2.7.0", "2.8.0", "2.9.0"])
+def test_the_later_releases_for_cuda_128(torch: str) -> None:
+    assert matrix.builds(platform="linux-64", cuda="12.8", torch=torch, python="3.12")
+
+
+@pytest.mark.parametrize("torch", ["2.7.0", "2.8.0"])
+def test_windows_from_39_to_312(torch: str) -> None:
+    there = {b.python for b in matrix.builds(platform="win-64", torch=torch)}
+    assert {"3.9", "3.10", "3.11", "3.12"} <= there
+
+
+@pytest.mark.parametrize(
+    ("cuda", "torch"), [("12.6", "2.6.0"), ("12.8", "2.8.0"), ("12.9", "2.8.0"), ("13.0", "2.11.0")]
+)
+def test_a_bare_cuda_version_means_one_pytorch_that_is_built(cuda: str, torch: str) -> None:
+    table = matrix.load()
+    assert table.default_torch(cuda) == torch
+    assert matrix.builds(platform="linux-64", cuda=cuda, torch=torch)
+    assert set(table.cuda) == {"12.6", "12.8", "12.9", "13.0"}
+
+
+def test_blackwell_from_cuda_128_on() -> None:
+    table = matrix.load()
+    assert {c.version for c in table.cuda.values() if "12.0" in c.architectures} == {"12.8", "12.9", "13.0"}
+    assert all({"8.0", "8.6", "8.9", "9.0"} <= set(c.architectures) and c.ptx == ("8.0",) for c in table.cuda.values())
+
+
+def test_names() -> None:
+    (build,) = matrix.builds(platform="linux-64", cuda="12.8", torch="2.8.0", python="3.12")
+    assert build.wheel_name == "sageattention-2.2.0-280.128-cp312-cp312-linux_x86_64.whl"
+    (build,) = matrix.builds(platform="win-64", cuda="13.0", torch="2.11.0", python="3.14")
+    assert build.wheel_name == "sageattention-2.2.0-2110.130-cp314-cp314-win_amd64.whl"
+    assert matrix.targets(["8.0", "9.0"]) == ("sm_80", "sm_90a")
+    names = [b.wheel_name for b in matrix.builds()]
+    assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize(
+    ("request_", "said"),
+    [
+        ({"profile": "nonsense"}, "unknown profile 'nonsense'.*all, sage2-all, default"),
+        ({"platform": "osx-64"}, "unknown platform 'osx-64'.*linux-64, win-64"),
+        ({"cuda": "11.8"}, "unknown CUDA version '11.8'.*12.6, 12.8"),
+        ({"torch": "1.13"}, "unknown PyTorch '1.13'.*2.6.0"),
+        ({"cuda": "12.8", "torch": "2.6.0"}, "no build of PyTorch 2.6.0.*there PyTorch is 2.7.0, 2.8.0"),
+        ({"torch": "2.8.0", "python": "3.14"}, "no build for Python 3.14 of PyTorch 2.8.0.*3.9, 3.10"),
+        ({"profile": "default", "cuda": "12.6"}, "nothing to build with profile default, CUDA 12.6"),
+    ],
+)
+def test_a_request_without_answer_says_what_there_is(request_: dict[str, str], said: str) -> None:
+    with pytest.raises(matrix.MatrixError, match=said):
+        matrix.builds(request_.pop("profile", None), **request_)  # type: ignore[arg-type]
+
+
+def _set(path: str, value: Any) -> Callable[[dict[str, Any]], None]:
+    def change(raw: dict[str, Any]) -> None:
+        *parents, last = path.split("/")
+        for key in parents:
+            raw = raw[key]
+        raw[last] = value
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (_set("cuda/12.6/architectures", ["8.0", "12.0"]), "CUDA 12.6 cannot compile architecture 12.0.*12.8 or newer"),
+        (_set("cuda/12.6/ptx", ["7.5"]), "unknown architecture '7.5'"),
+        (_set("rows", [{"pytorch": "2.8.0", "cuda": "12.8", "python": ["3.14"]}]), "no release for Python 3.14"),
+        (_set("rows", [{"pytorch": "2.8.0", "cuda": "12.8", "os": "linux"}]), r"unknown keys \['os'\]"),
+        (_set("rows", [{"pytorch": "2.8.0", "cuda": "11.8"}]), "unknown CUDA version '11.8'"),
+        (_set("profiles/all", [{"gpu": "9.0"}]), r"unknown predicates \['gpu'\]"),
+        (_set("profiles/all", [{"pytorch": "2.5.0"}]), "profile all selects nothing"),
+        (_set("platforms", None), "lacks or misnames"),
+    ],
+)
+def test_a_table_that_contradicts_itself_is_refused(
+    change: Callable[[dict[str, Any]], None], said: str, tmp_path: Path
+) -> None:
+    raw = copy.deepcopy(yaml.safe_load(matrix.TABLE.read_text(encoding="utf-8")))
+    change(raw)
+    path = tmp_path / "variants.yaml"
+    path.write_text(yaml.safe_dump(raw), encoding="utf-8")
+    with pytest.raises(matrix.MatrixError, match=said):
+        matrix.load(path)
+
+
+def test_locks_hold_the_tables_pins() -> None:
+    table, folder = matrix.load(), matrix.ROOT / "recipe" / "pypi"
+    pins = {f"cuda-{c.version}": dict(c.pypi) for c in table.cuda.values()}
+    pins |= {f"torch-{torch}": {"torch": torch} for torch in table.pytorch}
+    assert {p.stem for p in folder.glob("*.txt")} == {*pins, "tools"}
+    for name, wanted in pins.items():
+        lock = (folder / f"{name}.txt").read_text(encoding="utf-8")
+        for package, version in wanted.items():
+            block = re.search(rf"^{re.escape(package)}=={re.escape(version)}\b.*?(?=^\S|\Z)", lock, re.M | re.S)
+            assert block and "--hash=sha256:" in block.group(), f"{name}.txt lacks {package}=={version} with hashes"
+        assert "://" not in lock
+
+
+def test_command_line() -> None:
+    command = [sys.executable, str(matrix.ROOT / "scripts" / "matrix.py")]
+    stable = [*command, "--profile", "stable", "--platform", "linux-64", "--json"]
+    done = subprocess.run(stable, capture_output=True, text=True, check=True)
+    assert len(json.loads(done.stdout)["include"]) == 3
+    wrong = subprocess.run([*command, "--profile", "nope"], capture_output=True, text=True, check=False)
+    assert wrong.returncode == 2
+    assert wrong.stderr.startswith("error: unknown profile 'nope'")
