@@ -79,15 +79,12 @@ def compiler() -> Compiler:
     c = os.environ.get("CC") or shutil.which("gcc")
     if not cxx or not c:
         raise ChannelError(
-            "no C++ compiler found (looked for g++ and gcc): install it, on Debian `apt install g++`, "
-            "or name one in CXX and CC"
+            "no C++ compiler found (looked for g++ and gcc): install it, on Debian `apt install g++`, or name one in CXX and CC"
         )
     try:
         version = subprocess.run([cxx, "-dumpfullversion"], capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError) as error:
-        raise ChannelError(
-            f"the C++ compiler {cxx} does not run ({error}): install g++ or name another in CXX"
-        ) from error
+        raise ChannelError(f"the C++ compiler {cxx} does not run ({error}): install g++ or name another in CXX") from error
     return Compiler(str(shutil.which(c) or c), str(shutil.which(cxx) or cxx), version)
 
 
@@ -172,9 +169,7 @@ def nvcc(cuda: matrix.Cuda, suffix: str, found: Compiler, report: Report) -> Thi
     release = cuda.pypi["nvidia-cuda-nvrtc-cu12"]
     place = "libexec/nvrtc_nvcc.py"
     text = f'#!/bin/sh\nexec "{sys.executable}" -I "$(dirname "$0")/../{place}" "{target}" {release} "$@"\n'
-    return Thin(
-        f"cuda-nvcc_{suffix}", release, texts={"bin/nvcc": text, place: SHIM.read_text(encoding="utf-8"), **stamp}
-    )
+    return Thin(f"cuda-nvcc_{suffix}", release, texts={"bin/nvcc": text, place: SHIM.read_text(encoding="utf-8"), **stamp})
 
 
 def tools(report: Report) -> list[Thin]:
@@ -195,27 +190,24 @@ def torch_site(version: str, report: Report = print) -> Path:
     pythons = matrix.known("PyTorch", version, matrix.load().pytorch)
     if PYTHON not in pythons:
         raise ChannelError(
-            f"PyTorch {version} has no release for the Python at hand, {PYTHON}: "
-            f"start this with one of {', '.join(pythons)}"
+            f"PyTorch {version} has no release for the Python at hand, {PYTHON}: start this with one of {', '.join(pythons)}"
         )
     return installed(f"torch-{version}", report)
 
 
-def pytorch(version: str, report: Report) -> Thin:
-    links = _site_links(torch_site(version, report))
-    # Packages that the build tools bring as well belong to them.
-    for name in [n for n in links if re.match(rf"{SITE}/(pip|packaging|typing_extensions)\b", n)]:
-        del links[name]
-    return Thin("pytorch", version, [f"python {PYTHON}.*", "typing_extensions"], links, _stamp(f"torch-{version}"))
+def pytorch(version: str, report: Report) -> list[Thin]:
+    """PyTorch, and apart from it the one package that build tools want too."""
+    target, pin, shared = torch_site(version, report), [f"python {PYTHON}.*"], "typing_extensions"
+    # pip is the environment's own, packaging is the build tools'.
+    links = {k: v for k, v in _site_links(target).items() if not re.match(rf"{SITE}/(pip|packaging|{shared})\b", k)}
+    release = _release(f"torch-{version}", shared)
+    return [
+        Thin("pytorch", version, [*pin, shared], links, _stamp(f"torch-{version}")),
+        Thin(shared, release, pin, _site_links(target, [shared])),
+    ]
 
 
-def typing_extensions(torch: str, report: Report) -> Thin:
-    target = torch_site(torch, report)
-    return Thin("typing_extensions", _release(f"torch-{torch}", "typing-extensions"), [f"python {PYTHON}.*"],
-                _site_links(target, ["typing_extensions"]))  # fmt: skip
-
-
-def lay(builds: Sequence[matrix.Build], report: Report = print, *, kernels: bool = True) -> Path:
+def lay(builds: Sequence[matrix.Build], report: Report = print) -> Path:
     """The channel for these builds: a folder named by what is in it, whole or not there."""
     platforms = {b.platform for b in builds}
     here = matrix.host_platform()
@@ -229,10 +221,9 @@ def lay(builds: Sequence[matrix.Build], report: Report = print, *, kernels: bool
     glibc = table.platforms[here].glibc
     if glibc:
         packages.append(sysroot(glibc, here, os.uname().machine))
-    if kernels:
-        packages += [nvcc(table.cuda[c], here, found, report) for c in sorted({b.cuda for b in builds})]
+    packages += [nvcc(table.cuda[c], here, found, report) for c in sorted({b.cuda for b in builds})]
     for version in sorted({b.torch for b in builds}):
-        packages += [pytorch(version, report), typing_extensions(version, report)]
+        packages += pytorch(version, report)
     digest = hashlib.sha256("".join(p.digest() for p in packages).encode()).hexdigest()[:12]
     target = WORK / "channels" / digest
     if not target.is_dir():
@@ -275,11 +266,6 @@ def _write(packages: Sequence[Thin], target: Path, platform: str) -> None:
         raise ChannelError(f"the channel cannot be written: {error}") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-
-
-def identity(channel: Path) -> str:
-    """What a channel would build with, for digests: its name is the digest of its content."""
-    return channel.name
 
 
 def main() -> int:

@@ -90,6 +90,9 @@ def _index(planned: Mapping[Path, Path], output: Path, old: Sequence[Path], scra
     for source in [*there, *(p for p in planned if p.suffix == ".conda")]:
         link = shadow / source.parent.name / source.name
         link.parent.mkdir(exist_ok=True)
-        link.symlink_to(source.resolve())
+        try:
+            link.hardlink_to(source)  # the indexer passes by symbolic ones
+        except OSError:
+            shutil.copyfile(source, link)
     asyncio.run(index_fs(shadow, write_zst=False, write_shards=False))
     return sorted(shadow.glob("*/repodata.json"))

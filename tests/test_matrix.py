@@ -59,9 +59,7 @@ def test_windows_from_39_to_312(torch: str) -> None:
     assert {"3.9", "3.10", "3.11", "3.12"} <= there
 
 
-@pytest.mark.parametrize(
-    ("cuda", "torch"), [("12.6", "2.6.0"), ("12.8", "2.8.0"), ("12.9", "2.8.0"), ("13.0", "2.11.0")]
-)
+@pytest.mark.parametrize(("cuda", "torch"), [("12.6", "2.6.0"), ("12.8", "2.8.0"), ("12.9", "2.8.0"), ("13.0", "2.11.0")])
 def test_a_bare_cuda_version_means_one_pytorch_that_is_built(cuda: str, torch: str) -> None:
     table = matrix.load()
     assert table.default_torch(cuda) == torch
@@ -145,7 +143,8 @@ def test_locks_hold_the_tables_pins() -> None:
         lock = (folder / f"{name}.txt").read_text(encoding="utf-8")
         for package, version in wanted.items():
             block = re.search(rf"^{re.escape(package)}=={re.escape(version)}\b.*?(?=^\S|\Z)", lock, re.M | re.S)
-            assert block and "--hash=sha256:" in block.group(), f"{name}.txt lacks {package}=={version} with hashes"
+            assert block, f"{name}.txt lacks {package}=={version}"
+            assert "--hash=sha256:" in block.group(), f"{name}.txt lacks the hashes of {package}"
         assert "://" not in lock
 
 

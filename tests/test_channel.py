@@ -1,0 +1,191 @@
+"""The channel made from PyPI: what is in it, and the small nvcc over NVRTC."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import channel
+import matrix
+import nvrtc_nvcc
+import pytest
+import venvs
+
+TORCH, CUDA = "2.8.0", "12.8"
+
+
+@pytest.fixture
+def pypi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Wheel sets that look installed, without a download."""
+    for lock, names in {
+        "tools": ["cmake-4.0.0", "ninja-1.13.0", "pip-26.0", "scikit_build_core-1.1.0", "packaging-26.0", "pathspec-1.0"],
+        f"torch-{TORCH}": ["torch-2.8.0", "typing_extensions-4.16.0", "nvidia_nccl_cu12-2.27"],
+        f"cuda-{CUDA}": ["nvidia_cuda_nvrtc_cu12-12.8.93"],
+    }.items():
+        site = tmp_path / lock / channel.SITE
+        for name in names:
+            (site / f"{name}.dist-info").mkdir(parents=True)
+            (site / name.split("-")[0]).mkdir()
+    monkeypatch.setattr(venvs, "VENVS", tmp_path)
+    monkeypatch.setattr(venvs, "ensure", lambda name: tmp_path / name)
+    monkeypatch.setattr(channel, "WORK", tmp_path / "work")
+    monkeypatch.setattr(channel, "compiler", lambda: channel.Compiler("/usr/bin/gcc", "/usr/bin/g++", "12.2.0"))
+    return tmp_path
+
+
+def one(platform: str | None = None) -> list[matrix.Build]:
+    return list(matrix.builds(platform=platform or matrix.host_platform(), cuda=CUDA, torch=TORCH)[:1])
+
+
+def silent(_text: str) -> None:
+    pass
+
+
+def contents(laid: Path) -> dict[str, dict[str, object]]:
+    repodata = json.loads((laid / matrix.host_platform() / "repodata.json").read_text(encoding="utf-8"))
+    return {record["name"]: record for record in repodata["packages.conda"].values()}
+
+
+def test_holds_what_the_recipe_asks_for_under_conda_forges_names(pypi: Path) -> None:
+    here = matrix.host_platform()
+    found = contents(channel.lay(one(), silent))
+    wanted = {"python", "pytorch", "typing_extensions", "cmake", "ninja", "pip", "scikit-build-core"}
+    wanted |= {f"{name}_{here}" for name in ("cuda-nvcc", "gcc", "gxx", "sysroot")}
+    assert set(found) == wanted
+    assert found["pytorch"]["version"] == TORCH
+    assert found[f"cuda-nvcc_{here}"]["version"] == "12.8.93"
+    assert found[f"sysroot_{here}"]["version"] == "2.28"
+    assert found["python"]["version"] == sys.version.split()[0]
+
+
+def test_is_laid_once_and_the_same_again(pypi: Path) -> None:
+    first = channel.lay(one(), silent)
+    index = first / matrix.host_platform() / "repodata.json"
+    laid = index.stat().st_mtime_ns
+    assert channel.lay(one(), silent) == first
+    assert index.stat().st_mtime_ns == laid
+    builds = {name: record["build"] for name, record in contents(first).items()}
+    shutil.rmtree(first)
+    assert channel.lay(one(), silent) == first
+    assert {name: record["build"] for name, record in contents(first).items()} == builds
+
+
+def test_other_tools_make_another_channel(pypi: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = channel.lay(one(), silent)
+    monkeypatch.setattr(channel, "compiler", lambda: channel.Compiler("/usr/bin/gcc", "/usr/bin/g++", "13.1.0"))
+    assert channel.lay(one(), silent) != first
+
+
+def test_a_failure_leaves_no_half_channel(pypi: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_args: object, **_kwargs: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(channel, "assemble_package", full)
+    with pytest.raises(OSError, match="No space left"):
+        channel.lay(one(), silent)
+    assert not list((pypi / "work" / "channels").glob("*"))
+
+
+def test_serves_its_own_machine_only() -> None:
+    with pytest.raises(channel.ChannelError, match=r"serves the Linux machine.*win-64.*--channel conda-forge"):
+        channel.lay(one("win-64"), silent)
+
+
+def test_says_that_there_is_no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    with pytest.raises(channel.ChannelError, match=r"no C\+\+ compiler found.*apt install g\+\+"):
+        channel.compiler()
+
+
+def test_nvcc_13_refuses_a_compiler_that_is_too_new(pypi: Path) -> None:
+    found = channel.Compiler("/usr/bin/gcc", "/usr/bin/g++", "16.1.0")
+    with pytest.raises(channel.ChannelError, match=r"takes gcc below 16, but /usr/bin/g\+\+ is 16.1.0"):
+        channel.nvcc(matrix.load().cuda["13.0"], "linux-64", found, silent)
+
+
+def test_says_which_pythons_a_pytorch_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channel, "PYTHON", "3.8")
+    with pytest.raises(channel.ChannelError, match=r"PyTorch 2.8.0 has no release for the Python at hand, 3.8.*3.12"):
+        channel.torch_site("2.8.0", silent)
+
+
+# The small nvcc.
+
+
+def test_understands_nvccs_options() -> None:
+    job = nvrtc_nvcc.parse(
+        ["-cubin", "-arch=sm_90a", "-std=c++17", "-I..", "-I", "inc", "-DA=1", "-D", "B", "-O3", "--use_fast_math",
+         "-lineinfo", "-MD", "-MF", "k.d", "-o", "k.cubin", "k.cu"]
+    )  # fmt: skip
+    assert (job.source, job.output, job.ptx, job.depfile) == (Path("k.cu"), Path("k.cubin"), False, Path("k.d"))
+    assert job.includes == [Path(".."), Path("inc")]
+    assert set(job.options) == {
+        "--gpu-architecture=sm_90a", "--std=c++17", "-DA=1", "-DB", "--use_fast_math", "--generate-line-info"
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["-cubin", "-arch=sm_90", "-rdc=true", "k.cu"], "unknown option -rdc=true; this nvcc .* knows .*-arch"),
+        (["-arch=sm_90", "k.cu"], "expected one of -cubin and -ptx"),
+        (["-cubin", "-arch=compute_90", "k.cu"], "-cubin needs -arch=sm_XX, got compute_90"),
+        (["-ptx", "k.cu"], "-ptx needs -arch=compute_XX, got none"),
+        (["-cubin", "-arch=sm_90"], "expected one source file, got 0"),
+        (["-cubin", "-arch=sm_90", "k.cu", "-o"], "-o needs a value"),
+    ],
+)
+def test_refuses_what_it_does_not_know(arguments: list[str], said: str) -> None:
+    with pytest.raises(nvrtc_nvcc.UsageError, match=said):
+        nvrtc_nvcc.parse(arguments)
+
+
+def test_finds_the_projects_headers(tmp_path: Path) -> None:
+    (tmp_path / "inc").mkdir()
+    (tmp_path / "k.cu").write_text('#include "a.h"\n#include <cuda_fp16.h>\n')
+    (tmp_path / "a.h").write_text("#include <b.h>\n")
+    (tmp_path / "inc" / "b.h").write_text('#include "../a.h"\n')
+    found = set(nvrtc_nvcc.dependencies(tmp_path / "k.cu", [tmp_path / "inc"]))
+    assert found == {tmp_path / "a.h", tmp_path / "inc" / "b.h"}
+
+
+WGMMA = """
+#include <cuda_fp16.h>
+#include <cuda_bf16.h>
+#include <cuda/std/cstdint>
+extern "C" __global__ void kernel(__half* p, cuda::std::uint64_t a, cuda::std::uint64_t b) {
+  int c[4] = {};
+#if __CUDA_ARCH__ == 900
+  asm volatile("wgmma.fence.sync.aligned;");
+  asm volatile("{.reg .pred p; setp.ne.b32 p, 1, 0;"
+               "wgmma.mma_async.sync.aligned.m64n8k32.s32.s8.s8 {%0,%1,%2,%3}, %4, %5, p;}"
+               : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3]) : "l"(a), "l"(b));
+#endif
+  p[threadIdx.x] = __hmul(p[threadIdx.x], __float2half(c[0] + INFINITY));
+}
+"""
+
+
+@pytest.mark.parametrize("architecture", ["sm_80", "sm_90a", "sm_120"])
+def test_compiles_tensor_instructions(architecture: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    toolkit = venvs.site_packages("cuda-12.8")
+    if not (toolkit / "nvidia" / "cuda_nvrtc").is_dir():
+        pytest.skip("no CUDA 12.8 from PyPI here: `python3 scripts/run.py build-cu128` brings it")
+    source, output = tmp_path / "k.cu", tmp_path / "k.cubin"
+    source.write_text(WGMMA)
+    options = ["-cubin", f"-arch={architecture}", "-std=c++17", "-o", str(output), str(source)]
+    release = matrix.load().cuda["12.8"].pypi["nvidia-cuda-nvrtc-cu12"]
+    assert nvrtc_nvcc.run(toolkit, release, options) == 0, capsys.readouterr().err
+    assert output.read_bytes()[:4] == b"\x7fELF"
+    assert os.fsencode(tmp_path) not in output.read_bytes()
+    source.write_text(WGMMA.replace("cuda_fp16.h", "no_such.h"))
+    output.unlink()
+    assert nvrtc_nvcc.run(toolkit, release, options) == 1
+    said = capsys.readouterr().err
+    assert "no_such.h" in said
+    assert f"does not compile for {architecture}" in said
+    assert list(tmp_path.iterdir()) == [source]
