@@ -1,0 +1,317 @@
+"""Every kernel for every architecture, as it lies in the installed package: present, without spills, with the tensor
+instructions meant, and in agreement with the host about its parameter. No GPU takes part.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import hashlib
+import importlib.util
+import json
+import os
+import re
+import shutil
+import struct
+import subprocess
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import matrix
+import pytest
+from elftools.elf.elffile import ELFFile
+from elftools.elf.sections import SymbolTableSection
+
+from sageattention import _library
+
+ROOT = Path(__file__).resolve().parent.parent
+CSRC = ROOT / "csrc"
+ENTRIES: list[dict[str, Any]] = json.loads((CSRC / "kernels" / "kernels.json").read_text(encoding="utf-8"))
+CUBINS = next((d for d in _library.KERNEL_DIRECTORIES if (d / "manifest.json").is_file()), _library.KERNEL_DIRECTORIES[0])
+
+REGISTERS_PER_SM = 65536
+# KiB of shared memory of a multiprocessor, by compute capability (CUDA C++ Programming Guide, technical specifications).
+SHARED_KIB = {80: 164, 86: 100, 87: 164, 89: 100, 90: 228, 100: 228, 103: 228, 120: 100, 121: 100}
+RESERVED_SHARED = 1024  # per block, by the system
+
+# .nv.info attributes that compilers from 12.6 to 13.0 write alike (the register count in sh_info went away with ABI 8).
+MAX_THREADS, FRAME_SIZE, MIN_STACK_SIZE, PARAMETER_BYTES, REGISTERS = 0x05, 0x11, 0x12, 0x19, 0x2F
+
+
+class Expected(NamedTuple):
+    """What is promised of a kernel. Instructions are patterns; {bf16} is ".BF16" or nothing."""
+
+    blocks_per_sm: int  # that registers and shared memory must leave room for
+    tensor: tuple[str, ...]  # all tensor instructions there are
+    others: tuple[str, ...]  # instructions that must be there too
+    since_90: tuple[str, ...] = ()
+    shared: str = ""  # host function of head_dim that says the dynamic shared memory; none: 0
+
+
+# A new kernel gets its line here.
+EXPECTED = {
+    # A row of head_dim elements is read by 16 threads: head_dim bits each.
+    "quant_k_int8": Expected(4, (), ("LDG.E.{head_dim}", "STG.E"), since_90=("PREEXIT",)),
+    "sm80_qk_int8_pv_f16": Expected(
+        2,
+        ("IMMA.16832.S8.S8", "HMMA.16816.F32{bf16}"),
+        ("LDGSTS.E.BYPASS.128", "LDSM.16.M88.4", "LDSM.16.MT88.4", "MUFU.EX2"),
+        since_90=("ACQBULK",),
+        shared="shared_bytes",
+    ),
+}
+
+
+class Kernel(NamedTuple):
+    """One file of the set."""
+
+    stem: str
+    head_dim: int
+    dtype: str
+    architecture: str
+
+    @property
+    def instance(self) -> str:
+        return f"{self.stem}-d{self.head_dim}-{self.dtype}"
+
+    @property
+    def path(self) -> Path:
+        return CUBINS / self.architecture / f"{self.instance}.{'ptx' if self.architecture[0] == 'c' else 'cubin'}"
+
+    @property
+    def capability(self) -> int:
+        return int(re.sub(r"\D", "", self.architecture))
+
+    def __str__(self) -> str:
+        return f"{self.architecture}/{self.instance}"
+
+
+def promised_architectures() -> tuple[str, ...]:
+    """What variants.yaml says of the CUDA version that this package was built with."""
+    table = matrix.load()
+    cuda = table.cuda[_library.build.cuda]
+    return (
+        *matrix.targets(cuda.architectures, table),
+        *(target.replace("sm_", "compute_") for target in matrix.targets(cuda.ptx, table)),
+    )
+
+
+KERNELS = [
+    Kernel(Path(entry["source"]).stem, head_dim, dtype, architecture)
+    for entry in ENTRIES
+    for architecture in promised_architectures()
+    if architecture in entry.get("architectures", [architecture])
+    for head_dim in entry["head_dim"]
+    for dtype in entry["dtype"]
+]
+every_cubin = pytest.mark.parametrize("kernel", [k for k in KERNELS if k.architecture.startswith("sm_")], ids=str)
+every_ptx = pytest.mark.parametrize("kernel", [k for k in KERNELS if k.architecture.startswith("compute_")], ids=str)
+
+
+class Resources(NamedTuple):
+    """What a cubin says its kernel uses."""
+
+    registers: int
+    stack: int
+    local: int
+    static_shared: int
+    threads: int
+    parameter_bytes: int
+
+
+@cache
+def resources(kernel: Kernel) -> Resources:
+    """Read from the ELF file; a missing attribute is a KeyError."""
+    with kernel.path.open("rb") as file:
+        elf = ELFFile(file)
+        assert elf["e_machine"] in {190, "EM_CUDA"}
+        table = elf.get_section_by_name(".symtab")
+        assert isinstance(table, SymbolTableSection)
+        symbols = [symbol.name for symbol in table.iter_symbols()]
+        assert symbols.count(kernel.stem) == 1, f"{kernel}: expected the entry {kernel.stem}, got {symbols}"
+        words: dict[int, list[tuple[int, int]]] = {}  # attribute → (symbol, value) of kernel and subroutines
+        own: dict[int, int] = {}
+        for section in elf.iter_sections():
+            if section.name not in {".nv.info", f".nv.info.{kernel.stem}"}:
+                continue
+            data, at = section.data(), 0
+            while at < len(data):
+                form, attribute, size = struct.unpack_from("<BBH", data, at)
+                at += 4
+                if form != 4:  # the value is in the place of the size
+                    own[attribute] = size
+                    continue
+                if section.name == ".nv.info" and size == 8:
+                    words.setdefault(attribute, []).append(struct.unpack_from("<II", data, at))
+                elif attribute == MAX_THREADS:
+                    x, y, z = struct.unpack_from("<III", data, at)
+                    own[attribute] = x * y * z
+                at += size
+        sizes = {section.name: section["sh_size"] for section in elf.iter_sections()}
+        return Resources(
+            registers=max(value for symbol, value in words[REGISTERS] if symbols[symbol] == kernel.stem),
+            stack=max(value for _, value in words[FRAME_SIZE] + words[MIN_STACK_SIZE]),
+            local=sum(size for name, size in sizes.items() if name.startswith(".nv.local")),
+            static_shared=sizes.get(f".nv.shared.{kernel.stem}", 0),
+            threads=own[MAX_THREADS],
+            parameter_bytes=own[PARAMETER_BYTES],
+        )
+
+
+@cache
+def disassembler() -> str:
+    """nvdisasm of the Triton that PyTorch depends on, or one on the path."""
+    spec = importlib.util.find_spec("triton")
+    for place in (spec.submodule_search_locations or []) if spec else []:
+        found = Path(place) / "backends" / "nvidia" / "bin" / "nvdisasm"
+        if found.is_file():
+            return str(found)
+    on_path = shutil.which("nvdisasm")
+    if on_path is None:
+        pytest.fail("no nvdisasm: neither in an installed triton (backends/nvidia/bin) nor on PATH")
+    return on_path
+
+
+@cache
+def instructions(kernel: Kernel) -> frozenset[str]:
+    """The different instructions in a cubin, with their modifiers."""
+    command = [disassembler(), "-c", str(kernel.path)]
+    text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    found = re.findall(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:\{\s*)?(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.x]*)", text, re.MULTILINE)
+    assert len(found) > 100, f"{kernel}: cannot read the disassembly: {text[:500]}"
+    return frozenset(found)
+
+
+class HostView(NamedTuple):
+    """What the host's headers say of a kernel."""
+
+    parameter_bytes: int
+    threads: int
+    shared: dict[int, int]  # bytes by head_dim
+
+
+@pytest.fixture(scope="session")
+def host(tmp_path_factory: pytest.TempPathFactory) -> dict[str, HostView]:
+    """Asks the headers, compiled as the host compiles them: warnings are errors, nothing of CUDA is in sight."""
+    lines = []
+    for entry in ENTRIES:
+        stem = Path(entry["source"]).stem
+        name = "".join(part.capitalize() for part in stem.split("_"))
+        lines.append(f'show("{stem}", sizeof(sage::{name}::Params), sage::{name}::kThreads')
+        function = EXPECTED[stem].shared
+        lines.extend(f", {d}, sage::{name}::{function}({d})" if function else f", {d}, 0" for d in entry["head_dim"])
+        lines.append(");\n")
+    includes = "".join(f'#include "kernels/{Path(e["source"]).with_suffix(".h").as_posix()}"\n' for e in ENTRIES)
+    folder = tmp_path_factory.mktemp("host")
+    source, program = folder / "view.cpp", folder / "view"
+    source.write_text(
+        f"{includes}#include <cstdio>\n"
+        "template <typename... Numbers> void show(const char* stem, Numbers... numbers) {\n"
+        '  std::printf("%s", stem);\n  (std::printf(" %d", static_cast<int>(numbers)), ...);\n  std::puts("");\n}\n'
+        f"int main() {{\n{''.join(lines)}}}\n",
+        encoding="utf-8",
+    )
+    compiler = os.environ.get("CXX", "c++")
+    options = ["-std=c++17", "-Wall", "-Wextra", "-Werror", "-O0", f"-I{CSRC}"]
+    done = subprocess.run([compiler, *options, str(source), "-o", str(program)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    views = {}
+    for line in subprocess.run([str(program)], capture_output=True, text=True, check=True).stdout.splitlines():
+        stem, *words = line.split()
+        size, threads, *pairs = map(int, words)
+        views[stem] = HostView(size, threads, dict(zip(pairs[::2], pairs[1::2], strict=True)))
+    return views
+
+
+def test_the_set_is_what_was_promised() -> None:
+    manifest = json.loads((CUBINS / "manifest.json").read_text(encoding="utf-8"))
+    assert manifest["version"] == _library.build.version
+    assert manifest["cuda"] == _library.build.cuda
+    assert tuple(manifest["architectures"]) == promised_architectures()
+    assert set(manifest["kernels"]) >= {kernel.instance for kernel in KERNELS}
+    expected = {kernel.path.relative_to(CUBINS).as_posix() for kernel in KERNELS}
+    assert set(manifest["files"]) == expected
+    present = {path.relative_to(CUBINS).as_posix(): path for path in CUBINS.rglob("*") if path.is_file()}
+    del present["manifest.json"]
+    assert {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in present.items()} == manifest["files"]
+
+
+@every_cubin
+def test_nothing_spills_and_blocks_fit(kernel: Kernel, host: dict[str, HostView]) -> None:
+    expected, used, view = EXPECTED[kernel.stem], resources(kernel), host[kernel.stem]
+    assert used.stack == 0, f"{kernel}: {used.stack} bytes of stack"
+    assert used.local == 0, f"{kernel}: {used.local} bytes of local memory"
+    # The hardware hands out registers to a warp in multiples of 256.
+    registers = (used.registers + 7) // 8 * 8 * used.threads
+    assert registers * expected.blocks_per_sm <= REGISTERS_PER_SM, f"{kernel}: {used.registers} registers a thread"
+    # From 9.0 on the compiler counts the system's share as the kernel's own.
+    reserved = 0 if kernel.capability >= 90 else RESERVED_SHARED
+    shared = used.static_shared + reserved + view.shared[kernel.head_dim]
+    assert shared * expected.blocks_per_sm <= SHARED_KIB[kernel.capability] * 1024, f"{kernel}: {shared} bytes a block"
+
+
+@every_cubin
+def test_the_instructions_are_those_meant(kernel: Kernel) -> None:
+    expected, found = EXPECTED[kernel.stem], instructions(kernel)
+    words = {"head_dim": kernel.head_dim, "bf16": ".BF16" if kernel.dtype == "bf16" else ""}
+    tensor = {name for name in found if re.match(r"[A-Z]*MMA(\.|$)", name)}
+    patterns = [pattern.format(**words) for pattern in expected.tensor]
+    for pattern in patterns:
+        assert fnmatch.filter(tensor, pattern), f"{kernel}: expected {pattern}, got {sorted(tensor)}"
+    stray = [name for name in tensor if not any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)]
+    assert not stray, f"{kernel}: tensor instructions that were not meant: {stray}"
+    for wanted in expected.others + (expected.since_90 if kernel.capability >= 90 else ()):
+        name = wanted.format(**words)
+        assert any(f == name or f.startswith(f"{name}.") for f in found), f"{kernel}: no {name}"
+    local = {name for name in found if name.split(".")[0] in {"LDL", "STL"}}
+    assert not local, f"{kernel}: reads or writes local memory: {local}"
+
+
+@every_cubin
+def test_host_and_device_agree(kernel: Kernel, host: dict[str, HostView]) -> None:
+    used, view = resources(kernel), host[kernel.stem]
+    assert used.parameter_bytes == view.parameter_bytes
+    assert used.threads == view.threads
+
+
+@every_ptx
+def test_ptx_is_for_its_architecture(kernel: Kernel, host: dict[str, HostView]) -> None:
+    text = kernel.path.read_text(encoding="utf-8")
+    assert re.findall(r"^\.target (\S+)$", text, re.MULTILINE) == [kernel.architecture.replace("compute_", "sm_")]
+    assert re.findall(r"^\.visible \.entry (\w+)\(", text, re.MULTILINE) == [kernel.stem]
+    parameter = re.findall(r"^\s*\.param \.align \d+ \.b8 \w+\[(\d+)\]", text, re.MULTILINE)
+    assert parameter == [str(host[kernel.stem].parameter_bytes)]
+    assert ".local" not in text
+    if kernel.stem == "sm80_qk_int8_pv_f16":
+        dtype = {"fp16": "f16", "bf16": "bf16"}[kernel.dtype]
+        assert "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32" in text
+        assert f"mma.sync.aligned.m16n8k16.row.col.f32.{dtype}.{dtype}.f32" in text
+
+
+# What a folder's files may include besides the C++ standard library, whose headers have no dot and no slash.
+INCLUDES = {
+    "kernels/**/*.cu": r"kernels/.*|cuda_(bf16|fp16)\.h|cuda/.*",
+    "kernels/**/*.cuh": r"kernels/.*\.(h|cuh)|cuda_(bf16|fp16)\.h|cuda/.*",
+    "kernels/**/*.h": r"kernels/.*\.h|cuda/std/cstdint",
+    "runtime/*": r"runtime/.*\.h|kernels/.*\.h",
+    "torch/*.h": r"(torch|runtime|kernels)/[^.]*\.h|(ATen|c10)/.*\.h",
+    "torch/*.cpp": r"(torch|runtime|kernels)/[^.]*\.h|(ATen|c10)/(?!cuda).*\.h",
+}
+
+
+@pytest.mark.parametrize("files", INCLUDES)
+def test_include_rules(files: str) -> None:
+    """csrc/README.md: device code apart from host code, the runtime without PyTorch, nothing of CUDA in the host's."""
+    paths = [path for path in CSRC.glob(files) if path.is_file()]
+    assert paths
+    for path in paths:
+        for header in re.findall(r'^\s*#\s*include\s*[<"](.*?)[>"]', path.read_text(encoding="utf-8"), re.MULTILINE):
+            standard = re.fullmatch(r"[a-z_]+", header)
+            assert standard or re.fullmatch(INCLUDES[files], header), f"{path.relative_to(ROOT)} includes {header}"
+
+
+def test_shared_headers_have_fixed_width_types() -> None:
+    """A cubin built on Linux serves Windows, whose `long` is another."""
+    for path in (CSRC / "kernels").rglob("*.h"):
+        code = re.sub(r"//.*", "", path.read_text(encoding="utf-8"))
+        assert not re.search(r"\b(long|short|unsigned|size_t|ptrdiff_t|bool)\b", code), path.relative_to(ROOT)
