@@ -106,7 +106,7 @@ class Factory:
             "kernels_digest": inputs.digest(inputs.KERNELS, facts["kernels"]),
             "operators_digest": inputs.digest(inputs.OPERATORS, facts["operators"]),
         }
-        pin = f"{channel.PYTHON}.*" if system else _conda_forge_python(build)
+        pin = f"{channel.PYTHON}.*" if system else _conda_forge_python()
         variant = matrix.variant(build, python_pin=pin, digests=digests, gcc=system.major if system else None)
         cuda, torch = build.cuda.replace(".", ""), build.torch.replace(".", "")
         cubins = f"sageattention-cubins-{build.version}-cu{cuda}_h{digests['kernels_digest']}_0.conda"
@@ -210,10 +210,11 @@ def _content(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def _conda_forge_python(build: matrix.Build) -> str:
-    """The newest Python of that PyTorch, by its full conda-forge name: the package serves every other one too."""
-    newest = matrix.load().pytorch[build.torch][-1]
-    return f"{newest}.* *_cpython" if newest in ("3.9", "3.10", "3.11", "3.12") else f"{newest}.* *_cp{newest.replace('.', '')}"
+def _conda_forge_python() -> str:
+    """The build environment's Python, by its full conda-forge name."""
+    python = matrix.load().build_python
+    kind = "cpython" if python in ("3.9", "3.10", "3.11", "3.12") else f"cp{python.replace('.', '')}"
+    return f"{python}.* *_{kind}"
 
 
 def _progress(console: Console) -> Progress:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import matrix
 
-KERNELS = ("csrc/kernels", "recipe/recipe.yaml", "recipe/build_cubins.sh")
+KERNELS = ("csrc/kernels", "LICENSE", "recipe/recipe.yaml", "recipe/build_cubins.sh")
 OPERATORS = ("csrc", "sageattention", "pyproject.toml", "README.md", "LICENSE", "recipe")
 # The time of packages made outside a git checkout that name none in SOURCE_DATE_EPOCH.
 EPOCH = 1_577_836_800

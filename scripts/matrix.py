@@ -99,6 +99,7 @@ class Matrix:
     platforms: Mapping[str, Platform]
     architectures: Mapping[str, Architecture]
     cuda: Mapping[str, Cuda]
+    build_python: str
     pytorch: Mapping[str, tuple[str, ...]]
     tools: tuple[str, ...]
     rows: tuple[Mapping[str, Any], ...]
@@ -187,6 +188,7 @@ def load(path: Path = TABLE) -> Matrix:
                 )
                 for n, c in raw["cuda"].items()
             },
+            build_python=raw["build_python"],
             pytorch={n: tuple(pythons) for n, pythons in raw["pytorch"].items()},
             tools=tuple(raw["tools"]),
             rows=tuple(raw["rows"]),
