@@ -239,12 +239,17 @@ def listing(manifest: Manifest) -> str:
     return "\n".join(["Tasks (python3 scripts/run.py TASK [ARGUMENT ...]):", *lines])
 
 
+def _terminated(_number: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-e", "--environment", help="run in this environment of pixi.toml instead of the task's own")
     parser.add_argument("task", nargs="?", help="a task of pixi.toml; without it the tasks are listed")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="handed on to the task")
     args = parser.parse_args(argv)
+    signal.signal(signal.SIGTERM, _terminated)
     try:
         manifest = Manifest.read(ROOT / "pixi.toml")
         if args.task is None:

@@ -156,10 +156,15 @@ def _logged(command: list[str], log: Path, name: str) -> None:
         ) as process,
     ):
         assert process.stdout is not None
-        for line in process.stdout:
-            record.write(line)
-            if line.lstrip().startswith(("Downloading ", "Installing ")):
-                print("  " + line.strip()[:110], file=sys.stderr, flush=True)
+        try:
+            for line in process.stdout:
+                record.write(line)
+                if line.lstrip().startswith(("Downloading ", "Installing ")):
+                    print("  " + line.strip()[:110], file=sys.stderr, flush=True)
+        except BaseException:
+            # Left alone it would go on filling an environment that the next run takes apart.
+            process.kill()
+            raise
     if process.returncode:
         text = log.read_text(encoding="utf-8")
         raise SetupError(f"environment {name!r} was not set up: {_cause(text)}. All that was said: {log}")

@@ -108,7 +108,14 @@ def operators() -> dict[str, bytes]:
 def index(name: str) -> dict[str, object]:
     """info/index.json of one of the two packages."""
     if name == "sageattention-cubins":
-        return {"name": name, "version": "2.2.0", "build": "cu128_h1_0", "subdir": "noarch", "noarch": "generic", "depends": []}
+        return {
+            "name": name,
+            "version": "2.2.0",
+            "build": "cu128_h1_0",
+            "subdir": "noarch",
+            "noarch": "generic",
+            "depends": [],
+        }
     depends = ["python >=3.9", "pytorch 2.8.*", "sageattention-cubins ==2.2.0 cu128_h1_0"]
     return {
         "name": name,

@@ -14,7 +14,6 @@ from pathlib import Path
 import matrix
 import pytest
 import run
-import test as install_script  # scripts/test.py
 import venvs
 
 RUN = matrix.ROOT / "scripts" / "run.py"
@@ -87,7 +86,10 @@ def test_arguments_follow_the_command_or_fill_its_places(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('a = { cmd = "x", depends-on = ["b"] }\nb = { cmd = "y", depends-on = ["a"] }', "depends on itself: a → b → a"),
+        (
+            'a = { cmd = "x", depends-on = ["b"] }\nb = { cmd = "y", depends-on = ["a"] }',
+            "depends on itself: a → b → a",
+        ),
         ('a = "python a.py && python b.py"', "needs a shell"),
         ('a = { cmd = "x", clean-env = true }', "uses clean-env, which"),
         ('a = { cmd = "x", depends-on = ["bb"] }\nbbb = "y"', "there is no task 'bb'. Did you mean 'bbb'?"),
@@ -218,7 +220,10 @@ def test_an_environment_is_made_and_sees_its_neighbour(place: Path) -> None:
     python = venvs.ensure("small", beside=["other"])
     (venvs.site_packages("other") / "neighbour.py").write_text("here = 1", encoding="utf-8")
     done = subprocess.run(
-        [python, "-c", "import neighbour, sys; print(neighbour.here, sys.prefix)"], capture_output=True, text=True, check=True
+        [python, "-c", "import neighbour, sys; print(neighbour.here, sys.prefix)"],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert done.stdout.split() == ["1", str(place / ".venvs" / "small")]
 
@@ -307,17 +312,6 @@ def test_the_users_python_settings_do_not_leak_in() -> None:
     assert "PYTHONPATH" not in env
     assert "PYTHONHOME" not in env
     assert env["PATH"].split(os.pathsep) == [str(venvs.bin_dir("build")), str(venvs.bin_dir("torch")), "/usr/bin"]
-
-
-# ── scripts/test.py ───────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_no_wheel_to_test_says_what_makes_one(tmp_path: Path) -> None:
-    (tmp_path / "sageattention-2.2.0-280.128-cp27-cp27-linux_x86_64.whl").write_bytes(b"")
-    with pytest.raises(install_script.InstallError) as caught:
-        install_script.choose(tmp_path, "2.8.0", "12.8")
-    assert "cp27" in str(caught.value)
-    assert "run.py build-cu128` makes one" in str(caught.value)
 
 
 def test_a_start_is_quick() -> None:

@@ -66,7 +66,11 @@ def test_refuses_packages_of_another_build(tmp_path: Path, field: str, value: st
     other = dataclasses.replace(samples.build(), **changed)
     with pytest.raises(wheel.WheelError, match="was asked for") as caught:
         wheel.emit(
-            samples.operators_conda(tmp_path), samples.cubins_conda(tmp_path), python="3.12", build=other, out_dir=tmp_path
+            samples.operators_conda(tmp_path),
+            samples.cubins_conda(tmp_path),
+            python="3.12",
+            build=other,
+            out_dir=tmp_path,
         )
     assert value in str(caught.value)
     assert not list(tmp_path.glob("*.whl"))

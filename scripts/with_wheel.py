@@ -1,6 +1,7 @@
-"""Install the built wheel beside PyTorch in a clean environment and run the tests against it.
+"""Run Python with the built wheel installed: `with_wheel.py -m pytest`, `with_wheel.py bench/run.py`.
 
-What is tested is the file that would be published, never the checkout. Arguments are handed on to pytest.
+The wheel lies alone in a clean environment beside PyTorch, so that what is tested and measured is the file that would
+be published, never the checkout.
 """
 
 from __future__ import annotations
@@ -70,20 +71,39 @@ def install(wheel: Path, target: Path) -> Path:
     return python
 
 
+def import_faults(python: Path) -> list[str]:
+    """What keeps `import sageattention` and one call on the CPU from working in an environment."""
+    code = """
+import torch, sageattention
+q = torch.ones(1, 1, 3, 64, dtype=torch.float16)
+out = sageattention.sageattn(q, q, q)
+assert out.shape == q.shape and bool((out == 1).all()), f"attention over equal values gave {out}"
+"""
+    done = subprocess.run([str(python), "-P", "-c", code], capture_output=True, text=True, check=False)
+    if done.returncode == 0:
+        return []
+    lines = done.stderr.strip().splitlines() or [f"Python ended with status {done.returncode}"]
+    return [f"the installed wheel does not import and run on the CPU: {lines[-1]}"]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cuda", default="12.8", help="CUDA version of the wheel (default: 12.8)")
     parser.add_argument("--wheels", type=Path, default=ROOT / "dist" / "wheels", help="default: dist/wheels")
-    args, handed_on = parser.parse_known_args()
+    parser.add_argument("command", nargs=argparse.REMAINDER, help="what follows `python`: -m MODULE or a script")
+    args = parser.parse_args()
     try:
         wheel = choose(args.wheels, torch_version(), args.cuda)
         python = install(wheel, TARGET)
     except (InstallError, matrix.MatrixError, OSError, subprocess.CalledProcessError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    print(f"testing {wheel.name}", flush=True)
+    if faults := import_faults(python):
+        print("\n".join(f"error: {fault}" for fault in faults), file=sys.stderr)
+        return 1
+    print(f"{wheel.name} is installed", flush=True)
     # -P keeps the checkout, with its sageattention/ that has no _C, off the import path.
-    command = [str(python), "-P", "-m", "pytest", *handed_on]
+    command = [str(python), "-P", *args.command]
     if os.name == "posix":
         os.chdir(ROOT)
         os.execv(command[0], command)

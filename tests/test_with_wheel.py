@@ -1,0 +1,52 @@
+"""with_wheel.py: the wheel that fits is found, installed alone and tried."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import samples
+import with_wheel
+
+HERE = f"{sys.version_info[0]}.{sys.version_info[1]}"
+
+
+def test_the_wheel_for_this_python_is_chosen(tmp_path: Path) -> None:
+    for name in (
+        "280.128-cp27-cp27",
+        f"280.128-cp{HERE.replace('.', '')}-cp{HERE.replace('.', '')}",
+        "270.128-cp312-cp312",
+    ):
+        (tmp_path / f"sageattention-2.2.0-{name}-linux_x86_64.whl").write_bytes(b"")
+    assert f"-280.128-cp{HERE.replace('.', '')}-" in with_wheel.choose(tmp_path, "2.8.0", "12.8").name
+
+
+def test_no_wheel_says_what_there_is_and_what_makes_one(tmp_path: Path) -> None:
+    (tmp_path / "sageattention-2.2.0-280.128-cp27-cp27-linux_x86_64.whl").write_bytes(b"")
+    with pytest.raises(with_wheel.InstallError) as caught:
+        with_wheel.choose(tmp_path, "2.8.0", "12.8")
+    assert "cp27" in str(caught.value)
+    assert "run.py build-cu128` makes one" in str(caught.value)
+
+
+def test_a_wheel_is_installed_alone_and_a_broken_one_does_not_import(tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="the wheel's own requirement must be there for pip to be content")
+    python = with_wheel.install(samples.a_wheel(tmp_path, HERE), tmp_path / "installed")
+    code = "import importlib.metadata as m; print(m.version('sageattention'), m.distribution('sageattention').locate_file(''))"
+    said = subprocess.run([python, "-P", "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert said[0] == "2.2.0"
+    assert Path(said[1]).is_relative_to(tmp_path / "installed")
+    # The sample has no sageattn.
+    (fault,) = with_wheel.import_faults(python)
+    assert "does not import and run on the CPU: AttributeError" in fault
+
+
+def test_a_requirement_that_is_not_there_is_a_fault_of_the_wheel(tmp_path: Path) -> None:
+    path = samples.a_wheel(tmp_path, HERE)
+    files = samples.contents(path)
+    name = f"{samples.DIST_INFO}/METADATA"
+    files[name] = files[name].replace(b"torch==2.8.*", b"torch==1.0.*")
+    with pytest.raises(with_wheel.InstallError, match=r"(?s)pip cannot install .*torch==1\.0"):
+        with_wheel.install(samples.rewrite(path, files), tmp_path / "installed")
