@@ -239,8 +239,9 @@ def listing(manifest: Manifest) -> str:
     return "\n".join(["Tasks (python3 scripts/run.py TASK [ARGUMENT ...]):", *lines])
 
 
-def _terminated(_number: int, _frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
+def _terminated(number: int, _frame: FrameType | None) -> None:
+    # An exception, so that a set-up under way ends its pip.
+    raise SystemExit(128 + number)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
