@@ -76,6 +76,10 @@ def _copy(source: Path, target: Path) -> Path:
     temporary = target.with_name(f".{target.name}.partial")
     try:
         shutil.copyfile(source, temporary)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        # Of the two files it is the new one that has no room.
+        raise OSError(error.errno, error.strerror, str(target)) from error
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
