@@ -49,6 +49,16 @@ class BuildError(RuntimeError):
     """A build that cannot go on; the message says what happened and what to do."""
 
 
+# Where the lines begin that say why a build failed, the most telling first (pip indents what it passes on), and
+# where they end.
+SIGNS = (
+    r"\s*(FAILED:|CMake Error)",
+    r"\s*\S+:\d+:(\d+:)? (fatal )?error:",
+    r"Traceback \(most recent call last\)",
+    r"\s*(error|ERROR)\b(?!: subprocess-exited)",
+)
+END = r"\s*(ninja: build stopped|Script (failed|execution failed)|note: This error originates)"
+
 # Failures that explain themselves: their message is all that the reader needs.
 FAULTS = (
     BuildError,
@@ -172,7 +182,7 @@ class Factory:
             task = progress.add_task(title, total=None)
 
             def on_line(line: str) -> None:
-                if match := re.match(r"\[(\d+)/(\d+)\] (.*)", line):
+                if match := re.match(r"\s*\[(\d+)/(\d+)\] (.*)", line):
                     progress.update(task, completed=int(match[1]), total=int(match[2]), description=f"{title}: {match[3][:60]}")
                 elif line.startswith(("step: ", "downloading ")):
                     progress.update(task, description=f"{title}: {line.removeprefix('step: ')[:60]}")
@@ -237,11 +247,9 @@ def _why(error: child.ChildError, channel_kind: str) -> str:
     if channel_kind != "pypi" and re.search(r"(?i)request failed|error sending request|failed to fetch|dns error", text):
         return (f"the channel {channel_kind} cannot be reached: check the network, or build from PyPI with "
                 f"`--channel pypi` (`python3 scripts/run.py` does); log: {error.log}")  # fmt: skip
-    first = next((i for i, line in enumerate(said) if line.startswith(("FAILED:", "CMake Error"))), None)
-    if first is None:
-        first = next((i for i, line in enumerate(said) if re.match(r"\s*(error|ERROR)\b", line)), max(0, len(said) - 15))
-    last = next((i for i, line in enumerate(said) if "build stopped" in line or "Script failed" in line), len(said))
-    return f"{error}\n" + "\n".join(said[first : max(last, first + 1)][:40])
+    first = next((i for sign in SIGNS for i, line in enumerate(said) if re.match(sign, line)), max(0, len(said) - 15))
+    last = next((i for i, line in enumerate(said[first:], first) if i > first and re.match(END, line)), len(said))
+    return f"{error}\n" + "\n".join(said[first:last][:40])
 
 
 def requests(args: argparse.Namespace) -> list[Request]:

@@ -155,6 +155,10 @@ def test_a_failed_child_is_reported_with_its_log(tmp_path: Path) -> None:
     [
         (["noise", "FAILED: k.cubin", "k.cu(3): error: no such thing", "ninja: build stopped", "more noise"], "pypi",
          "FAILED: k.cubin\nk.cu(3): error: no such thing"),
+        (["noise", "  a.cpp:4:1: error: expected ')'", "  error: subprocess-exited-with-error", "error: Script failed"], "pypi",
+         "a.cpp:4:1: error: expected ')'"),
+        (["noise", "Traceback (most recent call last):", "RuntimeError: at import", "Script failed with status 1", "noise"], "pypi",
+         "RuntimeError: at import"),
         (["cc1plus: fatal error: No space left on device"], "pypi", "free some space"),
         (["Request failed after 3 retries", "error: Failed to resolve dependencies"], "conda-forge", "--channel pypi"),
         (["error: Failed to resolve dependencies"], "pypi", "error: Failed to resolve dependencies"),
