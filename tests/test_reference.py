@@ -1,0 +1,401 @@
+"""The CPU reference, called as users call it, against float64; and the properties of its parts.
+
+The kernels are compared with it on a GPU (tests/gpu), so what holds here is what they are held to.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from accuracy import QK_INT8_PV_F16, error_by_size, exact, relative_l1
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from sageattention import reference, sageattn
+
+CSRC = Path(__file__).resolve().parent.parent / "csrc"
+DTYPES = [torch.float16, torch.bfloat16]
+# The same examples every time: a limit that is met by chance is no limit.
+property_test = settings(max_examples=120, deadline=None, derandomize=True, database=None)
+
+QKV = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+def randn(*shape: int, seed: int, dtype: torch.dtype = torch.float16) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def qkv(
+    heads: int,
+    qo_len: int,
+    head_dim: int,
+    *,
+    kv_heads: int = 0,
+    kv_len: int = 0,
+    batch: int = 1,
+    seed: int = 0,
+    dtype: Any = None,
+) -> QKV:
+    kv = (batch, kv_heads or heads, kv_len or qo_len, head_dim)
+    dtype = dtype or torch.float16
+    return (
+        randn(batch, heads, qo_len, head_dim, seed=3 * seed, dtype=dtype),
+        randn(*kv, seed=3 * seed + 1, dtype=dtype),
+        randn(*kv, seed=3 * seed + 2, dtype=dtype),
+    )
+
+
+def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> torch.Tensor:
+    return sageattn(q, k, v, **options)
+
+
+def attend_lse(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    out, lse = sageattn(q, k, v, return_lse=True, **options)
+    return out, lse
+
+
+class Case(NamedTuple):
+    """One call."""
+
+    batch: int
+    kv_heads: int
+    group: int
+    qo_len: int
+    kv_len: int
+    head_dim: int
+    dtype: torch.dtype
+    layout: str
+    is_causal: bool
+    smooth_k: bool
+    scale: float | None  # times head_dim ** -0.5
+    views: tuple[str, str, str]
+    seed: int
+
+    def tensors(self) -> QKV:
+        """In the order [batch, heads, tokens, head_dim]."""
+        q_heads = self.kv_heads * self.group
+        return qkv(
+            q_heads, self.qo_len, self.head_dim,
+            kv_heads=self.kv_heads, kv_len=self.kv_len, batch=self.batch, seed=self.seed, dtype=self.dtype,
+        )  # fmt: skip
+
+    def options(self) -> dict[str, Any]:
+        scale = None if self.scale is None else self.scale * self.head_dim**-0.5
+        return {"is_causal": self.is_causal, "sm_scale": scale}
+
+
+VIEWS = ("contiguous", "other layout", "every second token", "part of the channels", "packed")
+LENGTHS = st.one_of(st.integers(1, 300), st.sampled_from([1, 2, 15, 16, 17, 63, 64, 65, 127, 128, 129, 192, 256]))
+CASES = st.builds(
+    Case,
+    batch=st.integers(1, 2),
+    kv_heads=st.integers(1, 3),
+    group=st.integers(1, 3),
+    qo_len=LENGTHS,
+    kv_len=LENGTHS,
+    head_dim=st.one_of(st.integers(1, 128), st.sampled_from([1, 63, 64, 65, 128])),
+    dtype=st.sampled_from(DTYPES),
+    layout=st.sampled_from(["HND", "NHD"]),
+    is_causal=st.booleans(),
+    smooth_k=st.booleans(),
+    scale=st.sampled_from([None, None, 0.0, -1.0, 0.3, 1.5]),
+    views=st.tuples(*[st.sampled_from(VIEWS)] * 3),
+    seed=st.integers(0, 2**16),
+)
+
+
+def as_view(x: torch.Tensor, view: str) -> torch.Tensor:
+    """The same values in other memory; what lies between them is NaN."""
+    if view == "contiguous":
+        return x.contiguous()
+    if view == "other layout":
+        return x.transpose(1, 2).contiguous().transpose(1, 2)
+    shape = list(x.shape)
+    if view == "every second token":
+        shape[2] *= 2
+        buffer = torch.full(shape, float("nan"), dtype=x.dtype)
+        buffer[:, :, 1::2] = x
+        return buffer[:, :, 1::2]
+    if view == "part of the channels":
+        shape[3] += 3
+        buffer = torch.full(shape, float("nan"), dtype=x.dtype)
+        buffer[..., 1:-2] = x
+        return buffer[..., 1:-2]
+    return torch.stack([torch.full_like(x, float("nan")), x], dim=3)[:, :, :, 1]
+
+
+@given(CASES)
+@example(Case(1, 1, 1, 1, 1, 1, torch.float16, "HND", True, True, None, ("contiguous",) * 3, 0))
+@example(Case(2, 2, 3, 257, 300, 128, torch.bfloat16, "NHD", True, True, -1.0, ("packed",) * 3, 1))
+@property_test
+def test_any_shape_against_float64(case: Case) -> None:
+    q, k, v = case.tensors()
+    views = [as_view(x, view) for x, view in zip((q, k, v), case.views, strict=True)]
+    if case.layout == "NHD":
+        views = [x.transpose(1, 2) for x in views]
+    before = [x.clone() for x in views]
+    out, lse = attend_lse(*views, tensor_layout=case.layout, smooth_k=case.smooth_k, **case.options())
+    for x, y in zip(views, before, strict=True):
+        assert torch.equal(x, y)
+    assert out.shape == views[0].shape
+    assert out.dtype == case.dtype
+    assert out.is_contiguous()
+    assert lse.dtype == torch.float32
+    if case.layout == "NHD":
+        out = out.transpose(1, 2)
+    expected_lse = exact(q, k, v, **case.options())[1]
+    assert lse.shape == expected_lse.shape
+    assert error_by_size(out, q, k, v, **case.options()) <= QK_INT8_PV_F16.any_shape
+    assert (lse - expected_lse).abs().max() <= QK_INT8_PV_F16.lse
+
+
+@given(CASES)
+@settings(property_test, max_examples=40)
+def test_memory_layout_does_not_matter(case: Case) -> None:
+    tensors = case.tensors()
+    views = [as_view(x, view) for x, view in zip(tensors, case.views, strict=True)]
+    expected, expected_lse = attend_lse(*tensors, smooth_k=case.smooth_k, **case.options())
+    out, lse = attend_lse(*views, smooth_k=case.smooth_k, **case.options())
+    # Matrix products may add in another order, and that may round an element of P to its other neighbour.
+    torch.testing.assert_close(out, expected, rtol=2e-2, atol=2e-3)
+    torch.testing.assert_close(lse, expected_lse, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("causal", [False, True])
+def test_accuracy_at_4096_tokens(dtype: torch.dtype, causal: bool) -> None:
+    q, k, v = qkv(1, 4096, 128, dtype=dtype)
+    out, lse = attend_lse(q, k, v, is_causal=causal)
+    expected, expected_lse = exact(q, k, v, is_causal=causal)
+    assert relative_l1(out, expected) <= QK_INT8_PV_F16.relative_l1
+    assert (lse - expected_lse).abs().max() <= QK_INT8_PV_F16.lse
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_offsets_of_k_and_v(dtype: torch.dtype) -> None:
+    """Models have them in every channel. Smoothing takes K's away, and log-sum-exp does not show that it did."""
+    q, k, v = qkv(1, 4096, 128, dtype=dtype)
+    k, v = ((x + 8 * randn(1, 1, 1, 128, seed=seed)).to(dtype) for x, seed in ((k, 90), (v, 91)))
+    expected, expected_lse = exact(q, k, v)
+    out, lse = attend_lse(q, k, v)
+    assert relative_l1(out, expected) <= QK_INT8_PV_F16.offsets
+    assert (lse - expected_lse).abs().max() <= QK_INT8_PV_F16.lse
+    # That smoothing is what does it: without it the scores are off by more.
+    rough = attend_lse(q, k, v, smooth_k=False)[1]
+    assert (rough - expected_lse).abs().mean() > 3 * (lse - expected_lse).abs().mean()
+
+
+def test_smoothing_is_neutral_where_k_is_constant() -> None:
+    """All keys alike: P is uniform, the output V's mean, whatever the offset."""
+    q, k, v = qkv(2, 50, 64, kv_len=130)
+    k = k[:, :, :1].expand(-1, -1, 130, -1) * 100
+    out, lse = attend_lse(q, k, v)
+    expected, expected_lse = exact(q, k, v)
+    torch.testing.assert_close(out.double(), expected, rtol=0, atol=1e-3)
+    torch.testing.assert_close(lse.double(), expected_lse, rtol=1e-5, atol=1e-3)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("smooth", [False, True])
+def test_outlier_channels(dtype: torch.dtype, smooth: bool) -> None:
+    q, k, v = qkv(2, 1024, 128, dtype=dtype)
+    q[..., ::16] *= 30
+    k[..., ::16] *= 30
+    out, lse = attend_lse(q, k, v, smooth_k=smooth)
+    assert out.isfinite().all()
+    assert lse.isfinite().all()
+    assert relative_l1(out, exact(q, k, v)[0]) <= QK_INT8_PV_F16.outliers
+
+
+def test_values_near_the_end_of_the_range() -> None:
+    q, k, v = qkv(1, 300, 64)
+    torch.testing.assert_close(attend(q, k, torch.full_like(v, 60000.0)), torch.full_like(q, 60000.0), rtol=1e-3, atol=0)
+    wide = torch.full_like(v, 1e33, dtype=torch.bfloat16)
+    out = attend(q.bfloat16(), k.bfloat16(), wide)
+    torch.testing.assert_close(out, wide, rtol=1e-2, atol=0)
+
+
+@pytest.mark.parametrize("value", [0.0, 1e-7, 6e4])
+def test_tensors_of_one_value(value: float) -> None:
+    v = randn(1, 1, 70, 32, seed=0)
+    same = torch.full_like(v, value)
+    out, lse = attend_lse(same, same, v)
+    torch.testing.assert_close(out.double(), v.double().mean(dim=2, keepdim=True).expand_as(v), rtol=0, atol=1e-3)
+    torch.testing.assert_close(lse.double(), exact(same, same, v)[1], rtol=1e-3, atol=1e-3)
+
+
+def test_nan_is_not_hidden() -> None:
+    q, k, v = qkv(2, 100, 64)
+    q[0, 0, 3, 5] = float("nan")
+    k[0, 1, 7, 9] = float("nan")
+    out = attend(q, k, v, smooth_k=False)
+    assert out[0, 0, 3].isnan().all()
+    assert out[0, 0, :3].isfinite().all()
+    assert out[0, 0, 4:].isfinite().all()
+    assert out[0, 1].isnan().all()
+    v[0, 0, 9, 2] = float("nan")
+    out = attend(*qkv(2, 100, 64)[:2], v)
+    assert out[0, 0, :, 2].isnan().all()
+    assert out[0, 0, :, 3:].isfinite().all()
+
+
+def test_grouped_heads_are_repeated_heads() -> None:
+    q, k, v = qkv(6, 90, 48, kv_heads=2)
+    out = attend(q, k, v)
+    torch.testing.assert_close(out, attend(q, k.repeat_interleave(3, 1), v.repeat_interleave(3, 1)), rtol=1e-2, atol=1e-3)
+
+
+def test_expanded_heads() -> None:
+    q, k, v = qkv(4, 90, 48, kv_heads=1)
+    expected = attend(q, k, v, is_causal=True)
+    out = attend(q, k.expand(-1, 4, -1, -1), v.expand(-1, 4, -1, -1), is_causal=True)
+    torch.testing.assert_close(out, expected, rtol=1e-2, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("q_shape", "kv_shape"),
+    [
+        ((0, 2, 5, 64), (0, 2, 5, 64)),
+        ((1, 2, 0, 64), (1, 2, 5, 64)),
+        ((1, 2, 0, 64), (1, 2, 0, 64)),
+        ((1, 0, 5, 64), (1, 1, 5, 64)),
+    ],
+)
+def test_nothing_to_compute(q_shape: tuple[int, ...], kv_shape: tuple[int, ...]) -> None:
+    q, kv = torch.zeros(q_shape, dtype=torch.float16), torch.zeros(kv_shape, dtype=torch.float16)
+    out, lse = attend_lse(q, kv, kv)
+    assert out.shape == q_shape
+    assert lse.shape == q_shape[:3]
+
+
+def test_a_causal_row_sees_no_later_block() -> None:
+    """Keys of a later block of 64 share no scale with the row's own, so nothing of them may show."""
+    q, k, v = qkv(2, 256, 64)
+    out, lse = attend_lse(q, k, v, is_causal=True, smooth_k=False)
+    k[:, :, 128:] = 50
+    v[:, :, 128:] = -50
+    other, other_lse = attend_lse(q, k, v, is_causal=True, smooth_k=False)
+    assert torch.equal(out[:, :, :128], other[:, :, :128])
+    assert torch.equal(lse[:, :, :128], other_lse[:, :, :128])
+    assert not torch.equal(out[:, :, 128:], other[:, :, 128:])
+
+
+# Steps between neighbouring keys' scores, in powers of two: around the threshold if a chunk is 16 keys (or 64) long.
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("step", [0.05, 0.12, 0.13, 0.49, 0.51, 1.0])
+def test_order_of_keys_does_not_matter(step: float, head_dim: int) -> None:
+    """Rising scores rescale the output at almost every chunk, falling ones never: the result is the same.
+
+    Two channels of K have the same magnitude in every key, which makes all scales alike in any order, and carry a sum that
+    Q turns into the score; so only the running maximum differs between the orders.
+    """
+    keys = 320
+    score = (torch.arange(keys) * step).clamp(max=120.0)
+    k = torch.zeros(1, 1, keys, head_dim)
+    k[..., 0] = 127.0
+    k[..., 1] = score.round()  # integers up to 127: exact in INT8
+    q = torch.zeros(1, 1, 8, head_dim)
+    q[..., 1] = torch.linspace(0.1, 1.0, 8)
+    v = randn(1, 1, keys, head_dim, seed=5)
+    q16, k16 = q.half(), k.half()
+    # sm_scale such that a score is a power of two.
+    options: dict[str, Any] = {"sm_scale": 0.6931471805599453, "smooth_k": False}
+    expected, expected_lse = exact(q16, k16, v, sm_scale=options["sm_scale"])
+    shuffled = torch.randperm(keys, generator=torch.Generator().manual_seed(1))
+    for order in (torch.arange(keys), torch.arange(keys).flip(0), shuffled):
+        out, lse = attend_lse(q16, k16[:, :, order], v[:, :, order], **options)
+        torch.testing.assert_close(out.double(), expected, rtol=2e-3, atol=2e-3)
+        # Folding MAGIC into the exponent's offset rounds that by up to 0.75 of a unit of the integer scores: here 1/127.
+        torch.testing.assert_close(lse.double(), expected_lse, rtol=0, atol=0.75 / 127)
+
+
+def test_the_threshold_of_rescaling_does_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+    q, k, v = qkv(2, 200, 128, dtype=torch.float16)
+    q = q * 8  # scores far apart, so that maxima do grow
+    lazy, lazy_lse = attend_lse(q, k, v)
+    monkeypatch.setattr(reference, "RESCALE_THRESHOLD", 0.0)
+    eager, eager_lse = attend_lse(q, k, v)
+    torch.testing.assert_close(lazy, eager, rtol=5e-3, atol=2e-3)
+    torch.testing.assert_close(lazy_lse, eager_lse, rtol=0, atol=1e-3)
+    assert not torch.equal(lazy, eager)  # the threshold is in use
+
+
+@given(
+    kv_len=LENGTHS,
+    head_dim=st.integers(1, 128),
+    size=st.sampled_from([1e-6, 1.0, 1e4]),
+    smooth=st.booleans(),
+    seed=st.integers(0, 999),
+)
+@settings(property_test, max_examples=60)
+def test_quantised_keys(kv_len: int, head_dim: int, size: float, smooth: bool, seed: int) -> None:
+    k = randn(1, 2, kv_len, head_dim, seed=seed, dtype=torch.float32) * size + (3 * size if smooth else 0)
+    mean = reference.sampled_mean(k) if smooth else torch.zeros(1, 2, 1, head_dim)
+    integers, scale = reference.quantise_k(k, mean)
+    assert integers.shape == k.shape
+    assert scale.shape == k.shape[:3]
+    assert torch.equal(integers, integers.round())
+    assert integers.abs().max() <= 127
+    centred = (k - mean).double()
+    # Half a step, and what float32 adds to the quotient.
+    assert ((integers * scale.double()[..., None] - centred).abs() <= scale.double()[..., None] * 0.50002).all()
+    # csrc/kernels/quant/quant_k_int8.h: the keys of a block of 64 with the same (key % 8) // 2 share a scale.
+    key = torch.arange(kv_len)
+    group = key // 64 * 4 + key % 8 // 2
+    for g in group.unique():
+        members = group == g
+        assert members.sum() <= 16
+        largest = centred[:, :, members].abs().amax(dim=(2, 3))
+        used = torch.where(largest < reference.SMALLEST_MAGNITUDE, 0.0, 127.0)
+        largest = largest.clamp_min(reference.SMALLEST_MAGNITUDE)
+        torch.testing.assert_close(
+            scale[:, :, members].double(), (largest / 127)[..., None].expand(-1, -1, int(members.sum())), rtol=1e-6, atol=1e-32
+        )
+        # The largest element of a group uses the whole range.
+        assert torch.equal(integers[:, :, members].abs().amax(dim=(2, 3)), used)
+
+
+@pytest.mark.parametrize("kv_len", [1, 5, 63, 64, 65, 100, 128, 1000, 4096])
+def test_sampled_mean(kv_len: int) -> None:
+    k = randn(1, 2, kv_len, 16, seed=kv_len, dtype=torch.float32) + 5
+    mean = reference.sampled_mean(k)
+    samples = min(kv_len, 64)
+    expected = sum(k[:, :, i * kv_len // samples].double() for i in range(samples)) / samples
+    torch.testing.assert_close(mean[:, :, 0].double(), expected, rtol=1e-6, atol=0)
+    if kv_len <= 64:
+        torch.testing.assert_close(mean, k.mean(dim=2, keepdim=True))
+
+
+def test_rounding_is_to_nearest_even() -> None:
+    x = torch.tensor([-127.0, -2.5, -1.5, -0.5, 0.5, 1.5, 2.5, 127.0])
+    assert reference.round_to_int8(x, torch.tensor(127.0)).tolist() == [-127, -2, -2, 0, 0, 2, 2, 127]
+
+
+@pytest.mark.parametrize(
+    ("file", "pattern", "value"),
+    [
+        ("quant/quant_k_int8.h", r"kBlockN = (\d+);", reference.BLOCK_N),
+        ("quant/quant_k_int8.h", r"kSampledKeys = (\d+);", reference.SAMPLED_KEYS),
+        ("quant/quant_k_int8.cu", r"magnitude = ([\d.e-]+)f;", reference.SMALLEST_MAGNITUDE),
+        ("attention/sm80_qk_int8_pv_f16.cu", r"magnitude = ([\d.e-]+)f;", reference.SMALLEST_MAGNITUDE),
+        ("attention/sm80_qk_int8_pv_f16.cu", r"kRescaleThreshold = ([\d.]+)f;", reference.RESCALE_THRESHOLD),
+        ("attention/sm80_qk_int8_pv_f16.cu", r"kMagic = ([\d.]+)f;", reference.MAGIC),
+        ("attention/sm80_qk_int8_pv_f16.cu", r"kChunkN = kHeadDim <= 64 \? (\d+) : \d+;", reference.chunk_n(64)),
+        ("attention/sm80_qk_int8_pv_f16.cu", r"kChunkN = kHeadDim <= 64 \? \d+ : (\d+);", reference.chunk_n(128)),
+    ],
+)
+def test_constants_are_the_kernels(file: str, pattern: str, value: float) -> None:
+    text = (CSRC / "kernels" / file).read_text(encoding="utf-8")
+    assert [float(found) for found in re.findall(pattern, text)] == [value]
+
+
+def test_magic_is_what_its_bits_say() -> None:
+    """An int32 accumulator that starts at these bits reads as the float MAGIC plus the sum, for every possible sum."""
+    bits = torch.tensor([0x4B400000], dtype=torch.int32)
+    largest = 127 * 127 * 128
+    sums = torch.tensor([0, 1, -1, largest, -largest, 12345, -54321], dtype=torch.int32)
+    assert torch.equal((bits + sums).view(torch.float32), reference.MAGIC + sums.float())
