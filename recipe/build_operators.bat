@@ -3,6 +3,8 @@ rem Compiles the operators against PyTorch's headers, without importing PyTorch,
 rem /Brepro: nothing of the time of the build in the binary.
 set "CXXFLAGS=%CXXFLAGS% /Brepro"
 set "LDFLAGS=%LDFLAGS% /Brepro"
+rem Activated environments name another one.
+set "CMAKE_GENERATOR=Ninja"
 
 rem In two steps, because pip notes where it installed a folder or file from: that is no part of the package.
 "%PYTHON%" -m pip wheel . --no-deps --no-build-isolation --no-index -v -w dist ^

@@ -14,6 +14,9 @@ unset LD_RUN_PATH
 export LDFLAGS="${LDFLAGS:-}"
 export LDFLAGS="${LDFLAGS//-Wl,-rpath,$PREFIX\/lib/}"
 
+# Activated environments name another one.
+export CMAKE_GENERATOR=Ninja
+
 # In two steps, because pip notes where it installed a folder or file from: that is no part of the package.
 "$PYTHON" -m pip wheel . --no-deps --no-build-isolation --no-index -v -w dist \
   -C cmake.source-dir=csrc/torch \
