@@ -1,0 +1,86 @@
+"""Compile the kernels alone, for working on them: only what changed, straight into build/kernels-cuXYZ/cubins.
+
+`kernels.py [--cuda 12.8] [--architecture 9.0 ...]`. Packages come of scripts/build.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import channel
+import matrix
+import venvs
+
+
+class KernelsError(Exception):
+    """The kernels cannot be compiled; the message says why."""
+
+
+def compiler(cuda: str) -> tuple[str, dict[str, str]]:
+    """nvcc of that release and the environment that cmake and ninja are found in."""
+    if os.environ.get("SAGEATTENTION_CHANNEL") != "pypi":
+        found = shutil.which("nvcc")
+        if found is None:
+            tag = f"cu{cuda.replace('.', '')}"
+            raise KernelsError(f"no nvcc on PATH: run `pixi run -e {tag} kernels`, or `python3 scripts/run.py kernels`")
+        return found, dict(os.environ)
+    venvs.ensure("tools")
+    package = channel.nvcc(matrix.load().cuda[cuda], matrix.host_platform(), channel.compiler(), _say)
+    for place, text in package.texts.items():
+        path = matrix.ROOT / "build" / f"nvcc-{cuda}" / place
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not path.is_file() or path.read_text(encoding="utf-8") != text:  # a newer compiler would compile all again
+            path.write_text(text, encoding="utf-8")
+            path.chmod(0o755)
+    commands = os.pathsep.join([str(venvs.bin_dir("tools")), os.environ["PATH"]])
+    return str(matrix.ROOT / "build" / f"nvcc-{cuda}" / "bin" / "nvcc"), os.environ | {"PATH": commands}
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def compile_kernels(cuda: str, architectures: list[str]) -> Path:
+    """Compile for these architectures with Ninja's own progress; the folder of the cubins."""
+    table = matrix.load()
+    matrix.known("CUDA version", cuda, table.cuda)
+    build = table.cuda[cuda]
+    wanted = architectures or list(build.architectures)
+    targets = [name.removeprefix("sm_") for name in matrix.targets(wanted)]
+    nvcc, environment = compiler(cuda)
+    output = matrix.ROOT / "build" / f"kernels-cu{cuda.replace('.', '')}"
+    configure = ["cmake", "-S", "csrc/kernels", "-B", str(output), "-G", "Ninja", "--log-level=WARNING",
+                 f"-DSAGE_NVCC={nvcc}", f"-DSAGE_CUDA_VERSION={cuda}", f"-DSAGE_VERSION={table.packages['sageattention']}",
+                 f"-DSAGE_ARCHITECTURES={';'.join(targets)}", f"-DSAGE_PTX={';'.join(build.ptx) if not architectures else ''}"]  # fmt: skip
+    for command in (configure, ["cmake", "--build", str(output)]):
+        try:
+            status = subprocess.run(command, cwd=matrix.ROOT, env=environment, check=False).returncode
+        except FileNotFoundError as error:
+            raise KernelsError(f"{command[0]} is not on PATH: run `python3 scripts/run.py kernels`") from error
+        if status:
+            raise KernelsError(f"the kernels did not compile (exit status {status}): the compiler's own words are above")
+    return output / "cubins"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cuda", default="12.8", help="CUDA version (default: 12.8)")
+    parser.add_argument("--architecture", action="append", default=[], help="such as 9.0; default: all of that CUDA version")
+    args = parser.parse_args()
+    try:
+        print(compile_kernels(args.cuda, args.architecture))
+    except (KernelsError, matrix.MatrixError, channel.ChannelError, venvs.SetupError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
