@@ -6,7 +6,7 @@ set -euo pipefail
 # would name what they point to, which differs from channel to channel.
 CXXFLAGS="${CXXFLAGS:-} -fno-canonical-system-headers"
 for mapping in "$SRC_DIR=." "$PREFIX=/host" "$BUILD_PREFIX=/build"; do
-  CXXFLAGS="$CXXFLAGS -ffile-prefix-map=$mapping"
+  CXXFLAGS="$CXXFLAGS '-ffile-prefix-map=$mapping'"
 done
 export CXXFLAGS
 # PyTorch's libraries are found already loaded: no search path of the build's own environment.

@@ -128,9 +128,7 @@ def python() -> Thin:
 
 
 def compilers(found: Compiler, suffix: str) -> list[Thin]:
-    # What comes from .venvs may be named in __FILE__: no path of this machine belongs into a binary.
-    c = f'export CC="{found.c}"\nexport CFLAGS="${{CFLAGS:-}} -ffile-prefix-map={venvs.VENVS}=/pypi"\n'
-    cxx = f'export CXX="{found.cxx}"\nexport CXXFLAGS="${{CXXFLAGS:-}} -ffile-prefix-map={venvs.VENVS}=/pypi"\n'
+    c, cxx = f"export CC='{found.c}'\n", f"export CXX='{found.cxx}'\n"
     return [
         Thin(f"gcc_{suffix}", found.version, texts={"etc/conda/activate.d/gcc.sh": c}),
         Thin(f"gxx_{suffix}", found.version, depends=[f"gcc_{suffix} {found.version}.*"],
@@ -150,7 +148,7 @@ def sysroot(glibc: str, suffix: str, machine: str) -> Thin:
     lines = [f'__asm__(".symver {name}, {name}@{GLIBC_BASE[machine]}");' for name in MOVED]
     header = "#pragma once\n#if defined(__linux__) && !defined(__ASSEMBLER__)\n" + "\n".join(lines) + "\n#endif\n"
     place = f"share/glibc-{glibc}/symbols.h"
-    flags = f'export CXXFLAGS="${{CXXFLAGS:-}} -include $CONDA_PREFIX/{place}"\n'
+    flags = f"""export CXXFLAGS="${{CXXFLAGS:-}} -include '$CONDA_PREFIX/{place}'"\n"""
     return Thin(f"sysroot_{suffix}", glibc, texts={place: header, "etc/conda/activate.d/sysroot.sh": flags})
 
 
