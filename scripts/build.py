@@ -128,6 +128,9 @@ class Factory:
         if all(path.is_file() for _, _, path, _ in wanted):
             self.reused += [path.name for _, _, path, _ in wanted]
             return wanted[0][2], wanted[1][2]
+        if build.platform.startswith("win-") and not wanted[0][2].is_file():
+            # The same kernels serve every platform, and one platform's compiler makes them.
+            raise BuildError(f"kernels are compiled on Linux: copy {cubins} from there to {PACKAGES / 'noarch'}")
         source = self._channel(request)
         for step, name, path, names in wanted:
             if path.is_file():
@@ -305,6 +308,9 @@ def run(args: argparse.Namespace, console: Console) -> None:
     start = time.monotonic()
     factory = Factory(args.channel, console)
     wanted = requests(args)
+    if foreign := {r.build.platform for r in wanted} - {matrix.host_platform()}:
+        # The operators take that platform's compiler, and their tests that platform.
+        raise BuildError(f"packages for {', '.join(foreign)} are built there, not on {matrix.host_platform()}")
     with alone(console), place.staging() as staging:
         ready: list[Path] = []
         for request in wanted:

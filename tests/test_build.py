@@ -266,6 +266,7 @@ def test_errors_are_one_message_and_a_status(tmp_path: Path) -> None:
         (["--cuda", "11.8"], "unknown CUDA version '11.8'"),
         (["--profile", "nope"], "unknown profile 'nope'"),
         (["--cuda", "12.8", "--torch", "2.6.0"], "no build of PyTorch 2.6.0"),
+        (["--cuda", "12.8", "--platform", "win-64", "--python", "3.12"], "packages for win-64 are built there"),
     ):
         command = [sys.executable, script, *wrong, "--output", str(tmp_path / "dist")]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
