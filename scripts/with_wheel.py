@@ -13,6 +13,7 @@ import site
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Sequence
 from pathlib import Path
 
 import matrix
@@ -86,12 +87,25 @@ assert out.shape == q.shape and bool((out == 1).all()), f"attention over equal v
     return [f"the installed wheel does not import and run on the CPU: {lines[-1]}"]
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+    """This script's own options, and what it hands to Python, such as -m pytest -x."""
+    # No abbreviations: `-m pytest --cu` is pytest's business.
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+        usage="%(prog)s [--cuda CUDA] [--wheels WHEELS] (-m MODULE | SCRIPT) [ARGUMENT ...]",
+    )
     parser.add_argument("--cuda", default="12.8", help="CUDA version of the wheel (default: 12.8)")
     parser.add_argument("--wheels", type=Path, default=ROOT / "dist" / "wheels", help="default: dist/wheels")
-    parser.add_argument("command", nargs=argparse.REMAINDER, help="what follows `python`: -m MODULE or a script")
-    args = parser.parse_args()
+    own, command = parser.parse_known_args(argv)
+    if not command:
+        parser.error("say what to run: -m MODULE or a script")
+    return own, command
+
+
+def main() -> int:
+    args, handed_on = arguments(sys.argv[1:])
     try:
         wheel = choose(args.wheels, torch_version(), args.cuda)
         python = install(wheel, TARGET)
@@ -103,7 +117,7 @@ def main() -> int:
         return 1
     print(f"{wheel.name} is installed", flush=True)
     # -P keeps the checkout, with its sageattention/ that has no _C, off the import path.
-    command = [str(python), "-P", *args.command]
+    command = [str(python), "-P", *handed_on]
     if os.name == "posix":
         os.chdir(ROOT)
         os.execv(command[0], command)

@@ -50,3 +50,25 @@ def test_a_requirement_that_is_not_there_is_a_fault_of_the_wheel(tmp_path: Path)
     files[name] = files[name].replace(b"torch==2.8.*", b"torch==1.0.*")
     with pytest.raises(with_wheel.InstallError, match=r"(?s)pip cannot install .*torch==1\.0"):
         with_wheel.install(samples.rewrite(path, files), tmp_path / "installed")
+
+
+def test_what_is_run_is_handed_on_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    own, command = with_wheel.arguments(["-m", "pytest", "-k", "a or b", "--cu", "tests"])
+    assert (own.cuda, command) == ("12.8", ["-m", "pytest", "-k", "a or b", "--cu", "tests"])
+    own, command = with_wheel.arguments(["--cuda", "13.0", "bench/run.py", "--quick"])
+    assert (own.cuda, command) == ("13.0", ["bench/run.py", "--quick"])
+    with pytest.raises(SystemExit):
+        with_wheel.arguments([])
+    assert "say what to run" in capsys.readouterr().err
+
+
+def test_the_command_without_a_wheel_fails_in_one_line(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("import sys; print(sys.argv[1:])", encoding="utf-8")
+    empty = tmp_path / "wheels"
+    empty.mkdir()
+    command = [sys.executable, with_wheel.__file__, "--wheels", str(empty), str(script), "-x"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: ")
+    assert "Traceback" not in done.stderr
