@@ -26,6 +26,7 @@ def _(
 
 
 @torch.library.impl("sageattention::qk_int8_pv_f16", "CPU")
+@torch.no_grad()  # as on a GPU: no gradient, rather than that of rounded numbers
 def _(
     q: torch.Tensor,
     k: torch.Tensor,

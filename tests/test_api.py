@@ -1,0 +1,429 @@
+"""What users and other programs see: signatures and call forms, errors in words, `torch.compile`, a broken installation."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import sageattention
+from sageattention import _library, sageattn, sageattn_qk_int8_pv_fp16_cuda
+
+FUNCTIONS: list[Callable[..., Any]] = [sageattn, sageattn_qk_int8_pv_fp16_cuda]
+OPERATOR = torch.ops.sageattention.qk_int8_pv_f16.default
+BUILD = _library.Build("2.2.0", "2.8.0", "12.8")
+
+
+def randn(*shape: int, dtype: torch.dtype = torch.float16, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def qkv(*shape: int, dtype: torch.dtype = torch.float16) -> list[torch.Tensor]:
+    return [randn(*shape, dtype=dtype, seed=seed) for seed in range(3)]
+
+
+# ── Signatures and the ways they are called ──────────────────────────────────────────────────────────────────────────
+
+
+def test_signatures_are_upstreams() -> None:
+    """Names, order and defaults, since some callers pass them by position."""
+    assert list(inspect.signature(sageattn).parameters)[:7] == [
+        "q", "k", "v", "tensor_layout", "is_causal", "sm_scale", "return_lse",
+    ]  # fmt: skip
+    parameters = inspect.signature(sageattn_qk_int8_pv_fp16_cuda).parameters
+    assert {name: p.default for name, p in list(parameters.items())[3:]} == {
+        "tensor_layout": "HND", "is_causal": False, "qk_quant_gran": "per_thread", "sm_scale": None,
+        "pv_accum_dtype": "fp32", "smooth_k": True, "smooth_v": False, "return_lse": False,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_nothing_is_swallowed(function: Callable[..., Any]) -> None:
+    kinds = {p.kind for p in inspect.signature(function).parameters.values()}
+    assert kinds == {inspect.Parameter.POSITIONAL_OR_KEYWORD}
+    # ComfyUI passes a mask only where the signature has it: it must not be there before masks are computed.
+    assert "attn_mask" not in inspect.signature(function).parameters
+    with pytest.raises(TypeError, match="attn_mask"):
+        function(*qkv(1, 2, 8, 64), attn_mask=None)
+
+
+def test_what_is_exported() -> None:
+    assert sageattention.__version__ == _library.build.version
+    assert set(sageattention.__all__) == {"__version__", *(f.__name__ for f in FUNCTIONS)}
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_diffusers_form(function: Callable[..., Any]) -> None:
+    q, k, v = qkv(2, 40, 3, 64, dtype=torch.bfloat16)
+    out, lse, *_ = function(q=q, k=k, v=v, tensor_layout="NHD", is_causal=False, sm_scale=0.1, return_lse=True)
+    assert out.shape == q.shape
+    assert lse.shape == (2, 3, 40)
+    alone = function(q=q, k=k, v=v, tensor_layout="NHD", is_causal=True, sm_scale=None, return_lse=False)
+    assert isinstance(alone, torch.Tensor)
+    assert alone.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("layout", ["HND", "NHD"])
+def test_comfyui_form(layout: str) -> None:
+    q, k, v = qkv(1, 6, 6, 64)
+    out: Any = sageattn(q, k, v, is_causal=False, tensor_layout=layout, sm_scale=None, smooth_k=False)
+    assert out.shape == q.shape
+    assert torch.equal(out, sageattn(q, k, v, layout, False, None, False, False))
+
+
+def test_kjnodes_form() -> None:
+    q, k, v = qkv(1, 2, 30, 128)
+    out: Any = sageattn_qk_int8_pv_fp16_cuda(q, k, v, is_causal=False, pv_accum_dtype="fp32", tensor_layout="NHD")
+    assert out.shape == q.shape
+
+
+def test_xdit_form() -> None:
+    q, k, v = qkv(1, 4, 50, 64)
+    out, lse = sageattn(q, k, v, is_causal=True, return_lse=True)
+    assert out.shape == q.shape
+    assert lse.shape == (1, 4, 50)
+    assert lse.dtype == torch.float32
+
+
+def test_functions_and_options_agree() -> None:
+    q, k, v = qkv(1, 4, 50, 64)
+    expected = sageattn(q, k, v, is_causal=True)
+    for options in ({}, {"qk_quant_gran": "per_warp"}, {"smooth_v": True}, {"sm_scale": 64**-0.5}):
+        out = sageattn_qk_int8_pv_fp16_cuda(q, k, v, is_causal=True, **options)
+        assert torch.equal(out, expected)
+    scalar = sageattn(q, k, v, is_causal=True, sm_scale=torch.tensor(0.125))  # type: ignore[arg-type,unused-ignore]
+    assert torch.equal(scalar, expected)
+
+
+def test_gradients_are_not_pretended() -> None:
+    """Forward only. Inputs that want gradients are accepted; going back gives them none, and PyTorch says so."""
+    tensors = [x.requires_grad_() for x in qkv(1, 2, 20, 64)]
+    out: Any = sageattn(*tensors)
+    with pytest.warns(UserWarning, match="autograd kernel was not registered"):
+        out.float().sum().backward()
+    assert [x.grad for x in tensors] == [None, None, None]
+    with torch.inference_mode():
+        assert torch.equal(out, sageattn(*tensors))
+
+
+# ── Errors ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+Q, K, V = qkv(2, 4, 10, 64)
+ERRORS: list[tuple[str, dict[str, Any], type[Exception], str]] = [
+    ("layout", {"tensor_layout": "BHSD"}, ValueError, "tensor_layout: expected one of 'HND', 'NHD', got 'BHSD'"),
+    ("layout None", {"tensor_layout": None}, ValueError, "tensor_layout: expected one of 'HND', 'NHD', got None"),
+    ("q no tensor", {"q": [1.0]}, TypeError, "q: expected a torch.Tensor, got list"),
+    ("v no tensor", {"v": None}, TypeError, "v: expected a torch.Tensor, got NoneType"),
+    ("q rank", {"q": Q[0]}, ValueError, "q: expected 4 dimensions [batch, heads, tokens, head_dim], got 3: (4, 10, 64)"),
+    (
+        "k rank NHD", {"k": K[..., None], "tensor_layout": "NHD"}, ValueError,
+        "k: expected 4 dimensions [batch, tokens, heads, head_dim], got 5: (2, 4, 10, 64, 1)",
+    ),
+    ("q dtype", {"q": Q.float()}, TypeError, "q: expected dtype float16 or bfloat16, got torch.float32"),
+    ("k dtype", {"k": K.to(torch.int8)}, TypeError, "k: expected dtype float16 or bfloat16, got torch.int8"),
+    ("dtypes differ", {"v": V.bfloat16()}, TypeError, "v: expected dtype torch.float16 as q, got torch.bfloat16"),
+    ("devices differ", {"k": K.to("meta")}, ValueError, "k: expected device cpu as q, got meta"),
+    (
+        "strided channels", {"v": torch.empty(2, 4, 10, 128, dtype=torch.float16)[..., ::2]}, ValueError,
+        "v: expected a contiguous last dimension, got stride 2; call .contiguous() on it",
+    ),
+    (
+        "transposed channels", {"q": Q.transpose(2, 3)}, ValueError,
+        "q: expected a contiguous last dimension, got stride 64; call .contiguous() on it",
+    ),
+    ("k and v differ", {"v": V[:, :, :9]}, ValueError, "v: expected the shape of k, (2, 4, 10, 64), got (2, 4, 9, 64)"),
+    ("batch", {"k": K[:1], "v": V[:1]}, ValueError, "k: expected batch 2 as q, got 1"),
+    ("head_dim differs", {"k": K[..., :32], "v": V[..., :32]}, ValueError, "k: expected head_dim 64 as q, got 32"),
+    (
+        "head_dim", dict.fromkeys("qkv", torch.empty(1, 1, 5, 129, dtype=torch.float16)), ValueError,
+        "q: expected head_dim 1 to 128, got 129",
+    ),
+    (
+        "no head_dim", dict.fromkeys("qkv", torch.empty(1, 1, 5, 0, dtype=torch.float16)), ValueError,
+        "q: expected head_dim 1 to 128, got 0",
+    ),
+    ("heads", {"k": K[:, :3], "v": V[:, :3]}, ValueError, "k: expected a number of heads that divides q's 4, got 3"),
+    ("more kv heads", {"q": Q[:, :2]}, ValueError, "k: expected a number of heads that divides q's 2, got 4"),
+    ("no kv heads", {"k": K[:, :0], "v": V[:, :0]}, ValueError, "k: expected a number of heads that divides q's 4, got 0"),
+    (
+        "heads NHD", {"k": K[:, :, :3], "v": V[:, :, :3], "tensor_layout": "NHD"}, ValueError,
+        "k: expected a number of heads that divides q's 10, got 3",
+    ),
+    ("no keys", {"k": K[:, :, :0], "v": V[:, :, :0]}, ValueError, "k: expected at least one token, got none"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+@pytest.mark.parametrize(("arguments", "error", "message"), [pytest.param(*e[1:], id=e[0]) for e in ERRORS])
+def test_argument_errors(function: Callable[..., Any], arguments: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error) as caught:
+        function(**{"q": Q, "k": K, "v": V, **arguments})
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "allowed"),
+    [
+        ("qk_quant_gran", "per_block", "'per_thread', 'per_warp'"),
+        ("pv_accum_dtype", "fp16", "'fp32'"),
+        ("pv_accum_dtype", "fp16+fp32", "'fp32'"),
+    ],
+)
+def test_option_errors(name: str, value: str, allowed: str) -> None:
+    with pytest.raises(ValueError, match=f"^{name}: expected one of {allowed}, got {re.escape(repr(value))}$"):
+        FUNCTIONS[1](Q, K, V, **{name: value})
+
+
+def test_errors_come_through_compile() -> None:
+    with pytest.raises(Exception, match="k: expected head_dim 64 as q, got 32"):
+        torch.compile(sageattn, backend="eager", fullgraph=True)(Q, K[..., :32], V[..., :32])
+
+
+# ── PyTorch's machinery ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("layout", ["HND", "NHD"])
+@pytest.mark.parametrize("lse", [False, True])
+def test_opcheck(layout: str, lse: bool) -> None:
+    q, k, v = qkv(1, 4, 9, 40)
+    k, v = (x[:, :2] if layout == "HND" else x[:, :, :3] for x in (k, v))
+    torch.library.opcheck(OPERATOR, (q, k, v, layout, False, 0.125, True, lse))
+
+
+def test_opcheck_with_other_strides() -> None:
+    q, k, v = (x.transpose(1, 2) for x in qkv(1, 9, 4, 40, dtype=torch.bfloat16))
+    torch.library.opcheck(OPERATOR, (q, k, v, "HND", True, 0.125, False, True))
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_compile_fullgraph(backend: str, dynamic: bool) -> None:
+    def layer(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        out, lse = sageattn(q * 1.5, k, v, is_causal=True, return_lse=True)
+        alone: Any = sageattn(q, k, v, tensor_layout="NHD")
+        return out + alone, lse
+
+    torch._dynamo.reset()
+    compiled = torch.compile(layer, fullgraph=True, backend=backend, dynamic=dynamic)
+    for tokens in (6, 11):
+        q, k, v = qkv(1, 6, tokens, 64)
+        for got, expected in zip(compiled(q, k, v), layer(q, k, v), strict=True):
+            torch.testing.assert_close(got, expected)
+
+
+@pytest.mark.parametrize("layout", ["HND", "NHD"])
+@pytest.mark.parametrize("device", ["meta", "fake cpu"])
+def test_shapes_without_computing(device: str, layout: str) -> None:
+    """As the real call gives them: shape, dtype, strides and device of the output and of log-sum-exp."""
+    shape, kv_shape = ((2, 6, 40, 72), (2, 3, 50, 72)) if layout == "HND" else ((2, 40, 6, 72), (2, 50, 3, 72))
+    arguments: dict[str, Any] = {"tensor_layout": layout, "return_lse": True}
+    real = sageattn(randn(*shape), *[randn(*kv_shape)] * 2, **arguments)
+    kind = device.rsplit(maxsplit=1)[-1]
+
+    def empty(*size: int) -> torch.Tensor:
+        # Not contiguous, which the output must be all the same.
+        return torch.empty(*size[:2], 2 * size[2], size[3], dtype=torch.float16, device=kind)[:, :, ::2]
+
+    if device == "meta":
+        fake = sageattn(empty(*shape), empty(*kv_shape), empty(*kv_shape), **arguments)
+    else:
+        with FakeTensorMode():
+            fake = sageattn(empty(*shape), empty(*kv_shape), empty(*kv_shape), **arguments)
+    for got, expected in zip(fake, real, strict=True):
+        assert got.shape == expected.shape
+        assert got.dtype == expected.dtype
+        assert got.stride() == expected.stride()
+        assert got.device.type == kind
+
+
+def test_threads() -> None:
+    inputs = [qkv(1, 2, 40 + 13 * i, 64) for i in range(4)]
+    expected = [sageattn(*tensors) for tensors in inputs]
+    wrong: list[int] = []
+
+    def work(i: int) -> None:
+        wrong.extend(i for _ in range(5) if not torch.equal(sageattn(*inputs[i]), expected[i]))
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+# ── The installation ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_right_pytorch_is_taken() -> None:
+    for installed in ("2.8.0", "2.8.1+cu128", "2.8.0a0+git123"):
+        _library.check_torch(BUILD, installed)
+
+
+@pytest.mark.parametrize("installed", ["2.9.1+cu130", "2.7.0", "2.80.0", "3.8.0"])
+def test_another_pytorch_is_refused(installed: str) -> None:
+    with pytest.raises(ImportError) as caught:
+        _library.check_torch(BUILD, installed)
+    message, series = str(caught.value), ".".join(installed.split(".")[:2])
+    assert "built for PyTorch 2.8 (CUDA 12.8)" in message
+    assert f"PyTorch {installed} is installed" in message
+    assert f"conda install sageattention pytorch={series}" in message
+    assert f"sageattention-2.2.0-{series.replace('.', '')}" in message
+    assert "pip install 'torch==2.8.*'" in message
+
+
+@pytest.mark.parametrize(
+    "content", [None, "", "{", "[]", '{"version": "2.2.0"}', '{"version": "1", "torch": "2", "cuda": "3", "x": "4"}']
+)
+def test_a_damaged_build_record(tmp_path: Path, content: str | None) -> None:
+    path = tmp_path / "_build.json"
+    if content is not None:
+        path.write_text(content, encoding="utf-8")
+    with pytest.raises(ImportError, match=r"_build\.json is missing or damaged .*run\.py build-cu128.* or reinstall"):
+        _library.read_build(path)
+
+
+def test_a_missing_library(tmp_path: Path) -> None:
+    with pytest.raises(ImportError, match=r"_C\.\w+ cannot be loaded .*; reinstall the package"):
+        _library.load_operators(tmp_path)
+
+
+def test_a_damaged_library(tmp_path: Path) -> None:
+    for name in ("_C.so", "_C.dll"):
+        (tmp_path / name).write_bytes(b"\x7fELF and no more")
+    with pytest.raises(ImportError, match=r"_C\.\w+ cannot be loaded .*; reinstall the package"):
+        _library.load_operators(tmp_path)
+
+
+@pytest.fixture
+def _kernels_restored() -> Iterator[None]:
+    yield
+    _library.name_kernels(_library.KERNEL_DIRECTORIES)
+
+
+@pytest.mark.usefixtures("_kernels_restored")
+@pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"architectures": 5}'])
+def test_a_damaged_manifest(tmp_path: Path, content: str) -> None:
+    (tmp_path / "manifest.json").write_text(content, encoding="utf-8")
+    with pytest.raises(ImportError, match=r"the kernel manifest .*manifest\.json is damaged .*; reinstall"):
+        _library.name_kernels((tmp_path / "none here", tmp_path))
+
+
+@pytest.mark.usefixtures("_kernels_restored")
+def test_without_kernels_the_cpu_works(tmp_path: Path) -> None:
+    _library.name_kernels((tmp_path / "a", tmp_path / "b"))
+    out: Any = sageattn(*qkv(1, 2, 8, 64))
+    assert out.isfinite().all()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a driver here")
+def test_without_a_driver() -> None:
+    """The package is imported, as this file shows; only asking for a GPU fails, in words."""
+    with pytest.raises(RuntimeError, match=r"libcuda|nvcuda"):
+        torch.ops.sageattention.kernel_architecture(0)
+
+
+def run_python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-P", "-c", code], capture_output=True, text=True, env={**os.environ, **environment}, check=False
+    )
+
+
+def test_import_beside_another_pytorch(tmp_path: Path) -> None:
+    """The whole import, of a package that says it was built for a PyTorch that is not here."""
+    package = tmp_path / "sageattention"
+    shutil.copytree(_library.PACKAGE, package, ignore=shutil.ignore_patterns("cubins", "__pycache__"))
+    record = json.loads((package / "_build.json").read_text(encoding="utf-8"))
+    (package / "_build.json").write_text(json.dumps({**record, "torch": "2.0.1"}), encoding="utf-8")
+    done = run_python("import sageattention", PYTHONPATH=str(tmp_path))
+    assert done.returncode == 1
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith(f"ImportError: sageattention {record['version']} here was built for PyTorch 2.0 ")
+    assert f"but PyTorch {torch.__version__} is installed" in last
+
+
+# A driver of as many GPUs as one likes: device 86 has compute capability 8.6.
+DRIVER = """
+#define OK 0
+typedef void* P;
+int cuInit(unsigned f) { return OK; }
+int cuGetErrorString(int e, const char** t) { *t = "no such thing"; return OK; }
+int cuDeviceGetAttribute(int* v, int a, int d) { *v = a == 75 ? d / 10 : d % 10; return d == 999 ? 101 : OK; }
+int cuDevicePrimaryCtxRetain(P* c, int d) { *c = (P)1; return OK; }
+int cuCtxGetCurrent(P* c) { return OK; }
+int cuCtxPushCurrent_v2(P c) { return OK; }
+int cuCtxPopCurrent_v2(P* c) { return OK; }
+int cuThreadExchangeStreamCaptureMode(int* m) { return OK; }
+int cuLibraryLoadData(P* l) { return OK; }
+int cuLibraryGetKernel(P* k) { return OK; }
+int cuKernelSetAttribute(int a) { return OK; }
+int cuLaunchKernelEx(P c) { return OK; }
+"""
+
+
+@pytest.fixture(scope="module")
+def architectures_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[list[str], list[int]], dict[int, str]]:
+    """For a kernel set with these folders: which of them each device runs, or the error."""
+    if sys.platform != "linux":
+        pytest.skip("the driver's stand-in is made for Linux")
+    folder = tmp_path_factory.mktemp("driver")
+    (folder / "driver.c").write_text(DRIVER, encoding="utf-8")
+    compiler = os.environ.get("CC", "cc")
+    done = subprocess.run(
+        [compiler, "-w", "-shared", "-fPIC", str(folder / "driver.c"), "-o", str(folder / "libcuda.so.1")],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+    def ask(architectures: list[str], devices: list[int]) -> dict[int, str]:
+        done = run_python(
+            "import json, torch, sageattention\n"
+            f"torch.ops.sageattention.set_kernel_directory('/set', {architectures!r})\n"
+            "def ask(device):\n"
+            "    try:\n"
+            "        return torch.ops.sageattention.kernel_architecture(device)\n"
+            "    except RuntimeError as error:\n"
+            "        return str(error).splitlines()[0]\n"
+            f"print(json.dumps([ask(device) for device in {devices!r}]))",
+            LD_LIBRARY_PATH=f"{folder}:{os.environ.get('LD_LIBRARY_PATH', '')}",
+        )
+        assert done.returncode == 0, done.stderr
+        return dict(zip(devices, json.loads(done.stdout), strict=True))
+
+    return ask
+
+
+def test_which_kernels_a_gpu_runs(architectures_of: Callable[[list[str], list[int]], dict[int, str]]) -> None:
+    folders = ["sm_80", "sm_86", "sm_89", "sm_90a", "sm_120", "compute_80"]
+    assert architectures_of(folders, [80, 86, 87, 89, 90, 100, 103, 120, 121, 130]) == {
+        80: "sm_80",
+        86: "sm_86",
+        87: "sm_86",
+        89: "sm_89",
+        90: "sm_90a",
+        100: "compute_80",  # newer than every cubin of its major version: the driver compiles the PTX
+        103: "compute_80",
+        120: "sm_120",
+        121: "sm_120",
+        130: "compute_80",
+    }
+    # A suffix means that architecture alone, and is preferred on it; nothing older than the code runs it.
+    found = architectures_of(["sm_90", "sm_90a", "sm_100a", "compute_90"], [75, 86, 90, 100, 103, 999])
+    assert (found[90], found[100], found[103]) == ("sm_90a", "sm_100a", "compute_90")
+    for device, capability in ((75, "7.5"), (86, "8.6")):
+        assert f"no kernel for compute capability {capability} (device {device})" in found[device]
+        assert "this build has sm_90, sm_90a, sm_100a, compute_90 in /set" in found[device]
+    assert "reading the compute capability: no such thing (CUDA driver error 101)" in found[999]
+    assert "this build has none in /set" in architectures_of([], [80])[80]
