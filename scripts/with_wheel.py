@@ -63,6 +63,8 @@ def install(wheel: Path, target: Path) -> Path:
     packages = target / ("Lib/site-packages" if windows else f"lib/{library}/site-packages")
     seen = [path for path in sys.path if path.endswith("site-packages") and Path(path).is_dir()]
     seen = seen or site.getsitepackages() or [sysconfig.get_paths()["purelib"]]
+    # Beside another sageattention pip would take this one for installed already.
+    seen = [path for path in seen if not Path(path, "sageattention").exists()]
     (packages / "beside.pth").write_text("".join(f"{path}\n" for path in seen), encoding="utf-8")
     # No index: a requirement that is not there already means that the wheel's metadata is wrong.
     command = [str(python), "-m", "pip", "install", "--quiet", "--no-index", "--disable-pip-version-check", str(wheel)]
