@@ -20,7 +20,7 @@ import matrix
 from packaging.utils import parse_wheel_filename
 
 ROOT = Path(__file__).resolve().parent.parent
-TARGET = ROOT / "build" / "installed"
+INSTALLED = ROOT / "build" / "installed"
 
 
 class InstallError(Exception):
@@ -50,6 +50,26 @@ def choose(directory: Path, torch: str, cuda: str) -> Path:
         f"{directory.name}/ has no wheel for PyTorch {torch}, CUDA {cuda} and {python}: it holds {there}. "
         f"`python3 scripts/run.py build-cu{cuda.replace('.', '')}` makes one"
     )
+
+
+def own_folder(parent: Path) -> Path:
+    """A folder for this process, so that two runs in one checkout do not replace each other's wheel."""
+    for old in parent.glob("*"):
+        if not _runs(old.name):
+            shutil.rmtree(old, ignore_errors=True)
+    return parent / str(os.getpid())
+
+
+def _runs(process: str) -> bool:
+    if os.name == "nt":  # asking there ends the process; Windows keeps what is open from being removed anyway
+        return False
+    try:
+        os.kill(int(process), 0)
+    except (ProcessLookupError, ValueError):
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 def install(wheel: Path, target: Path) -> Path:
@@ -110,7 +130,7 @@ def main() -> int:
     args, handed_on = arguments(sys.argv[1:])
     try:
         wheel = choose(args.wheels, torch_version(), args.cuda)
-        python = install(wheel, TARGET)
+        python = install(wheel, own_folder(INSTALLED))
     except (InstallError, matrix.MatrixError, OSError, subprocess.CalledProcessError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

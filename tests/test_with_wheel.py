@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -72,3 +73,13 @@ def test_the_command_without_a_wheel_fails_in_one_line(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert done.stderr.startswith("error: ")
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows keeps open files from being removed by itself")
+def test_runs_at_the_same_time_keep_their_own_wheel(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
+        for name in (str(other.pid), "999999999", "installed"):
+            (tmp_path / name).mkdir()
+        assert with_wheel.own_folder(tmp_path) == tmp_path / str(os.getpid())
+        assert [path.name for path in tmp_path.iterdir()] == [str(other.pid)]
+        other.communicate(b"\n")
