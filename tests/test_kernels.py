@@ -59,6 +59,13 @@ EXPECTED = {
         since_90=("ACQBULK",),
         shared="shared_bytes",
     ),
+    "sm90_quant_kv_int8": Expected(2, (), ("LDG.E.{head_dim}", "STG.E.128", "PREEXIT")),
+    "sm90_qk_int8_pv_int8": Expected(
+        1,
+        ("IGMMA.64x128x32.S8.S8", "IGMMA.64x{head_dim}x32.U8.S8"),
+        ("UBLKCP.S.G", "SYNCS.PHASECHK.TRANS64.TRYWAIT", "USETMAXREG.DEALLOC", "MUFU.EX2", "ACQBULK"),
+        shared="shared_bytes",
+    ),
 }
 
 
