@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -31,6 +32,11 @@ from rattler_build.progress import (
     DownloadStartEvent,
     LogEvent,
 )
+
+
+class TestError(RuntimeError):
+    """A package that failed its own tests."""
+
 
 RECIPE = Path(__file__).resolve().parent.parent / "recipe" / "recipe.yaml"
 
@@ -63,9 +69,17 @@ class Lines:
         print(event.message, flush=True)
 
 
+def _remote(channels: Sequence[str]) -> bool:
+    """Whether repodata comes over the network, where its compressed and sharded forms are worth asking for."""
+    return not all(channel.startswith("file:") for channel in channels)
+
+
 def build(one: RenderedVariant, channels: Sequence[str], output: Path) -> Path:
-    """Build a package into the channel `output`, where packages of earlier outputs are found too."""
-    tools = ToolConfiguration(test_strategy="skip", channel_priority="disabled", use_sharded=False, use_zstd=False)
+    """Build a package into the channel `output`."""
+    remote = _remote(channels)
+    tools = ToolConfiguration(
+        test_strategy="skip", channel_priority="disabled", use_sharded=remote, use_zstd=remote, use_bz2=remote
+    )
     result = one.run_build(
         tools,
         output,
@@ -78,16 +92,44 @@ def build(one: RenderedVariant, channels: Sequence[str], output: Path) -> Path:
     return Path(result.packages[0])
 
 
-def test(package: Path, channels: Sequence[str], output: Path) -> list[str]:
+def test(package: Path, channels: Sequence[str]) -> list[str]:
     """Run the tests inside a package; what failed."""
+    remote = _remote(channels)
     results = Package.from_file(package).run_tests(
-        channel=[output.as_uri(), *channels],
+        channel=list(channels),
         channel_priority="disabled",
-        use_sharded=False,
-        use_zstd=False,
+        use_sharded=remote,
+        use_zstd=remote,
+        use_bz2=remote,
         progress_callback=Lines(),
     )
     return [f"test {r.test_index} of {package.name} failed:\n" + "\n".join(r.output) for r in results if not r.success]
+
+
+def index(channel: Path) -> None:
+    """Make a folder a channel, or its index that of what lies there now."""
+    (channel / "noarch").mkdir(parents=True, exist_ok=True)
+    asyncio.run(index_fs(channel, write_zst=False, write_shards=False, force=True))
+
+
+def make(one: RenderedVariant, channels: Sequence[str], output: Path, seconds: int) -> Path:
+    """Build, seal and test a package apart, and only then put it where it will be found."""
+    making = output.with_name("making")
+    shutil.rmtree(making, ignore_errors=True)
+    index(output)
+    channels = [output.as_uri(), *channels]
+    print("step: build", flush=True)
+    package = build(one, channels, making)
+    # Sealed before it is tested: what is tested is what is shipped.
+    seal.seal(package, seconds)
+    print("step: test", flush=True)
+    if faults := test(package, channels):
+        raise TestError("\n".join(faults))
+    target = output / package.parent.name / package.name
+    target.parent.mkdir(exist_ok=True)
+    package.replace(target)
+    index(output)
+    return target
 
 
 def main() -> int:
@@ -100,21 +142,9 @@ def main() -> int:
     args = parser.parse_args()
     try:
         variant = json.loads(args.variant.read_text(encoding="utf-8"))
-        print("step: build", flush=True)
-        package = build(render(variant)[args.name], args.channel, args.output.resolve())
-        # Sealed before it is tested: what is tested is what is shipped.
-        seal.seal(package, args.seconds)
-        asyncio.run(index_fs(args.output.resolve(), write_zst=False, write_shards=False, force=True))
-        print("step: test", flush=True)
-        faults = test(package, args.channel, args.output.resolve())
-    except (RattlerBuildError, OSError) as error:
+        package = make(render(variant)[args.name], args.channel, args.output.resolve(), args.seconds)
+    except (TestError, RattlerBuildError, OSError) as error:
         print(f"error: {error}", flush=True)
-        return 1
-    for fault in faults:
-        print(f"error: {fault}", flush=True)
-    if faults:
-        # A package that fails its own tests must not be found by the next build.
-        package.unlink()
         return 1
     print(f"package: {package}", flush=True)
     return 0

@@ -18,10 +18,11 @@ import channel
 import child
 import inputs
 import matrix
+import package
 import place
 import pytest
 import seal
-from rattler_build import assemble_package
+from rattler_build import RattlerBuildError, assemble_package
 from rich.console import Console
 
 import build
@@ -170,14 +171,39 @@ def test_a_failed_build_says_why(lines: list[str], kind: str, said: str) -> None
     assert "noise" not in message.partition("\n")[2]
 
 
+# Packages.
+
+
+@pytest.mark.parametrize("passes", [True, False])
+def test_a_package_is_found_again_only_if_it_passed_its_tests(passes: bool, tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(f"""
+package: {{name: tiny, version: "1"}}
+build: {{noarch: generic, script: 'echo made > "$PREFIX/made"'}}
+tests: [{{package_contents: {{files: ["{"made" if passes else "missing"}"]}}}}, {{script: ["{"true" if passes else "false"}"]}}]
+""")
+    # What an interrupted run left must not be taken for a result.
+    (tmp_path / "making" / "noarch").mkdir(parents=True)
+    (tmp_path / "making" / "noarch" / "left.conda").write_text("")
+    (one,) = package.render({"target_platform": [HERE]}, recipe).values()
+    if passes:
+        made = package.make(one, [], tmp_path / "conda", 1_600_000_000)
+        assert made in (tmp_path / "conda" / "noarch").iterdir()
+        assert made.name in (tmp_path / "conda" / "noarch" / "repodata.json").read_text()
+    else:
+        with pytest.raises((package.TestError, RattlerBuildError)):
+            package.make(one, [], tmp_path / "conda", 1_600_000_000)
+    assert len(list((tmp_path / "conda").rglob("*.conda"))) == passes
+
+
 # Sealing.
 
 
 def test_sealed_packages_of_two_builds_are_the_same_bytes(tmp_path: Path) -> None:
     packages = [a_package(tmp_path / str(year), "sageattention", "torch280_cu128_habc_0", year=year) for year in (2021, 2022)]
     assert packages[0].read_bytes() != packages[1].read_bytes()
-    for package in packages:
-        seal.seal(package, 1_600_000_000)
+    for path in packages:
+        seal.seal(path, 1_600_000_000)
     assert packages[0].read_bytes() == packages[1].read_bytes()
     with zipfile.ZipFile(packages[0]) as archive:
         assert {info.date_time for info in archive.infolist()} == {(2020, 9, 13, 12, 26, 40)}
