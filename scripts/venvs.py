@@ -12,6 +12,7 @@ import hashlib
 import importlib.util
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -163,11 +164,20 @@ def _logged(command: list[str], log: Path, name: str) -> None:
                     print("  " + line.strip()[:110], file=sys.stderr, flush=True)
         except BaseException:
             # Left alone it would go on filling an environment that the next run takes apart.
-            process.kill()
+            _end(process)
             raise
     if process.returncode:
         text = log.read_text(encoding="utf-8")
         raise SetupError(f"environment {name!r} was not set up: {_cause(text)}. All that was said: {log}")
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """Interrupt pip, which then removes what it was unpacking; end it if it takes too long."""
+    if os.name == "posix":
+        process.send_signal(signal.SIGINT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=10)
+    process.kill()
 
 
 def _cause(text: str) -> str:
