@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
+import alone
 import artifact
 import channel
 import child
@@ -35,11 +36,6 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Column, Table
 
-if sys.platform == "win32":
-    import msvcrt
-else:
-    import fcntl
-
 WORK = matrix.ROOT / "build"
 PACKAGES = WORK / "conda"  # the channel that packages are built into, and found in again
 CONDA_FORGE = "conda-forge"
@@ -48,16 +44,6 @@ CONDA_FORGE = "conda-forge"
 class BuildError(RuntimeError):
     """A build that cannot go on; the message says what happened and what to do."""
 
-
-# Where the lines begin that say why a build failed, the most telling first (pip indents what it passes on), and
-# where they end.
-SIGNS = (
-    r"\s*(FAILED:|CMake Error)",
-    r"\s*\S+:\d+:(\d+:)? (fatal )?error:",
-    r"Traceback \(most recent call last\)",
-    r"\s*(error|ERROR)\b(?!: subprocess-exited)",
-)
-END = r"\s*(ninja: build stopped|Script (failed|execution failed)|note: This error originates)"
 
 # Failures that explain themselves: their message is all that the reader needs.
 FAULTS = (
@@ -243,16 +229,13 @@ def _progress(console: Console) -> Progress:
 
 def _why(error: child.ChildError, channel_kind: str) -> str:
     """The lines of a failed build that say what was wrong."""
-    said = list(error.tail)
-    text = "\n".join(said)
+    text = "\n".join(error.tail)
     if error.disk_full:
         return str(error)
     if channel_kind != "pypi" and re.search(r"(?i)request failed|error sending request|failed to fetch|dns error", text):
         return (f"the channel {channel_kind} cannot be reached: check the network, or build from PyPI with "
                 f"`--channel pypi` (`python3 scripts/run.py` does); log: {error.log}")  # fmt: skip
-    first = next((i for sign in SIGNS for i, line in enumerate(said) if re.match(sign, line)), max(0, len(said) - 15))
-    last = next((i for i, line in enumerate(said[first:], first) if i > first and re.match(END, line)), len(said))
-    return f"{error}\n" + "\n".join(said[first:last][:40])
+    return f"{error}\n" + "\n".join(error.telling())
 
 
 def requests(args: argparse.Namespace) -> list[Request]:
@@ -269,28 +252,6 @@ def requests(args: argparse.Namespace) -> list[Request]:
     for build in chosen:
         groups.setdefault((build.platform, build.cuda, build.torch), []).append(build)
     return [Request(group[0], tuple(group)) for group in groups.values()]
-
-
-@contextlib.contextmanager
-def alone(console: Console) -> Iterator[None]:
-    """One build at a time in a checkout: the second waits, and says for what."""
-    WORK.mkdir(parents=True, exist_ok=True)
-    with (WORK / "build.lock").open("a+", encoding="utf-8") as handle:
-        if sys.platform == "win32":
-            msvcrt.locking(handle.fileno(), msvcrt.LK_LOCK, 1)
-        else:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                handle.seek(0)
-                other = handle.read().strip() or "unknown"
-                console.print(f"waiting for another build in this checkout (process {other}); Ctrl-C gives up")
-                fcntl.flock(handle, fcntl.LOCK_EX)
-        handle.seek(0)
-        handle.truncate()
-        handle.write(str(os.getpid()))
-        handle.flush()
-        yield
 
 
 def summary(console: Console, made: list[Path], factory: Factory, total: float) -> None:
@@ -311,7 +272,7 @@ def run(args: argparse.Namespace, console: Console) -> None:
     if foreign := {r.build.platform for r in wanted} - {matrix.host_platform()}:
         # The operators take that platform's compiler, and their tests that platform.
         raise BuildError(f"packages for {', '.join(foreign)} are built there, not on {matrix.host_platform()}")
-    with alone(console), place.staging() as staging:
+    with alone.alone(WORK / "build.lock", console.print), place.staging() as staging:
         ready: list[Path] = []
         for request in wanted:
             cubins, operators = factory.packages(request)

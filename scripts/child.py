@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 from collections import deque
@@ -10,6 +11,15 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 FULL = "No space left on device"
+# Where the lines begin that say why a build failed, the most telling first (pip indents what it passes on), and
+# where they end.
+SIGNS = (
+    r"\s*(FAILED:|CMake Error)",
+    r"\s*\S+:\d+:(\d+:)? (fatal )?error:",
+    r"Traceback \(most recent call last\)",
+    r"\s*(error|ERROR)\b(?!: subprocess-exited)",
+)
+END = r"\s*(ninja: build stopped|Script (failed|execution failed)|note: This error originates)"
 
 
 class ChildError(RuntimeError):
@@ -20,6 +30,13 @@ class ChildError(RuntimeError):
         self.disk_full = any(FULL in line for line in tail)
         reason = f"{FULL.lower()}: free some space and run it again" if self.disk_full else f"exit status {status}"
         super().__init__(f"{what} failed ({reason}); the whole log is {log}")
+
+    def telling(self) -> list[str]:
+        """The few lines that say what was wrong."""
+        said = self.tail
+        first = next((i for sign in SIGNS for i, line in enumerate(said) if re.match(sign, line)), max(0, len(said) - 15))
+        last = next((i for i, line in enumerate(said[first:], first) if i > first and re.match(END, line)), len(said))
+        return list(said[first:last][:40])
 
 
 def run(

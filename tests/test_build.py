@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import io
 import os
 import shutil
 import subprocess
@@ -14,6 +13,7 @@ import zipfile
 from datetime import UTC, datetime
 from pathlib import Path
 
+import alone
 import channel
 import child
 import inputs
@@ -273,16 +273,15 @@ def test_a_full_disk_leaves_dist_as_it_was(failing: str, tmp_path: Path, monkeyp
     assert listing(dist) == before
 
 
-def test_the_second_build_waits_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build, "WORK", tmp_path)
+def test_the_second_build_waits_and_says_so(tmp_path: Path) -> None:
     script = f"import fcntl, os, time; f = open({str(tmp_path / 'build.lock')!r}, 'w'); fcntl.flock(f, fcntl.LOCK_EX); "
     script += "f.write(str(os.getpid())); f.flush(); print('held', flush=True); time.sleep(0.5)"
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout is not None
         other.stdout.readline()
-        console = Console(record=True, file=io.StringIO(), width=200)
-        with build.alone(console):
-            assert f"waiting for another build in this checkout (process {other.pid})" in console.export_text()
+        said: list[str] = []
+        with alone.alone(tmp_path / "build.lock", said.append):
+            assert f"waiting for another build in this checkout (process {other.pid})" in said[0]
             assert other.wait() == 0
 
 
