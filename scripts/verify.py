@@ -21,6 +21,7 @@ from typing import Any
 import artifact
 import elf
 import matrix
+from packaging.metadata import Metadata
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
@@ -136,6 +137,10 @@ def _metadata_faults(files: Mapping[str, bytes], info: str, build: matrix.Build)
     if f"{info}/METADATA" not in files:
         yield f"{info}/METADATA is missing"
         return
+    try:
+        Metadata.from_email(files[f"{info}/METADATA"], validate=True)
+    except ExceptionGroup as error:
+        yield from (f"METADATA is not valid: {one}" for one in error.exceptions)
     metadata = email.message_from_bytes(files[f"{info}/METADATA"])
     if canonicalize_name(str(metadata["Name"])) != build.package:
         yield f"METADATA says Name {metadata['Name']}, expected {build.package} as the file name does"

@@ -76,6 +76,10 @@ WHEELS: dict[str, tuple[Change, str]] = {
     "python of another build": (swap(f"{INFO}/METADATA", b"==3.12.*", b"==3.11.*"), "Requires-Python ==3.11.*, expected ==3.12.*"),
     "version of another release": (swap(f"{INFO}/METADATA", b"Version: 2.2.0", b"Version: 2.1.0"), "says Version 2.1.0, expected 2.2.0"),
     "another name": (swap(f"{INFO}/METADATA", b"Name: sageattention", b"Name: flash"), "says Name flash, expected sageattention"),
+    "license that is none": (
+        swap(f"{INFO}/METADATA", b"Summary:", b"License-Expression: Freeware-9\nSummary:"),
+        "METADATA is not valid: ",
+    ),
     "no METADATA": (drop(f"{INFO}/METADATA"), "METADATA is missing"),
     "tag of another python": (swap(f"{INFO}/WHEEL", b"cp312-cp312", b"cp311-cp311"), "WHEEL says Tag cp311-cp311-linux_x86_64, expected cp312"),
     "no build tag": (swap(f"{INFO}/WHEEL", b"Build: 280.128\n", b""), "WHEEL says Build nothing, expected 280.128"),
