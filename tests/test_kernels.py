@@ -300,7 +300,7 @@ INCLUDES = {
     "kernels/**/*.cu": r"kernels/.*|cuda_(bf16|fp16)\.h|cuda/.*",
     "kernels/**/*.cuh": r"kernels/.*\.(h|cuh)|cuda_(bf16|fp16)\.h|cuda/.*",
     "kernels/**/*.h": r"kernels/.*\.h|cuda/std/cstdint",
-    "runtime/*": r"runtime/.*\.h|kernels/.*\.h",
+    "runtime/*": r"runtime/.*\.h",
     "torch/*.h": r"(torch|runtime|kernels)/[^.]*\.h|(ATen|c10)/.*\.h",
     "torch/*.cpp": r"(torch|runtime|kernels)/[^.]*\.h|(ATen|c10)/(?!cuda).*\.h",
 }
