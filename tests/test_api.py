@@ -335,6 +335,53 @@ def test_without_a_driver() -> None:
         torch.ops.sageattention.kernel_architecture(0)
 
 
+needs_gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
+
+
+@pytest.fixture
+def kernel_copy(tmp_path: Path) -> Iterator[Path]:
+    """A copy of the kernel set to spoil, named to the runtime, which forgets what it has loaded."""
+    source = next(d for d in _library.KERNEL_DIRECTORIES if (d / "manifest.json").is_file())
+    _library.name_kernels((shutil.copytree(source, tmp_path / "cubins"),))
+    yield tmp_path / "cubins"
+    _library.name_kernels(_library.KERNEL_DIRECTORIES)
+
+
+class TestKernelFilesOnAGpu:
+    """What the driver makes of the set, and what is said where a file of it is spoilt."""
+
+    pytestmark = needs_gpu
+
+    @pytest.mark.parametrize("spoil", ["missing", "cut short", "empty", "no ELF"])
+    def test_a_spoilt_kernel(self, kernel_copy: Path, spoil: str) -> None:
+        q, k, v = (x.cuda() for x in qkv(1, 2, 20, 64))
+        for path in kernel_copy.rglob("quant_k_int8-d64-fp16.*"):
+            content = path.read_bytes()
+            if spoil == "missing":
+                path.unlink()
+            else:
+                path.write_bytes({"cut short": content[: len(content) // 2], "empty": b"", "no ELF": b"x" * 5000}[spoil])
+        state = "missing" if spoil == "missing" else "damaged"
+        with pytest.raises(RuntimeError, match=rf"kernel file .*quant_k_int8-d64-fp16\.\w+ is {state}; reinstall"):
+            sageattn_qk_int8_pv_fp16_cuda(q, k, v)
+        # Another instance is none the worse.
+        assert torch.isfinite(sageattn_qk_int8_pv_fp16_cuda(q.bfloat16(), k.bfloat16(), v.bfloat16())).all()
+
+    def test_no_kernel_for_this_gpu(self, kernel_copy: Path) -> None:
+        torch.ops.sageattention.set_kernel_directory(str(kernel_copy), ["sm_999"])
+        with pytest.raises(RuntimeError, match=r"no kernel for compute capability \d+\.\d .*this build has sm_999 in"):
+            sageattn_qk_int8_pv_fp16_cuda(*(x.cuda() for x in qkv(1, 2, 20, 64)))
+
+    @pytest.mark.parametrize("head_dim", [64, 128])
+    @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+    def test_ptx_runs_where_there_is_no_cubin(self, kernel_copy: Path, head_dim: int, dtype: torch.dtype) -> None:
+        q, k, v = (x.cuda() for x in qkv(1, 2, 300, head_dim, dtype=dtype))
+        expected = sageattn_qk_int8_pv_fp16_cuda(q, k, v, is_causal=True)
+        torch.ops.sageattention.set_kernel_directory(str(kernel_copy), ["compute_80"])
+        assert torch.ops.sageattention.kernel_architecture(0) == "compute_80"
+        torch.testing.assert_close(sageattn_qk_int8_pv_fp16_cuda(q, k, v, is_causal=True), expected, rtol=1e-2, atol=1e-2)
+
+
 def run_python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-P", "-c", code], capture_output=True, text=True, env={**os.environ, **environment}, check=False
