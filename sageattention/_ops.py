@@ -18,8 +18,9 @@ def _(
     sm_scale: float,
     smooth_k: bool,
     return_lse: bool,
+    kernel: str,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    del k, v, is_causal, sm_scale, smooth_k
+    del k, v, is_causal, sm_scale, smooth_k, kernel
     tokens = token_dimension(tensor_layout)
     shape = (q.shape[0], q.shape[3 - tokens], q.shape[tokens]) if return_lse else (0,)
     return q.new_empty(q.shape), q.new_empty(shape, dtype=torch.float32)
@@ -36,7 +37,9 @@ def _(
     sm_scale: float,
     smooth_k: bool,
     return_lse: bool,
+    kernel: str,
 ) -> tuple[torch.Tensor, torch.Tensor]:
+    del kernel
     if tensor_layout == "NHD":
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     out, lse = reference.qk_int8_pv_f16(q, k, v, is_causal=is_causal, sm_scale=sm_scale, smooth_k=smooth_k)

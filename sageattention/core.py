@@ -2,12 +2,50 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, overload
 
 from sageattention import _ops, validation
 
 if TYPE_CHECKING:
+    from typing import Literal
+
     import torch
+
+
+@overload
+def sageattn(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    tensor_layout: str = ...,
+    is_causal: bool = ...,
+    sm_scale: float | None = ...,
+    return_lse: Literal[False] = ...,
+    smooth_k: bool = ...,
+) -> torch.Tensor: ...
+@overload
+def sageattn(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    tensor_layout: str = ...,
+    is_causal: bool = ...,
+    sm_scale: float | None = ...,
+    *,
+    return_lse: Literal[True],
+    smooth_k: bool = ...,
+) -> tuple[torch.Tensor, torch.Tensor]: ...
+@overload
+def sageattn(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    tensor_layout: str = ...,
+    is_causal: bool = ...,
+    sm_scale: float | None = ...,
+    return_lse: bool = ...,
+    smooth_k: bool = ...,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]: ...
 
 
 def sageattn(
@@ -74,6 +112,8 @@ def sageattn_qk_int8_pv_fp16_cuda(
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Attention with INT8 scores and 16-bit probabilities and values: compute capability 8.0 and later.
 
+    On compute capability 9.0 it runs on wgmma, elsewhere on mma.sync; the arithmetic is the same.
+
     Q is rounded with one scale a row, K with one for each 16 keys. P and V are multiplied in the inputs' dtype: bfloat16
     values keep their range.
 
@@ -89,6 +129,8 @@ def sageattn_qk_int8_pv_fp16_cuda(
     validation.tensors(q, k, v, tensor_layout)
     validation.one_of("qk_quant_gran", qk_quant_gran, ("per_thread", "per_warp"))
     validation.one_of("pv_accum_dtype", pv_accum_dtype, ("fp32",))
-    scale = q.shape[-1] ** -0.5 if sm_scale is None else float(sm_scale)
-    out, lse = _ops.qk_int8_pv_f16(q, k, v, tensor_layout, is_causal, scale, smooth_k, return_lse)
+    for name, flag in (("is_causal", is_causal), ("smooth_k", smooth_k), ("return_lse", return_lse)):
+        validation.boolean(name, flag)
+    scale = q.shape[-1] ** -0.5 if sm_scale is None else validation.number("sm_scale", sm_scale)
+    out, lse = _ops.qk_int8_pv_f16(q, k, v, tensor_layout, is_causal, scale, smooth_k, return_lse, "auto")
     return (out, lse) if return_lse else out

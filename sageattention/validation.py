@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from numbers import Real
 from typing import TYPE_CHECKING
 
 import torch
@@ -25,6 +26,27 @@ def one_of(name: str, value: object, allowed: Sequence[str]) -> None:
     """
     if value not in allowed:
         raise ValueError(f"{name}: expected one of {', '.join(map(repr, allowed))}, got {value!r}")
+
+
+def boolean(name: str, value: object) -> None:
+    """Check a flag.
+
+    Raises:
+        TypeError: it is not a bool.
+    """
+    if not isinstance(value, bool):
+        raise TypeError(f"{name}: expected True or False, got {value!r}")
+
+
+def number(name: str, value: object) -> float:
+    """A real number as a float.
+
+    Raises:
+        TypeError: it is not a number.
+    """
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f"{name}: expected a number or None, got {value!r}")
+    return float(value)
 
 
 def tensors(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, tensor_layout: str) -> None:

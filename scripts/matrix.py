@@ -162,9 +162,7 @@ def host_platform() -> str:
     names = {("linux", "x86_64"): "linux-64", ("linux", "aarch64"): "linux-aarch64", ("windows", "amd64"): "win-64"}
     system = host.system().lower()
     if (system, machine) not in names:
-        raise MatrixError(
-            f"no packages are made for {system} on {machine}; variants.yaml has {', '.join(names.values())}"
-        )
+        raise MatrixError(f"no packages are made for {system} on {machine}; variants.yaml has {', '.join(names.values())}")
     return names[system, machine]
 
 
@@ -183,9 +181,7 @@ def load(path: Path = TABLE) -> Matrix:
             platforms={n: Platform(n, **p) for n, p in raw["platforms"].items()},
             architectures={n: Architecture(n, **a) for n, a in raw["architectures"].items()},
             cuda={
-                n: Cuda(
-                    n, tuple(c["architectures"]), tuple(c["ptx"]), c["pytorch"], c["gcc"], c["gcc_below"], c["pypi"]
-                )
+                n: Cuda(n, tuple(c["architectures"]), tuple(c["ptx"]), c["pytorch"], c["gcc"], c["gcc_below"], c["pypi"])
                 for n, c in raw["cuda"].items()
             },
             build_python=raw["build_python"],
@@ -207,9 +203,7 @@ def _check(matrix: Matrix) -> None:
         for name in (*cuda.architectures, *cuda.ptx):
             first = known("architecture", name, matrix.architectures).cuda
             if Version(cuda.version) < Version(first):
-                raise MatrixError(
-                    f"CUDA {cuda.version} cannot compile architecture {name}: that takes CUDA {first} or newer"
-                )
+                raise MatrixError(f"CUDA {cuda.version} cannot compile architecture {name}: that takes CUDA {first} or newer")
     keys = {"cuda", "pytorch", "python", "platforms"}
     for row in matrix.rows:
         if unknown := set(row) - keys:
@@ -218,18 +212,14 @@ def _check(matrix: Matrix) -> None:
         pythons = known("PyTorch", row.get("pytorch", "(none)"), matrix.pytorch)
         for python in row.get("python", ()):
             if python not in pythons:
-                raise MatrixError(
-                    f"PyTorch {row['pytorch']} has no release for Python {python}: it has {', '.join(pythons)}"
-                )
+                raise MatrixError(f"PyTorch {row['pytorch']} has no release for Python {python}: it has {', '.join(pythons)}")
         for name in row.get("platforms", ()):
             known("platform", name, matrix.platforms)
     predicates = {"in", "newest", "pytorch", "cuda", "python", "platform"}
     for name, rules in matrix.profiles.items():
         for rule in rules:
             if unknown := set(rule) - predicates:
-                raise MatrixError(
-                    f"profile {name} has unknown predicates {sorted(unknown)}: known are {sorted(predicates)}"
-                )
+                raise MatrixError(f"profile {name} has unknown predicates {sorted(unknown)}: known are {sorted(predicates)}")
         if not matrix.in_profile(name):
             raise MatrixError(f"profile {name} selects nothing: its predicates match no row")
 
@@ -281,23 +271,17 @@ def builds(
 
 
 def _said(profile: str | None, platform: str | None, cuda: str | None) -> str:
-    said = [
-        f"{what} {value}" for what, value in (("profile", profile), ("platform", platform), ("CUDA", cuda)) if value
-    ]
+    said = [f"{what} {value}" for what, value in (("profile", profile), ("platform", platform), ("CUDA", cuda)) if value]
     return ", ".join(said) or "these conditions"
 
 
 def targets(architectures: Iterable[str], matrix: Matrix | None = None) -> tuple[str, ...]:
     """Architectures as nvcc spells them: 8.0 → sm_80, 9.0 → sm_90a."""
     matrix = matrix or load()
-    return tuple(
-        f"sm_{a.replace('.', '')}{known('architecture', a, matrix.architectures).suffix}" for a in architectures
-    )
+    return tuple(f"sm_{a.replace('.', '')}{known('architecture', a, matrix.architectures).suffix}" for a in architectures)
 
 
-def variant(
-    build: Build, *, python_pin: str, digests: Mapping[str, str], gcc: str | None = None
-) -> dict[str, list[str]]:
+def variant(build: Build, *, python_pin: str, digests: Mapping[str, str], gcc: str | None = None) -> dict[str, list[str]]:
     """rattler-build's variant configuration of one build: every key has one value, so that one package comes of it.
 
     `gcc` replaces the table's compiler where the channel forwards to the system's.

@@ -190,9 +190,7 @@ def run(toolkit: Path, release: str, arguments: Sequence[str]) -> int:
     job = parse(arguments)
     nvrtc = Nvrtc(library)
     if not release.startswith(nvrtc.version() + "."):
-        raise UsageError(
-            f"{library.name} is CUDA {nvrtc.version()}, but CUDA {release} was promised: lay the channel again"
-        )
+        raise UsageError(f"{library.name} is CUDA {nvrtc.version()}, but CUDA {release} was promised: lay the channel again")
     toolkit_headers = [toolkit / "nvidia/cuda_runtime/include", toolkit / "nvidia/cuda_cccl/include"]
     # The source goes in under its bare name, so that no path of this machine is written into line tables or __FILE__.
     folders = [job.source.parent, *job.includes, *toolkit_headers]

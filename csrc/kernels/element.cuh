@@ -54,10 +54,13 @@ __device__ __forceinline__ void load_channels(uint32_t (&bits)[N / 2], const Ele
       }
     }
   } else {
+    // The rare case, kept small: one element after the other is pushed in at the low end.
     const auto* source = reinterpret_cast<const uint16_t*>(row) + channel;
+#pragma unroll 1
+    for (int i = N - 1; i >= 0; --i) {
 #pragma unroll
-    for (int i = 0; i < N; ++i) {
-      if (channel + i < head_dim) bits[i / 2] |= static_cast<uint32_t>(source[i]) << (i % 2 * 16);
+      for (int j = N / 2 - 1; j > 0; --j) bits[j] = __funnelshift_l(bits[j - 1], bits[j], 16);
+      bits[0] = (bits[0] << 16) | (channel + i < head_dim ? source[i] : 0u);
     }
   }
 }

@@ -8,6 +8,12 @@
 #include <cstdint>
 #endif
 
+#ifdef __CUDACC__
+#define SAGE_HOST_DEVICE __host__ __device__
+#else
+#define SAGE_HOST_DEVICE
+#endif
+
 namespace sage {
 
 #ifdef __CUDACC__
@@ -16,6 +22,7 @@ using cuda::std::int64_t;
 using cuda::std::int8_t;
 using cuda::std::uint16_t;
 using cuda::std::uint32_t;
+using cuda::std::uint64_t;
 using cuda::std::uint8_t;
 #else
 using std::int32_t;

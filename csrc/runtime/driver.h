@@ -15,6 +15,7 @@ using CUlibrary = struct CUlib_st*;
 using CUkernel = struct CUkern_st*;
 
 constexpr CUresult kCudaSuccess = 0;
+constexpr int kDeviceAttributeMultiprocessorCount = 16;
 constexpr int kDeviceAttributeComputeCapabilityMajor = 75;
 constexpr int kDeviceAttributeComputeCapabilityMinor = 76;
 constexpr int kFunctionAttributeMaxDynamicSharedBytes = 8;

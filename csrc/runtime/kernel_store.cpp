@@ -107,12 +107,14 @@ KernelStore::Device& KernelStore::device(int index) {
   Device& device = devices_[index];
   if (device.context == nullptr) {
     const Driver& driver = Driver::get();
-    int major = 0, minor = 0;
-    driver.check(driver.cuDeviceGetAttribute(&major, kDeviceAttributeComputeCapabilityMajor, index),
-                 "reading the compute capability");
-    driver.check(driver.cuDeviceGetAttribute(&minor, kDeviceAttributeComputeCapabilityMinor, index),
-                 "reading the compute capability");
-    device.capability = major * 10 + minor;
+    const auto attribute = [&](int which) {
+      int value = 0;
+      driver.check(driver.cuDeviceGetAttribute(&value, which, index), "reading a device attribute");
+      return value;
+    };
+    device.capability = attribute(kDeviceAttributeComputeCapabilityMajor) * 10 +
+                        attribute(kDeviceAttributeComputeCapabilityMinor);
+    device.multiprocessors = attribute(kDeviceAttributeMultiprocessorCount);
     // Retained for the life of the process, as PyTorch does.
     driver.check(driver.cuDevicePrimaryCtxRetain(&device.context, index), "retaining the device's primary context");
   }
@@ -192,6 +194,11 @@ void KernelStore::launch(const Launch& launch, void* params) {
 int KernelStore::compute_capability(int device) {
   const std::lock_guard<std::mutex> lock(mutex_);
   return this->device(device).capability;
+}
+
+int KernelStore::multiprocessors(int device) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return this->device(device).multiprocessors;
 }
 
 std::string KernelStore::architecture(int device) {

@@ -39,12 +39,16 @@ class KernelStore {
   // Compute capability of a device, as major * 10 + minor.
   int compute_capability(int device);
 
+  // Streaming multiprocessors of a device.
+  int multiprocessors(int device);
+
   // Folder whose kernels `device` runs; throws, naming the folders there are, if it can run none.
   std::string architecture(int device);
 
  private:
   struct Device {
     int capability = 0;
+    int multiprocessors = 0;
     CUcontext context = nullptr;
     std::string architecture;
     std::map<std::string, CUkernel> kernels;  // by instance

@@ -10,8 +10,9 @@
 
 namespace sage {
 
+// `kernel`: "sm80" (mma.sync) or "sm90" (wgmma, compute capability 9.0 only); "auto" takes the best there is.
 std::tuple<at::Tensor, at::Tensor> qk_int8_pv_f16(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                                   c10::string_view tensor_layout, bool is_causal, double sm_scale,
-                                                  bool smooth_k, bool return_lse);
+                                                  bool smooth_k, bool return_lse, c10::string_view kernel);
 
 }  // namespace sage

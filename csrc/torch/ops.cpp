@@ -3,7 +3,6 @@
 #include <ATen/DynamicLibrary.h>
 #include <torch/library.h>
 
-#include <cstring>
 #include <string>
 #include <vector>
 
@@ -33,7 +32,7 @@ TORCH_LIBRARY(sageattention, library) {
   library.def("kernel_architecture(int device) -> str", &kernel_architecture);
   library.def(
       "qk_int8_pv_f16(Tensor q, Tensor k, Tensor v, str tensor_layout, bool is_causal, float sm_scale, bool smooth_k, "
-      "bool return_lse) -> (Tensor, Tensor)");
+      "bool return_lse, str kernel) -> (Tensor, Tensor)");
 }
 
 TORCH_LIBRARY_IMPL(sageattention, CUDA, library) { library.impl("qk_int8_pv_f16", &sage::qk_int8_pv_f16); }

@@ -9,7 +9,7 @@ import torch
 from accuracy import QK_INT8_PV_F16, exact, relative_l1
 
 import sageattention
-from sageattention import sageattn, sageattn_qk_int8_pv_fp16_cuda
+from sageattention import _ops, sageattn, sageattn_qk_int8_pv_fp16_cuda
 
 pytestmark = [
     pytest.mark.gpu,
@@ -17,6 +17,17 @@ pytestmark = [
 ]
 
 DTYPES = [torch.float16, torch.bfloat16]
+
+
+@pytest.fixture(autouse=True, params=["sm80", "sm90"])
+def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Every test runs on every kernel that this GPU can run, whichever one `sageattn` would take."""
+    name: str = request.param
+    if name == "sm90" and torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("wgmma needs compute capability 9.0")
+    operator = _ops.qk_int8_pv_f16
+    monkeypatch.setattr(_ops, "qk_int8_pv_f16", lambda *arguments: operator(*arguments[:-1], name))
+    return name
 
 
 def randn(*shape: int, dtype: torch.dtype = torch.float16, seed: int = 0, device: str = "cuda") -> torch.Tensor:
@@ -51,13 +62,18 @@ def poison() -> None:
 
 
 def check(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, limit: float = QK_INT8_PV_F16.relative_l1, **options: object
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    limit: float = QK_INT8_PV_F16.relative_l1,
+    is_causal: bool = False,
+    sm_scale: float | None = None,
 ) -> None:
     """Compare `sageattn` with exact attention, output and log-sum-exp."""
     poison()
-    out, lse = sageattn(q, k, v, return_lse=True, **options)  # type: ignore[arg-type]
-    causal, scale = bool(options.get("is_causal", False)), options.get("sm_scale")
-    expected, expected_lse = exact(q, k, v, is_causal=causal, sm_scale=scale)  # type: ignore[arg-type]
+    out, lse = sageattn(q, k, v, is_causal=is_causal, sm_scale=sm_scale, return_lse=True)
+    expected, expected_lse = exact(q, k, v, is_causal=is_causal, sm_scale=sm_scale)
     assert out.shape == q.shape
     assert out.dtype == q.dtype
     assert relative_l1(out, expected) <= limit
@@ -78,14 +94,13 @@ def test_matches_reference(dtype: torch.dtype, causal: bool, head_dim: int, smoo
     q, k, v = qkv(1, 4, 333, head_dim, kv_heads=2, kv_len=517, dtype=dtype)
     k = k + 3 * randn(head_dim, dtype=dtype, seed=9)
     out, lse = sageattn(q, k, v, is_causal=causal, smooth_k=smooth, return_lse=True)
-    expected, expected_lse = sageattn(
-        q.cpu(), k.cpu(), v.cpu(), is_causal=causal, smooth_k=smooth, return_lse=True
-    )
-    # Sums in another order, and the GPU's exp2 and bf16 rounding of ties.
-    assert relative_l1(out.cpu(), expected.double()) <= (1e-3 if dtype == torch.float16 else 2e-3)
+    expected, expected_lse = sageattn(q.cpu(), k.cpu(), v.cpu(), is_causal=causal, smooth_k=smooth, return_lse=True)
+    # Sums in another order and the GPU's exp2, each of which rounds to the other neighbour now and then; P and the output
+    # have 8 bits in bf16, 11 in fp16.
+    assert relative_l1(out.cpu(), expected.double()) <= (1e-3 if dtype == torch.float16 else 4e-3)
     # K's mean is summed in another order, which now and then rounds one of its elements to the other neighbour.
     difference = (lse.cpu() - expected_lse).abs()
-    assert difference.mean() <= 2e-4
+    assert difference.mean() <= 1e-3
     assert difference.max() <= 0.02
 
 
@@ -120,13 +135,16 @@ def test_grouped_heads(heads: int, kv_heads: int) -> None:
 @pytest.mark.parametrize("causal", [False, True])
 def test_strides(causal: bool) -> None:
     q, k, v = qkv(2, 4, 150, 128, kv_len=170)
-    options = {"is_causal": causal}
-    expected = sageattn(q, k, v, **options)
+
+    def attend(*tensors: torch.Tensor, layout: str = "HND") -> torch.Tensor:
+        return sageattn(tensors[0], tensors[1], tensors[2], tensor_layout=layout, is_causal=causal)
+
+    expected = attend(q, k, v)
     nhd = [x.transpose(1, 2).contiguous() for x in (q, k, v)]
-    out = sageattn(*nhd, tensor_layout="NHD", **options)
+    out = attend(*nhd, layout="NHD")
     assert out.is_contiguous()
     torch.testing.assert_close(out.transpose(1, 2), expected, rtol=0, atol=0)
-    torch.testing.assert_close(sageattn(*(x.transpose(1, 2) for x in nhd), **options), expected, rtol=0, atol=0)
+    torch.testing.assert_close(attend(*(x.transpose(1, 2) for x in nhd)), expected, rtol=0, atol=0)
     # Rows of a wider buffer: aligned to 16 bytes, then not; and a buffer that starts at an odd element.
     for width, start in ((136, 0), (131, 0), (136, 1), (130, 2)):
         wide = []
@@ -134,20 +152,18 @@ def test_strides(causal: bool) -> None:
             buffer = torch.full((*x.shape[:3], width), float("nan"), device="cuda", dtype=x.dtype)
             buffer[..., start : start + 128] = x
             wide.append(buffer[..., start : start + 128])
-        torch.testing.assert_close(sageattn(*wide, **options), expected, rtol=0, atol=0)
+        torch.testing.assert_close(attend(*wide), expected, rtol=0, atol=0)
     packed = torch.stack([q[:, :, :150], k[:, :, :150], v[:, :, :150]], dim=3)
-    torch.testing.assert_close(
-        sageattn(*packed.unbind(3), **options), sageattn(*(x[:, :, :150].contiguous() for x in (q, k, v)), **options)
-    )
+    torch.testing.assert_close(attend(*packed.unbind(3)), attend(*(x[:, :, :150].contiguous() for x in (q, k, v))))
     one = k[:, :1].expand(-1, 4, -1, -1)
-    torch.testing.assert_close(sageattn(q, one, one, **options), sageattn(q, one.contiguous(), one.contiguous(), **options))
+    torch.testing.assert_close(attend(q, one, one), attend(q, one.contiguous(), one.contiguous()))
 
 
 def test_inputs_are_not_changed() -> None:
     tensors = qkv(1, 2, 200, 128)
     before = [x.clone() for x in tensors]
     sageattn(*tensors)
-    for x, y in zip(tensors, before):
+    for x, y in zip(tensors, before, strict=True):
         assert torch.equal(x, y)
 
 
@@ -234,7 +250,7 @@ def test_graph_replay_follows_its_inputs() -> None:
         out = sageattn(q, k, v, is_causal=True)
     for seed in (11, 12):
         fresh = qkv(1, 4, 500, 128, seed=seed)
-        for x, y in zip((q, k, v), fresh):
+        for x, y in zip((q, k, v), fresh, strict=True):
             x.copy_(y)
         graph.replay()
         assert torch.equal(out, sageattn(*fresh, is_causal=True))
@@ -269,7 +285,7 @@ def test_opcheck() -> None:
             if layout == "NHD":
                 q, k, v = (x.transpose(1, 2) for x in (q, k, v))
             torch.library.opcheck(
-                torch.ops.sageattention.qk_int8_pv_f16.default, (q, k, v, layout, False, 0.125, True, lse)
+                torch.ops.sageattention.qk_int8_pv_f16.default, (q, k, v, layout, False, 0.125, True, lse, "auto")
             )
 
 
@@ -318,19 +334,19 @@ def test_mixed_devices_are_refused() -> None:
     with pytest.raises(ValueError, match=r"k: expected device cuda:0 as q, got cpu"):
         sageattn(q, k.cpu(), v)
     with pytest.raises(ValueError, match=r"k: expected device"):
-        torch.ops.sageattention.qk_int8_pv_f16(q, k.cpu(), v, "HND", False, 0.1, True, False)
+        torch.ops.sageattention.qk_int8_pv_f16(q, k.cpu(), v, "HND", False, 0.1, True, False, "auto")
 
 
 def test_operator_checks_memory_safety_itself() -> None:
     q, k, v = qkv(1, 2, 64, 64)
     call = torch.ops.sageattention.qk_int8_pv_f16
     with pytest.raises(ValueError, match="v: expected the shape of k"):
-        call(q, k, v[:, :, :32], "HND", False, 0.1, True, False)
+        call(q, k, v[:, :, :32], "HND", False, 0.1, True, False, "auto")
+    wide = randn(1, 2, 64, 200)
     with pytest.raises(ValueError, match="head_dim 1 to 128, got 200"):
-        wide = randn(1, 2, 64, 200)
-        call(wide, wide, wide, "HND", False, 0.1, True, False)
+        call(wide, wide, wide, "HND", False, 0.1, True, False, "auto")
     with pytest.raises(TypeError, match="float16 or bfloat16"):
-        call(q.float(), k.float(), v.float(), "HND", False, 0.1, True, False)
+        call(q.float(), k.float(), v.float(), "HND", False, 0.1, True, False, "auto")
 
 
 def test_empty_batch() -> None:

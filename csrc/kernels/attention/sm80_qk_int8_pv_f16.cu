@@ -12,6 +12,7 @@
 #include "kernels/ptx/math.cuh"
 #include "kernels/ptx/mma_sync.cuh"
 #include "kernels/quant/quant_k_int8.h"
+#include "kernels/swizzle.cuh"
 
 namespace sage {
 
@@ -46,15 +47,6 @@ struct Config : Sm80QkInt8PvF16 {
   // probabilities may reach 2^8, which P's fp16 holds with its full precision; the final division makes it exact.
   static constexpr float kRescaleThreshold = 8.0f;
 };
-
-// Byte offset of a 16-byte chunk of a row in shared memory. The exclusive or spreads the eight rows that one ldmatrix
-// reads over all banks. Tiles start on 1024 bytes, so an even number of chunks more is `address ^ (chunks * 16)`.
-template <int RowBytes>
-__device__ __forceinline__ int swizzled(int row, int chunk) {
-  constexpr int kRowsPerLine = RowBytes >= 128 ? 1 : 128 / RowBytes;
-  constexpr int kChunkMask = (RowBytes >= 128 ? 8 : RowBytes / 16) - 1;
-  return row * RowBytes + ((chunk ^ ((row / kRowsPerLine) & kChunkMask)) * 16);
-}
 
 // Which part of the output this block of threads computes. Cheap to derive, so that the epilogue derives it again rather
 // than hold registers through the main loop.
@@ -144,23 +136,19 @@ __device__ __forceinline__ void load_q(const Config::Params& p, const Tile& tile
   }
 }
 
-// Streams K and V, a block of 64 keys at a time, into the stages. A thread copies the same 16-byte chunk of every
-// kRowStep-th row; the step is a multiple of the swizzle's period, so one swizzled offset serves them all.
+// Streams K and V, a block of 64 keys at a time, into the stages. Of V, a thread copies the same 16-byte chunk of every
+// kVRowStep-th row; the step is a multiple of the swizzle's period, so one swizzled offset serves them all.
 struct Loader {
-  static constexpr int kKChunks = Config::kKRowBytes / 16;
   static constexpr int kVChunks = Config::kVRowBytes / 16;
-  static constexpr int kKRowStep = Config::kThreads / kKChunks;
   static constexpr int kVRowStep = Config::kThreads / kVChunks;
-  static_assert(kKRowStep % 8 == 0 && kVRowStep % 8 == 0);
+  static_assert(kVRowStep % 8 == 0);
 
   const int8_t* k;
   const Config::Element* v;
-  uint32_t k_offset;
   uint32_t v_offset;
 
   __device__ __forceinline__ Loader(const Config::Params& p, const Tile& tile, int kv_blocks) {
-    k = p.k_int8 + tile.kv_batch_head * kv_blocks * Config::kKTileBytes + threadIdx.x * 16;
-    k_offset = swizzled<Config::kKRowBytes>(threadIdx.x / kKChunks, threadIdx.x % kKChunks);
+    k = p.k_int8 + tile.kv_batch_head * kv_blocks * Config::kKTileBytes;
     const int row = threadIdx.x / kVChunks;
     v = row_pointer<Config::Element>(p.v, tile.batch, tile.kv_head, row) + threadIdx.x % kVChunks * 8;
     v_offset = Config::kKTileBytes + swizzled<Config::kVRowBytes>(row, threadIdx.x % kVChunks);
@@ -169,8 +157,9 @@ struct Loader {
   // Starts the copies of `block`, the one after the last call's.
   __device__ __forceinline__ void next(const Config::Params& p, int block, uint32_t stage) {
 #pragma unroll
-    for (int i = 0; i < Config::kBlockN / kKRowStep; ++i) {
-      ptx::cp_async_16(stage + k_offset + i * kKRowStep * Config::kKRowBytes, k + i * Config::kThreads * 16, true);
+    for (int i = 0; i < Config::kKTileBytes / 16 / Config::kThreads; ++i) {
+      const int offset = (i * Config::kThreads + threadIdx.x) * 16;
+      ptx::cp_async_16(stage + offset, k + offset, true);
     }
     // Keys and channels past the end must read as zero: their P is 0, and 0 * NaN would not be.
     const int channel = threadIdx.x % kVChunks * 8;
@@ -364,7 +353,7 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, 2)
   load_q(p, tile, q, q_scale);
   ptx::grid_dependency_wait();
 
-  const int kv_blocks = (p.kv_len + Config::kBlockN - 1) / Config::kBlockN;
+  const int kv_blocks = QuantKInt8::blocks(p.kv_len);
   Loader loader(p, tile, kv_blocks);
   const float* k_scale = p.k_scale + tile.kv_batch_head * kv_blocks * QuantKInt8::kGroups + lane % 4;
   // Blocks in which every row sees every key, and all blocks in which some row sees some key.

@@ -5,6 +5,7 @@
 #include "kernels/ptx/grid.cuh"
 #include "kernels/ptx/math.cuh"
 #include "kernels/quant/quant_k_int8.h"
+#include "kernels/swizzle.cuh"
 
 namespace sage {
 
@@ -19,13 +20,13 @@ struct Config : QuantKInt8 {
   static_assert(kKeysPerPass == 8 && kThreads / 32 == kGroups);
 };
 
-extern "C" __global__ void __launch_bounds__(Config::kThreads)
+extern "C" __global__ void __launch_bounds__(Config::kThreads, 4)
     quant_k_int8(const __grid_constant__ Config::Params p) {
   using Element = Config::Element;
   constexpr int kChannels = Config::kChannels;
   ptx::grid_dependency_launch();
 
-  const int kv_blocks = (p.kv_len + Config::kBlockN - 1) / Config::kBlockN;
+  const int kv_blocks = Config::blocks(p.kv_len);
   const int block = blockIdx.x % kv_blocks;
   const int batch_head = blockIdx.x / kv_blocks;
   const int head = batch_head % p.kv_heads;
@@ -101,12 +102,13 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads)
     p.k_scale[block_index * Config::kGroups + threadIdx.x / 32] = magnitude / 127.0f;
   }
   const float inverse = 127.0f / magnitude;
-  int8_t* out = p.k_int8 + (block_index * Config::kBlockN + key_in_pass) * Config::kHeadDim + channel;
+  int8_t* out = p.k_int8 + block_index * Config::kBlockN * Config::kHeadDim;
 #pragma unroll
   for (int pass = 0; pass < Config::kPasses; ++pass) {
+    int8_t* row = out + swizzled<Config::kHeadDim>(pass * Config::kKeysPerPass + key_in_pass, channel / 16) + channel % 16;
 #pragma unroll
     for (int i = 0; i < kChannels; i += 4) {
-      *reinterpret_cast<uint32_t*>(out + pass * Config::kKeysPerPass * Config::kHeadDim + i) =
+      *reinterpret_cast<uint32_t*>(row + i) =
           pack_s8x4({keys[pass][i], keys[pass][i + 1], keys[pass][i + 2], keys[pass][i + 3]}, inverse);
     }
   }

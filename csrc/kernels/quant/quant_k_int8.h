@@ -11,13 +11,17 @@ struct QuantKInt8 {
   static constexpr int kBlockN = 64;
   static constexpr int kGroups = 4;
   static constexpr int kThreads = 128;
+  // Blocks come in pairs, so that kernels may work on tiles of 128 keys.
+  SAGE_HOST_DEVICE static constexpr int blocks(int kv_len) { return (kv_len + 2 * kBlockN - 1) / (2 * kBlockN) * 2; }
   // Any estimate of K's mean serves (softmax does not see the shift); this many keys, evenly spread, are read for it.
   static constexpr int kSampledKeys = 64;
 
   struct Params {
     TensorView k;
-    int8_t* k_int8;   // [batch, kv_heads, kv_blocks * 64, kHeadDim], zero past kv_len and head_dim
-    float* k_scale;   // [batch, kv_heads, kv_blocks, 4]
+    // [batch, kv_heads, blocks * 64, kHeadDim], zero past kv_len and head_dim; the chunks of a row stand where shared
+    // memory wants them (swizzle.cuh), so that a tile is copied there as it is.
+    int8_t* k_int8;
+    float* k_scale;   // [batch, kv_heads, blocks, 4]
     float* k_mean;    // [batch, kv_heads, kHeadDim], written; null: K is not smoothed
     int32_t kv_heads;
     int32_t kv_len;

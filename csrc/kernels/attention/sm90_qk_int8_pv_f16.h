@@ -1,0 +1,42 @@
+// Attention with INT8 QK^T and FP16/BF16 PV on Hopper's wgmma: what host and device agree on.
+#pragma once
+
+#include "kernels/quant/quant_k_int8.h"
+#include "kernels/tensor_view.h"
+
+namespace sage {
+
+struct Sm90QkInt8PvF16 {
+  static constexpr int kConsumers = 2;  // warpgroups that compute, 64 rows each; one more loads
+  static constexpr int kThreads = 128 * (1 + kConsumers);
+  static constexpr int kBlockM = 64 * kConsumers;
+  static constexpr int kTileN = 128;
+  static constexpr int kStages = 3;  // of K and of V
+
+  // Q and the tiles of K and V, the K tiles' scales, what a row carries, barriers; and slack to start on 1024 bytes.
+  static constexpr int kScaleBytes = kTileN / QuantKInt8::kBlockN * QuantKInt8::kGroups * 4;
+  static constexpr int shared_bytes(int head_dim) {
+    return 1024 + kBlockM * head_dim + kStages * kTileN * head_dim * 3 + kStages * kScaleBytes + kBlockM * 8 +
+           4 * kStages * 8;
+  }
+
+  struct Params {
+    TensorView q;
+    TensorView v;
+    TensorView out;
+    const int8_t* k_int8;  // as QuantKInt8 leaves them
+    const float* k_scale;
+    const float* k_mean;   // null: K was not smoothed
+    float* lse;            // [batch, q_heads, qo_len], natural logarithm; null: not wanted
+    int32_t batch;
+    int32_t q_heads;
+    int32_t kv_heads;
+    int32_t qo_len;
+    int32_t kv_len;
+    int32_t head_dim;      // of the tensors; the kernel's own may be larger
+    int32_t causal;        // query i sees keys 0..i
+    float scale_log2;      // sm_scale * log2(e)
+  };
+};
+
+}  // namespace sage
