@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
@@ -151,4 +152,8 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    status = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Not sys.exit: threads of the build engine may outlive the interpreter, and then abort a process that has succeeded.
+    os._exit(status)
