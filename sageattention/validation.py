@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from numbers import Real
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -38,15 +37,18 @@ def boolean(name: str, value: object) -> None:
         raise TypeError(f"{name}: expected True or False, got {value!r}")
 
 
-def number(name: str, value: object) -> float:
+def number(name: str, value: Any) -> float:
     """A real number as a float.
 
     Raises:
         TypeError: it is not a number.
     """
-    if isinstance(value, bool) or not isinstance(value, Real):
-        raise TypeError(f"{name}: expected a number or None, got {value!r}")
-    return float(value)
+    if not isinstance(value, (bool, str, bytes)):
+        try:
+            return float(value)
+        except (TypeError, ValueError):
+            pass
+    raise TypeError(f"{name}: expected a number or None, got {value!r}")
 
 
 def tensors(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, tensor_layout: str) -> None:

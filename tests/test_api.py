@@ -199,12 +199,12 @@ def test_errors_come_through_compile() -> None:
 def test_opcheck(layout: str, lse: bool) -> None:
     q, k, v = qkv(1, 4, 9, 40)
     k, v = (x[:, :2] if layout == "HND" else x[:, :, :3] for x in (k, v))
-    torch.library.opcheck(OPERATOR, (q, k, v, layout, False, 0.125, True, lse))
+    torch.library.opcheck(OPERATOR, (q, k, v, layout, False, 0.125, True, lse, "auto"))
 
 
 def test_opcheck_with_other_strides() -> None:
     q, k, v = (x.transpose(1, 2) for x in qkv(1, 9, 4, 40, dtype=torch.bfloat16))
-    torch.library.opcheck(OPERATOR, (q, k, v, "HND", True, 0.125, False, True))
+    torch.library.opcheck(OPERATOR, (q, k, v, "HND", True, 0.125, False, True, "auto"))
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])

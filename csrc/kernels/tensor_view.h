@@ -28,6 +28,7 @@ using cuda::std::uint8_t;
 using std::int32_t;
 using std::int64_t;
 using std::int8_t;
+using std::uint64_t;
 #endif
 
 // A [batch, head, token, channel] tensor with unit stride in its last dimension. Strides count elements and are
@@ -39,6 +40,11 @@ struct TensorView {
   int64_t token_stride;
   // Every row starts on 16 bytes and holds a multiple of 16 bytes: the kernel may use 16-byte accesses.
   int32_t aligned16;
+};
+
+// The copy engine's description of a tensor (CUtensorMap), made by the driver: runtime/tensor_map.h.
+struct alignas(64) TensorMap {
+  uint64_t opaque[16];
 };
 
 }  // namespace sage

@@ -35,6 +35,7 @@ Driver open() {
   load(driver.cuLibraryGetKernel, "cuLibraryGetKernel");
   load(driver.cuKernelSetAttribute, "cuKernelSetAttribute");
   load(driver.cuLaunchKernelEx, "cuLaunchKernelEx");
+  load(driver.cuTensorMapEncodeTiled, "cuTensorMapEncodeTiled");
   driver.check(driver.cuInit(0), "initialising the CUDA driver");
   return driver;
 }

@@ -21,6 +21,11 @@ constexpr int kDeviceAttributeComputeCapabilityMinor = 76;
 constexpr int kFunctionAttributeMaxDynamicSharedBytes = 8;
 constexpr int kLaunchAttributeProgrammaticStreamSerialization = 6;
 constexpr int kStreamCaptureModeRelaxed = 2;
+constexpr int kTensorMapDataTypeUint16 = 1;
+constexpr int kTensorMapInterleaveNone = 0;
+constexpr int kTensorMapSwizzle128B = 3;
+constexpr int kTensorMapL2Promotion256B = 3;
+constexpr int kTensorMapOutOfBoundsZero = 0;
 
 struct CUlaunchAttribute {
   int32_t id;
@@ -55,6 +60,10 @@ struct Driver {
   CUresult (*cuLibraryGetKernel)(CUkernel* kernel, CUlibrary library, const char* name);
   CUresult (*cuKernelSetAttribute)(int attribute, int value, CUkernel kernel, CUdevice device);
   CUresult (*cuLaunchKernelEx)(const CUlaunchConfig* config, CUkernel kernel, void** arguments, void** extra);
+
+  CUresult (*cuTensorMapEncodeTiled)(void* map, int data_type, uint32_t rank, void* address, const uint64_t* sizes,
+                                     const uint64_t* strides, const uint32_t* box, const uint32_t* element_strides,
+                                     int interleave, int swizzle, int l2_promotion, int out_of_bounds);
 
   // Opens libcuda at the first call; throws if there is none.
   static const Driver& get();

@@ -6,6 +6,8 @@
 #include <iterator>
 #include <stdexcept>
 
+#include "runtime/context.h"
+
 namespace sage::runtime {
 
 namespace {
@@ -54,26 +56,6 @@ std::string read_kernel(const std::string& path) {
   return code;
 }
 
-class CurrentContext {
- public:
-  CurrentContext(const Driver& driver, CUcontext wanted) : driver_(driver) {
-    CUcontext current = nullptr;
-    driver_.check(driver_.cuCtxGetCurrent(&current), "reading the current context");
-    pushed_ = current != wanted;
-    if (pushed_) driver_.check(driver_.cuCtxPushCurrent(wanted), "making the tensor's device current");
-  }
-  ~CurrentContext() {
-    CUcontext popped;
-    if (pushed_) driver_.cuCtxPopCurrent(&popped);
-  }
-  CurrentContext(const CurrentContext&) = delete;
-  CurrentContext& operator=(const CurrentContext&) = delete;
-
- private:
-  const Driver& driver_;
-  bool pushed_;
-};
-
 // A kernel may be loaded for the first time while a CUDA graph is being captured: loading is none of the graph's work.
 class UncapturedScope {
  public:
@@ -109,7 +91,7 @@ KernelStore::Device& KernelStore::device(int index) {
     const Driver& driver = Driver::get();
     const auto attribute = [&](int which) {
       int value = 0;
-      driver.check(driver.cuDeviceGetAttribute(&value, which, index), "reading a device attribute");
+      driver.check(driver.cuDeviceGetAttribute(&value, which, index), "reading the compute capability");
       return value;
     };
     device.capability = attribute(kDeviceAttributeComputeCapabilityMajor) * 10 +
@@ -191,9 +173,9 @@ void KernelStore::launch(const Launch& launch, void* params) {
   driver.check(driver.cuLaunchKernelEx(&config, kernel, arguments, nullptr), ("launching " + launch.instance).c_str());
 }
 
-int KernelStore::compute_capability(int device) {
+CUcontext KernelStore::context(int device) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  return this->device(device).capability;
+  return this->device(device).context;
 }
 
 int KernelStore::multiprocessors(int device) {

@@ -36,8 +36,8 @@ class KernelStore {
   // `params` is the kernel's one argument. Asynchronous on the stream; the current context is left as it was.
   void launch(const Launch& launch, void* params);
 
-  // Compute capability of a device, as major * 10 + minor.
-  int compute_capability(int device);
+  // The device's primary context, which is PyTorch's too.
+  CUcontext context(int device);
 
   // Streaming multiprocessors of a device.
   int multiprocessors(int device);

@@ -70,6 +70,14 @@ TensorView view(const at::Tensor& tensor, bool heads_first) {
   return view;
 }
 
+bool copy_engine_reads(const at::Tensor& tensor, const TensorView& view) {
+  if (!view.aligned16) return false;
+  for (int dimension = 0; dimension < 3; ++dimension) {
+    if (tensor.size(dimension) > 1 && tensor.stride(dimension) < 8) return false;
+  }
+  return true;
+}
+
 int32_t kernel_head_dim(int32_t head_dim) { return head_dim <= 64 ? 64 : 128; }
 
 std::string instance_name(const char* stem, int32_t kernel_head_dim, const at::Tensor& tensor) {

@@ -29,6 +29,9 @@ AttentionShape check_attention(const at::Tensor& q, const at::Tensor& k, const a
 
 TensorView view(const at::Tensor& tensor, bool heads_first);
 
+// Whether the copy engine can read the tensor: aligned, and no dimension that repeats the same memory.
+bool copy_engine_reads(const at::Tensor& tensor, const TensorView& view);
+
 // <stem>-d<head_dim>-<dtype>, as kernels.json spells them; head_dim is that of the smallest kernel that holds it.
 int32_t kernel_head_dim(int32_t head_dim);
 std::string instance_name(const char* stem, int32_t kernel_head_dim, const at::Tensor& tensor);

@@ -8,6 +8,7 @@
 #include "kernels/attention/sm90_qk_int8_pv_f16.h"
 #include "kernels/quant/quant_k_int8.h"
 #include "runtime/kernel_store.h"
+#include "runtime/tensor_map.h"
 #include "torch/arguments.h"
 
 namespace sage {
@@ -55,7 +56,7 @@ QuantisedK quantise_k(const at::Tensor& k, const AttentionShape& shape, bool smo
   params.kv_len = shape.kv_len;
   params.head_dim = shape.head_dim;
   runtime::KernelStore::get().launch({instance_name("quant_k_int8", head_dim, k), "quant_k_int8", k.get_device(),
-                                      stream, grid_size(heads * blocks), QuantKInt8::kThreads, 0,
+                                      stream, grid_size(heads * QuantKInt8::tiles(shape.kv_len)), QuantKInt8::kThreads, 0,
                                       /*overlaps_previous=*/false},
                                      &params);
   return result;
@@ -110,6 +111,11 @@ std::tuple<at::Tensor, at::Tensor> qk_int8_pv_f16(const at::Tensor& q, const at:
     using Kernel = Sm90QkInt8PvF16;
     auto params = common_params<Kernel::Params>(q, v, quantised, outputs, shape, is_causal, sm_scale);
     params.batch = shape.batch;
+    params.v_mapped = copy_engine_reads(v, params.v) ? 1 : 0;
+    if (params.v_mapped) {
+      params.v_map = runtime::encode_tensor_map(device, params.v, shape.batch, shape.kv_heads, shape.kv_len,
+                                                shape.head_dim, Kernel::kTileN);
+    }
     const uint32_t multiprocessors = static_cast<uint32_t>(store.multiprocessors(device));
     store.launch({instance_name("sm90_qk_int8_pv_f16", head_dim, q), "sm90_qk_int8_pv_f16", device, stream,
                   std::min(blocks_of(Kernel::kBlockM), multiprocessors), Kernel::kThreads,

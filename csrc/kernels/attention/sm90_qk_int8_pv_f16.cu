@@ -1,7 +1,7 @@
 // Attention with INT8 QK^T and FP16/BF16 PV, float32 accumulation, on Hopper's wgmma.
 //
-// A persistent block of threads takes tile after tile of 128 output rows. One warpgroup loads: K (INT8, from
-// quant_k_int8) with bulk copies, V (as the caller left it) with cp.async. Two compute, 64 rows each: while one's products
+// A persistent block of threads takes tile after tile of 128 output rows. One warpgroup loads, by the copy
+// engine: K (INT8, from quant_k_int8) and V (as the caller left it). Two compute, 64 rows each: while one's products
 // run on the tensor cores, the other does its softmax, and within each the P V of one tile of keys runs beside the softmax
 // of the next.
 #include "kernels/attention/sm90_qk_int8_pv_f16.h"
@@ -122,8 +122,40 @@ __device__ __forceinline__ void load_v(const Config::Params& p, const Work& work
   }
 }
 
+// Waits for a stage of K, then starts the copies of a tile and its scales. One thread.
+__device__ __forceinline__ void fetch_k(const Config::Params& p, int64_t tile, const Ring& ring, uint32_t shared) {
+  const uint32_t full = shared + Shared::kKFull + ring.stage * 8;
+  ptx::mbarrier_wait(shared + Shared::kKEmpty + ring.stage * 8, ring.parity ^ 1);
+  ptx::mbarrier_arrive_expect(full, Config::kKTileBytes + Config::kScaleBytes);
+  ptx::bulk_copy(shared + Shared::kK + ring.stage * Config::kKTileBytes, p.k_int8 + tile * Config::kKTileBytes,
+                 Config::kKTileBytes, full);
+  ptx::bulk_copy(shared + Shared::kKScale + ring.stage * Config::kScaleBytes,
+                 p.k_scale + tile * (Config::kScaleBytes / 4), Config::kScaleBytes, full);
+}
+
+// Loads K and V where the copy engine can read V: one thread starts all copies.
 __device__ __forceinline__ void produce(const Config::Params& p, uint32_t shared) {
-  const int k_tiles = QuantKInt8::blocks(p.kv_len) * QuantKInt8::kBlockN / Config::kTileN;
+  const int k_tiles = QuantKInt8::tiles(p.kv_len);
+  Ring ring;
+  for (int index = blockIdx.x; index < total_work(p); index += gridDim.x) {
+    const Work work(p, index);
+    for (int tile = 0; tile < work.tiles; ++tile, ring.next()) {
+      fetch_k(p, work.kv_batch_head * k_tiles + tile, ring, shared);
+      const uint32_t full = shared + Shared::kVFull + ring.stage * 8;
+      ptx::mbarrier_wait(shared + Shared::kVEmpty + ring.stage * 8, ring.parity ^ 1);
+      ptx::mbarrier_arrive_expect(full, Config::kVTileBytes);
+#pragma unroll
+      for (int panel = 0; panel < Config::kHeadDim / 64; ++panel) {
+        ptx::tensor_copy(shared + Shared::kV + ring.stage * Config::kVTileBytes + panel * Config::kVPanelBytes, p.v_map,
+                         panel * 64, tile * Config::kTileN, work.kv_head, work.batch, full);
+      }
+    }
+  }
+}
+
+// The same where it cannot (rows that do not start on 16 bytes): the warpgroup's threads copy V.
+__device__ __forceinline__ void produce_unmapped(const Config::Params& p, uint32_t shared) {
+  const int k_tiles = QuantKInt8::tiles(p.kv_len);
   Ring ring, arrived;
   bool pending = false;  // a tile of V is under way
   const auto v_arrives = [&] {
@@ -135,16 +167,7 @@ __device__ __forceinline__ void produce(const Config::Params& p, uint32_t shared
   for (int index = blockIdx.x; index < total_work(p); index += gridDim.x) {
     const Work work(p, index);
     for (int tile = 0; tile < work.tiles; ++tile, ring.next()) {
-      if (threadIdx.x == 0) {
-        const int64_t k_tile = work.kv_batch_head * k_tiles + tile;
-        const uint32_t full = shared + Shared::kKFull + ring.stage * 8;
-        ptx::mbarrier_wait(shared + Shared::kKEmpty + ring.stage * 8, ring.parity ^ 1);
-        ptx::mbarrier_arrive_expect(full, Config::kKTileBytes + Config::kScaleBytes);
-        ptx::bulk_copy(shared + Shared::kK + ring.stage * Config::kKTileBytes, p.k_int8 + k_tile * Config::kKTileBytes,
-                       Config::kKTileBytes, full);
-        ptx::bulk_copy(shared + Shared::kKScale + ring.stage * Config::kScaleBytes,
-                       p.k_scale + k_tile * (Config::kScaleBytes / 4), Config::kScaleBytes, full);
-      }
+      if (threadIdx.x == 0) fetch_k(p, work.kv_batch_head * k_tiles + tile, ring, shared);
       __syncwarp();
       ptx::mbarrier_wait(shared + Shared::kVEmpty + ring.stage * 8, ring.parity ^ 1);
       load_v(p, work, tile, shared + Shared::kV + ring.stage * Config::kVTileBytes);
@@ -356,12 +379,6 @@ __device__ __forceinline__ void consume(const Config::Params& p, uint8_t* shared
     __syncwarp();
     if (lane == 0) ptx::mbarrier_arrive(shared + barriers + stage * 8);
   };
-  // The warpgroups take turns at issuing wgmma: left alone they run in step, and queue for the tensor cores together and
-  // then for the special-function units. Barriers 1, 2: a group among itself; 3, 4: its turn.
-  const auto take_turn = [&] { ptx::named_barrier(3 + group, 256); };
-  const auto pass_turn = [&] { ptx::named_barrier_arrive(4 - group, 256); };
-  if (group == 1) pass_turn();
-
   Scores scores;
   Probabilities probabilities;
   Output out;
@@ -385,7 +402,6 @@ __device__ __forceinline__ void consume(const Config::Params& p, uint8_t* shared
 
     const auto start_qk = [&] {
       ptx::mbarrier_wait(shared + Shared::kKFull + k_ring.stage * 8, k_ring.parity);
-      take_turn();
       ptx::wgmma_hold(scores);
       ptx::wgmma_fence();
       issue_qk(q_tile, shared + Shared::kK + k_ring.stage * Config::kKTileBytes, scores);
@@ -416,7 +432,6 @@ __device__ __forceinline__ void consume(const Config::Params& p, uint8_t* shared
     };
 
     start_qk();
-    pass_turn();
     ptx::wgmma_wait<0>();
     run_softmax(0, [] {});
     pack(scores, probabilities);
@@ -424,7 +439,6 @@ __device__ __forceinline__ void consume(const Config::Params& p, uint8_t* shared
     for (int tile = 1; tile < work.tiles; ++tile) {
       start_qk();
       start_pv();
-      pass_turn();
       ptx::wgmma_wait<1>();
       run_softmax(tile, finish_pv);
       finish_pv();
@@ -450,17 +464,22 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, 1)
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < Config::kStages; ++stage) {
       ptx::mbarrier_init(shared + Shared::kKFull + stage * 8, 1);
-      ptx::mbarrier_init(shared + Shared::kVFull + stage * 8, 128);
+      ptx::mbarrier_init(shared + Shared::kVFull + stage * 8, p.v_mapped ? 1 : 128);
       ptx::mbarrier_init(shared + Shared::kKEmpty + stage * 8, Config::kConsumerWarps);
       ptx::mbarrier_init(shared + Shared::kVEmpty + stage * 8, Config::kConsumerWarps);
     }
     ptx::mbarrier_init_fence();
   }
   __syncthreads();
-  ptx::grid_dependency_wait();
+  // Who reads what quant_k_int8 writes waits for it: the loading warpgroup, and the others for K's mean.
+  if (threadIdx.x < 128 || p.lse != nullptr) ptx::grid_dependency_wait();
   if (threadIdx.x < 128) {
     ptx::registers_release<Config::kProducerRegisters>();
-    produce(p, shared);
+    if (!p.v_mapped) {
+      produce_unmapped(p, shared);
+    } else if (threadIdx.x == 0) {
+      produce(p, shared);
+    }
   } else {
     ptx::registers_acquire<Config::kConsumerRegisters>();
     consume(p, shared_pointer, shared);

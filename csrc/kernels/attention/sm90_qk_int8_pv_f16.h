@@ -10,7 +10,7 @@ struct Sm90QkInt8PvF16 {
   static constexpr int kConsumers = 2;  // warpgroups that compute, 64 rows each; one more loads
   static constexpr int kThreads = 128 * (1 + kConsumers);
   static constexpr int kBlockM = 64 * kConsumers;
-  static constexpr int kTileN = 128;
+  static constexpr int kTileN = QuantKInt8::kTileN;
   static constexpr int kStages = 3;  // of K and of V
 
   // Q and the tiles of K and V, the K tiles' scales, what a row carries, barriers; and slack to start on 1024 bytes.
@@ -21,6 +21,7 @@ struct Sm90QkInt8PvF16 {
   }
 
   struct Params {
+    TensorMap v_map;       // of V, in boxes of 64 channels x kTileN keys; if v_mapped
     TensorView q;
     TensorView v;
     TensorView out;
@@ -35,6 +36,7 @@ struct Sm90QkInt8PvF16 {
     int32_t kv_len;
     int32_t head_dim;      // of the tensors; the kernel's own may be larger
     int32_t causal;        // query i sees keys 0..i
+    int32_t v_mapped;      // the copy engine can read V; else the kernel's threads copy it
     float scale_log2;      // sm_scale * log2(e)
   };
 };

@@ -41,17 +41,22 @@ __device__ __forceinline__ void bulk_copy(uint32_t shared_destination, const voi
                : "memory");
 }
 
+// Copies the box of a mapped [batch, head, token, channel] tensor that starts at these coordinates, zeros outside.
+__device__ __forceinline__ void tensor_copy(uint32_t shared_destination, const TensorMap& map, int channel, int token,
+                                            int head, int batch, uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], "
+      "[%6];\n" ::"r"(shared_destination),
+      "l"(&map), "r"(channel), "r"(token), "r"(head), "r"(batch), "r"(barrier)
+      : "memory");
+}
+
 // Makes this thread's writes to shared memory visible to wgmma and the copy engine.
 __device__ __forceinline__ void proxy_async_fence() { asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory"); }
 
 // Barrier `id` (1 to 15) among `threads` threads.
 __device__ __forceinline__ void named_barrier(int id, int threads) {
   asm volatile("bar.sync %0, %1;\n" ::"r"(id), "r"(threads) : "memory");
-}
-
-// Counts these threads at the barrier without waiting.
-__device__ __forceinline__ void named_barrier_arrive(int id, int threads) {
-  asm volatile("bar.arrive %0, %1;\n" ::"r"(id), "r"(threads) : "memory");
 }
 
 // Gives registers of this warpgroup back to the block, or takes them.

@@ -10,9 +10,11 @@ struct QuantKInt8 {
   // same (key % 8) / 2. So 16 keys share a scale and the attention kernel multiplies by a per-lane constant.
   static constexpr int kBlockN = 64;
   static constexpr int kGroups = 4;
-  static constexpr int kThreads = 128;
-  // Blocks come in pairs, so that kernels may work on tiles of 128 keys.
-  SAGE_HOST_DEVICE static constexpr int blocks(int kv_len) { return (kv_len + 2 * kBlockN - 1) / (2 * kBlockN) * 2; }
+  // Blocks come in pairs, one for each block of threads, so that kernels may work on tiles of 128 keys.
+  static constexpr int kTileN = 2 * kBlockN;
+  static constexpr int kThreads = 256;
+  SAGE_HOST_DEVICE static constexpr int tiles(int kv_len) { return (kv_len + kTileN - 1) / kTileN; }
+  SAGE_HOST_DEVICE static constexpr int blocks(int kv_len) { return 2 * tiles(kv_len); }
   // Any estimate of K's mean serves (softmax does not see the shift); this many keys, evenly spread, are read for it.
   static constexpr int kSampledKeys = 64;
 

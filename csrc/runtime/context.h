@@ -1,0 +1,29 @@
+// The calling thread's current CUDA context.
+#pragma once
+
+#include "runtime/driver.h"
+
+namespace sage::runtime {
+
+// Makes a context current for as long as this lives. A thread that has not called CUDA yet has none.
+class CurrentContext {
+ public:
+  CurrentContext(const Driver& driver, CUcontext wanted) : driver_(driver) {
+    CUcontext current = nullptr;
+    driver_.check(driver_.cuCtxGetCurrent(&current), "reading the current context");
+    pushed_ = current != wanted;
+    if (pushed_) driver_.check(driver_.cuCtxPushCurrent(wanted), "making the tensor's device current");
+  }
+  ~CurrentContext() {
+    CUcontext popped;
+    if (pushed_) driver_.cuCtxPopCurrent(&popped);
+  }
+  CurrentContext(const CurrentContext&) = delete;
+  CurrentContext& operator=(const CurrentContext&) = delete;
+
+ private:
+  const Driver& driver_;
+  bool pushed_;
+};
+
+}  // namespace sage::runtime
