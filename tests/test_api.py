@@ -417,6 +417,7 @@ int cuLibraryLoadData(P* l) { return OK; }
 int cuLibraryGetKernel(P* k) { return OK; }
 int cuKernelSetAttribute(int a) { return OK; }
 int cuLaunchKernelEx(P c) { return OK; }
+int cuTensorMapEncodeTiled(P map) { return OK; }
 """
 
 

@@ -52,7 +52,7 @@ class Expected(NamedTuple):
 # A new kernel gets its line here.
 EXPECTED = {
     # A row of head_dim elements is read by 16 threads: head_dim bits each.
-    "quant_k_int8": Expected(4, (), ("LDG.E.{head_dim}", "STG.E"), since_90=("PREEXIT",)),
+    "quant_k_int8": Expected(2, (), ("LDG.E.{head_dim}", "STG.E"), since_90=("PREEXIT",)),
     "sm80_qk_int8_pv_f16": Expected(
         2,
         ("IMMA.16832.S8.S8", "HMMA.16816.F32{bf16}"),
@@ -63,7 +63,15 @@ EXPECTED = {
     "sm90_qk_int8_pv_f16": Expected(
         1,
         ("IGMMA.64x128x32.S8.S8", "HGMMA.64x{head_dim}x16.F32{bf16}"),
-        ("UBLKCP.S.G", "LDGSTS.E.BYPASS.128", "SYNCS.PHASECHK.TRANS64.TRYWAIT", "USETMAXREG.DEALLOC", "MUFU.EX2", "ACQBULK"),
+        (
+            "UBLKCP.S.G",
+            "UTMALDG.4D",
+            "LDGSTS.E.BYPASS.128",
+            "SYNCS.PHASECHK.TRANS64.TRYWAIT",
+            "USETMAXREG.DEALLOC",
+            "MUFU.EX2",
+            "ACQBULK",
+        ),
         shared="shared_bytes",
     ),
 }
@@ -281,7 +289,10 @@ def test_the_instructions_are_those_meant(kernel: Kernel) -> None:
 @every_cubin
 def test_host_and_device_agree(kernel: Kernel, host: dict[str, HostView]) -> None:
     used, view = resources(kernel), host[kernel.stem]
-    assert used.parameter_bytes == view.parameter_bytes
+    # The compiler counts from where parameters may start (0x210 from 9.0 on) to the end of the last one; a tensor map makes
+    # the one parameter start on 64 bytes.
+    padding = -0x210 % 64 if kernel.stem == "sm90_qk_int8_pv_f16" else 0
+    assert used.parameter_bytes == view.parameter_bytes + padding
     assert used.threads == view.threads
 
 
@@ -304,7 +315,7 @@ INCLUDES = {
     "kernels/**/*.cu": r"kernels/.*|cuda_(bf16|fp16)\.h|cuda/.*",
     "kernels/**/*.cuh": r"kernels/.*\.(h|cuh)|cuda_(bf16|fp16)\.h|cuda/.*",
     "kernels/**/*.h": r"kernels/.*\.h|cuda/std/cstdint",
-    "runtime/*": r"runtime/.*\.h",
+    "runtime/*": r"(runtime/.*|kernels/tensor_view)\.h",
     "torch/*.h": r"(torch|runtime|kernels)/[^.]*\.h|(ATen|c10)/.*\.h",
     "torch/*.cpp": r"(torch|runtime|kernels)/[^.]*\.h|(ATen|c10)/(?!cuda).*\.h",
 }
