@@ -62,7 +62,7 @@ EXPECTED = {
     ),
     "sm90_qk_int8_pv_f16": Expected(
         1,
-        ("IGMMA.64x128x32.S8.S8", "HGMMA.64x{head_dim}x16.F32{bf16}"),
+        ("IGMMA.64x{tile_n}x32.S8.S8", "HGMMA.64x{head_dim}x16.F32{bf16}"),
         (
             "UBLKCP.S.G",
             "UTMALDG.4D",
@@ -268,7 +268,8 @@ def test_nothing_spills_and_blocks_fit(kernel: Kernel, host: dict[str, HostView]
 @every_cubin
 def test_the_instructions_are_those_meant(kernel: Kernel) -> None:
     expected, found = EXPECTED[kernel.stem], instructions(kernel)
-    words = {"head_dim": kernel.head_dim, "bf16": ".BF16" if kernel.dtype == "bf16" else ""}
+    bf16 = ".BF16" if kernel.dtype == "bf16" else ""
+    words = {"head_dim": kernel.head_dim, "tile_n": 128 if kernel.head_dim <= 64 else 64, "bf16": bf16}
     tensor = {name for name in found if re.match(r"[A-Z]*MMA(\.|$)", name)}
     patterns = [pattern.format(**words) for pattern in expected.tensor]
     for pattern in patterns:

@@ -383,6 +383,8 @@ def test_rounding_is_to_nearest_even() -> None:
         ("quant/quant_k_int8.cu", r"magnitude = ([\d.e-]+)f;", reference.SMALLEST_MAGNITUDE),
         ("attention/sm80_qk_int8_pv_f16.cu", r"magnitude = ([\d.e-]+)f;", reference.SMALLEST_MAGNITUDE),
         ("attention/sm80_qk_int8_pv_f16.cu", r"kRescaleThreshold = ([\d.]+)f;", reference.RESCALE_THRESHOLD),
+        ("attention/sm90_qk_int8_pv_f16.cu", r"magnitude = ([\d.e-]+)f;", reference.SMALLEST_MAGNITUDE),
+        ("attention/sm90_qk_int8_pv_f16.cu", r"kRescaleThreshold = ([\d.]+)f;", reference.RESCALE_THRESHOLD),
         ("attention/sm80_qk_int8_pv_f16.cu", r"kMagic = ([\d.]+)f;", reference.MAGIC),
         ("attention/sm80_qk_int8_pv_f16.cu", r"kChunkN = kHeadDim <= 64 \? (\d+) : \d+;", reference.chunk_n(64)),
         ("attention/sm80_qk_int8_pv_f16.cu", r"kChunkN = kHeadDim <= 64 \? \d+ : (\d+);", reference.chunk_n(128)),

@@ -114,7 +114,7 @@ std::tuple<at::Tensor, at::Tensor> qk_int8_pv_f16(const at::Tensor& q, const at:
     params.v_mapped = copy_engine_reads(v, params.v) ? 1 : 0;
     if (params.v_mapped) {
       params.v_map = runtime::encode_tensor_map(device, params.v, shape.batch, shape.kv_heads, shape.kv_len,
-                                                shape.head_dim, Kernel::kTileN);
+                                                shape.head_dim, Kernel::tile_n(head_dim));
     }
     const uint32_t multiprocessors = static_cast<uint32_t>(store.multiprocessors(device));
     store.launch({instance_name("sm90_qk_int8_pv_f16", head_dim, q), "sm90_qk_int8_pv_f16", device, stream,

@@ -1,9 +1,8 @@
 // Attention with INT8 QK^T and FP16/BF16 PV, float32 accumulation, on Hopper's wgmma.
 //
-// A persistent block of threads takes tile after tile of 128 output rows. One warpgroup loads, by the copy
-// engine: K (INT8, from quant_k_int8) and V (as the caller left it). Two compute, 64 rows each: while one's products
-// run on the tensor cores, the other does its softmax, and within each the P V of one tile of keys runs beside the softmax
-// of the next.
+// A persistent block of threads takes tile after tile of 192 output rows. One warpgroup loads, by the copy engine: K (INT8,
+// from quant_k_int8) and V (as the caller left it). Three compute, 64 rows each: while one's products run on the tensor
+// cores, the others do their softmax, and within each the P V of one tile of keys runs beside the softmax of the next.
 #include "kernels/attention/sm90_qk_int8_pv_f16.h"
 
 #include "kernels/element.cuh"
@@ -19,6 +18,9 @@ namespace sage {
 struct Config : Sm90QkInt8PvF16 {
   using Element = SAGE_DTYPE;
   static constexpr int kHeadDim = SAGE_HEAD_DIM;
+  static constexpr int kTileN = tile_n(kHeadDim);
+  static constexpr int kStages = stages(kHeadDim);
+  static constexpr int kScaleBytes = scale_bytes(kHeadDim);
   static constexpr int kKTileBytes = kTileN * kHeadDim;
   static constexpr int kVTileBytes = kTileN * kHeadDim * 2;
   // V's rows are cut into panels of 64 channels, the span of the hardware's swizzle.
@@ -26,8 +28,10 @@ struct Config : Sm90QkInt8PvF16 {
   static constexpr int kQkSteps = kHeadDim / 32;
   static constexpr int kPvSteps = kTileN / 16;
   static constexpr int kConsumerWarps = 4 * kConsumers;
-  static constexpr int kProducerRegisters = 40;
-  static constexpr int kConsumerRegisters = 232;
+  static constexpr int kHalves = kTileN / QuantKInt8::kBlockN;  // parts of a tile with scales of their own
+  static constexpr int kProducerRegisters = 32;
+  static constexpr int kConsumerRegisters = 160;
+  static_assert(128 * (kProducerRegisters + kConsumers * kConsumerRegisters) <= 65536);
 
   // The output is rescaled only when a row's maximum has grown by more than this many powers of two. Until then
   // probabilities may reach 2^8, which P's fp16 holds with its full precision; the final division makes it exact.
@@ -87,9 +91,19 @@ struct Work {
   }
 };
 
-__device__ __forceinline__ int total_work(const Config::Params& p) {
-  return (p.qo_len + Config::kBlockM - 1) / Config::kBlockM * p.q_heads * p.batch;
-}
+// The tiles of the output that this block of threads takes, by their index. Rounds go back and forth through the blocks: one
+// that had long tiles (late rows under a causal mask) in one round has short ones in the next.
+struct Schedule {
+  int total;
+  int round = 0;
+  __device__ __forceinline__ explicit Schedule(const Config::Params& p)
+      : total((p.qo_len + Config::kBlockM - 1) / Config::kBlockM * p.q_heads * p.batch) {}
+  __device__ __forceinline__ int index() const {
+    return round * gridDim.x + (round % 2 == 0 ? blockIdx.x : gridDim.x - 1 - blockIdx.x);
+  }
+  // A block may be without a tile in the last round alone.
+  __device__ __forceinline__ bool done() const { return index() >= total; }
+};
 
 // Starts the copies of one tile of V. A thread copies the same 16-byte chunk of every kRowStep-th row; the step is a
 // multiple of the swizzle's period, so one swizzled offset serves them all.
@@ -135,10 +149,10 @@ __device__ __forceinline__ void fetch_k(const Config::Params& p, int64_t tile, c
 
 // Loads K and V where the copy engine can read V: one thread starts all copies.
 __device__ __forceinline__ void produce(const Config::Params& p, uint32_t shared) {
-  const int k_tiles = QuantKInt8::tiles(p.kv_len);
+  const int k_tiles = QuantKInt8::blocks(p.kv_len) / Config::kHalves;
   Ring ring;
-  for (int index = blockIdx.x; index < total_work(p); index += gridDim.x) {
-    const Work work(p, index);
+  for (Schedule schedule(p); !schedule.done(); ++schedule.round) {
+    const Work work(p, schedule.index());
     for (int tile = 0; tile < work.tiles; ++tile, ring.next()) {
       fetch_k(p, work.kv_batch_head * k_tiles + tile, ring, shared);
       const uint32_t full = shared + Shared::kVFull + ring.stage * 8;
@@ -155,7 +169,7 @@ __device__ __forceinline__ void produce(const Config::Params& p, uint32_t shared
 
 // The same where it cannot (rows that do not start on 16 bytes): the warpgroup's threads copy V.
 __device__ __forceinline__ void produce_unmapped(const Config::Params& p, uint32_t shared) {
-  const int k_tiles = QuantKInt8::tiles(p.kv_len);
+  const int k_tiles = QuantKInt8::blocks(p.kv_len) / Config::kHalves;
   Ring ring, arrived;
   bool pending = false;  // a tile of V is under way
   const auto v_arrives = [&] {
@@ -164,8 +178,8 @@ __device__ __forceinline__ void produce_unmapped(const Config::Params& p, uint32
     ptx::mbarrier_arrive(shared + Shared::kVFull + arrived.stage * 8);
     arrived.next();
   };
-  for (int index = blockIdx.x; index < total_work(p); index += gridDim.x) {
-    const Work work(p, index);
+  for (Schedule schedule(p); !schedule.done(); ++schedule.round) {
+    const Work work(p, schedule.index());
     for (int tile = 0; tile < work.tiles; ++tile, ring.next()) {
       if (threadIdx.x == 0) fetch_k(p, work.kv_batch_head * k_tiles + tile, ring, shared);
       __syncwarp();
@@ -268,13 +282,17 @@ template <bool Masked, typename BeforeRescale>
 __device__ __forceinline__ void softmax(const Config::Params& p, int first_key, int first_row, const float* k_scales,
                                         Scores& scores, Rows& rows, Output& out, const BeforeRescale& before_rescale) {
   const int lane = threadIdx.x % 32;
-  const float k_scale[2] = {k_scales[lane % 4], k_scales[QuantKInt8::kGroups + lane % 4]};
-  float scale[2][2];      // row, half of the tile
+  float k_scale[Config::kHalves];
+#pragma unroll
+  for (int half = 0; half < Config::kHalves; ++half) k_scale[half] = k_scales[half * QuantKInt8::kGroups + lane % 4];
+  float scale[2][Config::kHalves];  // by row
   float candidate[2];
   bool exceeded = false;
 #pragma unroll
   for (int row = 0; row < 2; ++row) {
-    int32_t largest[2] = {-(1 << 30), -(1 << 30)};
+    int32_t largest[Config::kHalves];
+#pragma unroll
+    for (int half = 0; half < Config::kHalves; ++half) largest[half] = -(1 << 30);
 #pragma unroll
     for (int i = row * 2; i < Config::kTileN / 2; i += 4) {
 #pragma unroll
@@ -287,9 +305,12 @@ __device__ __forceinline__ void softmax(const Config::Params& p, int first_key, 
         largest[i / 32] = max(largest[i / 32], scores[j]);
       }
     }
+    candidate[row] = -INFINITY;
 #pragma unroll
-    for (int half = 0; half < 2; ++half) scale[row][half] = rows.q_scale[row] * k_scale[half];
-    candidate[row] = fmaxf(static_cast<float>(largest[0]) * scale[row][0], static_cast<float>(largest[1]) * scale[row][1]);
+    for (int half = 0; half < Config::kHalves; ++half) {
+      scale[row][half] = rows.q_scale[row] * k_scale[half];
+      candidate[row] = fmaxf(candidate[row], static_cast<float>(largest[half]) * scale[row][half]);
+    }
     exceeded |= candidate[row] > rows.max[row] + Config::kRescaleThreshold;
   }
   if (__any_sync(0xffffffffu, exceeded)) {
@@ -373,7 +394,7 @@ __device__ __forceinline__ void consume(const Config::Params& p, uint8_t* shared
   const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0);
   const int group = warp / 4 - 1;
   const int lane = threadIdx.x % 32;
-  const int warp_row = warp * 16 - 64;  // in the block's 128 rows
+  const int warp_row = warp * 16 - 64;  // in the block's kBlockM rows
   const uint32_t q_tile = shared + Shared::kQ + group * 64 * Config::kHeadDim;
   const auto release = [&](int barriers, int stage) {
     __syncwarp();
@@ -384,8 +405,8 @@ __device__ __forceinline__ void consume(const Config::Params& p, uint8_t* shared
   Output out;
   Rows rows;
   Ring k_ring, v_ring;
-  for (int index = blockIdx.x; index < total_work(p); index += gridDim.x) {
-    const Work work(p, index);
+  for (Schedule schedule(p); !schedule.done(); ++schedule.round) {
+    const Work work(p, schedule.index());
     load_q(p, work, warp_row, shared_pointer);
     ptx::named_barrier(1 + group, 128);
     const float* row_scale = reinterpret_cast<const float*>(shared_pointer + Shared::kQScale) + warp_row + lane / 4;

@@ -7,21 +7,25 @@
 namespace sage {
 
 struct Sm90QkInt8PvF16 {
-  static constexpr int kConsumers = 2;  // warpgroups that compute, 64 rows each; one more loads
+  // Warpgroups that compute, 64 rows each; one more loads. Three hide each other's latencies much better than two, and
+  // tiles of 64 keys make room for the third one's registers at head_dim 128: measured in bench/notes.md.
+  static constexpr int kConsumers = 3;
   static constexpr int kThreads = 128 * (1 + kConsumers);
   static constexpr int kBlockM = 64 * kConsumers;
-  static constexpr int kTileN = QuantKInt8::kTileN;
-  static constexpr int kStages = 3;  // of K and of V
+  static constexpr int tile_n(int head_dim) { return head_dim <= 64 ? 128 : 64; }
+  static constexpr int stages(int head_dim) { return head_dim <= 64 ? 4 : 6; }  // of K and of V
 
   // Q and the tiles of K and V, the K tiles' scales, what a row carries, barriers; and slack to start on 1024 bytes.
-  static constexpr int kScaleBytes = kTileN / QuantKInt8::kBlockN * QuantKInt8::kGroups * 4;
+  static constexpr int scale_bytes(int head_dim) {
+    return tile_n(head_dim) / QuantKInt8::kBlockN * QuantKInt8::kGroups * 4;
+  }
   static constexpr int shared_bytes(int head_dim) {
-    return 1024 + kBlockM * head_dim + kStages * kTileN * head_dim * 3 + kStages * kScaleBytes + kBlockM * 8 +
-           4 * kStages * 8;
+    return 1024 + kBlockM * head_dim + stages(head_dim) * (tile_n(head_dim) * head_dim * 3 + scale_bytes(head_dim)) +
+           kBlockM * 8 + 4 * stages(head_dim) * 8;
   }
 
   struct Params {
-    TensorMap v_map;       // of V, in boxes of 64 channels x kTileN keys; if v_mapped
+    TensorMap v_map;       // of V, in boxes of 64 channels x tile_n keys; if v_mapped
     TensorView q;
     TensorView v;
     TensorView out;
