@@ -115,6 +115,8 @@ def _files(archive: tarfile.TarFile, faults: list[str]) -> Iterator[tuple[str, b
         seen.add(member.name)
         if unsafe(member.name):
             faults.append(f"{member.name!r} would be unpacked outside the package: paths must be relative and plain")
+        if not (member.isfile() or member.isdir()):
+            faults.append(f"{member.name} is a link or a special file: a package of this project holds plain files only")
         if member.isfile():
             source = archive.extractfile(member)
             assert source is not None

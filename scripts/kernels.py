@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -25,9 +26,11 @@ def compiler(cuda: str) -> tuple[str, dict[str, str]]:
     """nvcc of that release and the environment that cmake and ninja are found in."""
     if os.environ.get("SAGEATTENTION_CHANNEL") != "pypi":
         found = shutil.which("nvcc")
-        if found is None:
+        release = _release(found) if found else None
+        if found is None or release != cuda:
+            there = f"nvcc on PATH is CUDA {release}, not {cuda}" if found else "no nvcc on PATH"
             tag = f"cu{cuda.replace('.', '')}"
-            raise KernelsError(f"no nvcc on PATH: run `pixi run -e {tag} kernels`, or `python3 scripts/run.py kernels`")
+            raise KernelsError(f"{there}: run `pixi run -e {tag} kernels --cuda {cuda}`, or `python3 scripts/run.py kernels`")
         return found, dict(os.environ)
     venvs.ensure("tools")
     package = channel.nvcc(matrix.load().cuda[cuda], matrix.host_platform(), channel.compiler(), _say)
@@ -39,6 +42,13 @@ def compiler(cuda: str) -> tuple[str, dict[str, str]]:
             path.chmod(0o755)
     commands = os.pathsep.join([str(venvs.bin_dir("tools")), os.environ["PATH"]])
     return str(matrix.ROOT / "build" / f"nvcc-{cuda}" / "bin" / "nvcc"), os.environ | {"PATH": commands}
+
+
+def _release(nvcc: str) -> str:
+    """The CUDA version that a compiler says it is of."""
+    said = subprocess.run([nvcc, "--version"], capture_output=True, text=True, check=False).stdout
+    match = re.search(r"release (\d+\.\d+)", said)
+    return match[1] if match else "of no known version"
 
 
 def _say(text: str) -> None:

@@ -99,7 +99,7 @@ def main() -> int:
             raise LockError(f"unknown lock {', '.join(unknown)}: there are {', '.join(there)}")
         for name in track(args.name or list(there), description="locking", transient=True):
             write(there[name])
-    except (LockError, matrix.MatrixError) as error:
+    except (LockError, matrix.MatrixError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     return 0

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import yaml
 from packaging.version import InvalidVersion, Version
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 ROOT = Path(__file__).resolve().parent.parent
 TABLE = ROOT / "variants.yaml"
@@ -328,7 +328,7 @@ def main() -> int:
     if args.json:
         print(json.dumps({"include": [asdict(b) | {"wheel": b.wheel_name} for b in chosen]}, indent=1))
         return 0
-    table = Table("platform", "PyTorch", "CUDA", "Python", "GPU architectures", "wheel")
+    table = Table("platform", "PyTorch", "CUDA", "Python", "GPU architectures", Column("wheel", overflow="fold"))
     for b in chosen:
         table.add_row(b.platform, b.torch, b.cuda, b.python, " ".join(b.architectures), b.wheel_name)
     Console().print(table)

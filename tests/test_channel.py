@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import channel
+import kernels
 import matrix
 import nvrtc_nvcc
 import pytest
@@ -151,6 +152,17 @@ def test_finds_the_projects_headers(tmp_path: Path) -> None:
     (tmp_path / "inc" / "b.h").write_text('#include "../a.h"\n')
     found = set(nvrtc_nvcc.dependencies(tmp_path / "k.cu", [tmp_path / "inc"]))
     assert found == {tmp_path / "a.h", tmp_path / "inc" / "b.h"}
+
+
+def test_kernels_are_not_compiled_by_another_release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nvcc = tmp_path / "nvcc"
+    nvcc.write_text("#!/bin/sh\necho 'Cuda compilation tools, release 12.8, V12.8.93'\n")
+    nvcc.chmod(0o755)
+    monkeypatch.delenv("SAGEATTENTION_CHANNEL", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    assert kernels.compiler("12.8")[0] == str(nvcc)
+    with pytest.raises(kernels.KernelsError, match=r"is CUDA 12\.8, not 13\.0: run `pixi run -e cu130 kernels --cuda 13\.0`"):
+        kernels.compiler("13.0")
 
 
 WGMMA = """

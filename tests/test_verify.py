@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import io
 import json
 import shutil
 import sys
+import tarfile
 import tempfile
 import zipfile
 from collections.abc import Callable
@@ -17,6 +19,7 @@ import matrix
 import pytest
 import samples
 import verify
+import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -224,6 +227,18 @@ def test_duplicate_and_unsafe_entries_are_named(wheel_path: Path) -> None:
     assert "sageattention/__init__.py is in the archive twice" in faults
     assert "'../outside.py' would be unpacked outside" in faults
     assert "sageattention/link is a symbolic link" in faults
+
+
+def test_a_link_in_a_conda_package_is_named() -> None:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as archive:
+        for name, kind in (("folder", tarfile.DIRTYPE), ("link", tarfile.SYMTYPE), ("other", tarfile.LNKTYPE)):
+            member = tarfile.TarInfo(name)
+            member.type, member.linkname = kind, "/etc/passwd"
+            archive.addfile(member)
+    faults: list[str] = []
+    assert artifact._untar(Path("a.conda"), zstandard.ZstdCompressor().compress(packed.getvalue()), faults) == {}
+    assert [fault.partition(" is a link")[0] for fault in faults] == ["link", "other"]
 
 
 @pytest.mark.parametrize("library", ["libcudart.so.12", "libpython3.12.so.1.0", "libtorch_cuda.so", "libcuda.so.1"])
