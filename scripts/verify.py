@@ -273,13 +273,16 @@ def _cubin_faults(files: Mapping[str, bytes], version: str, cuda: str) -> Iterat
     for key, expected in (("version", version), ("cuda", cuda)):
         if manifest.get(key) != expected:
             yield f"cubins/manifest.json says {key} {manifest.get(key)!r}, expected {expected!r} as the file name does"
-    hashes: Mapping[str, str] = manifest.get("files", {})
+    hashes, kernels = manifest.get("files"), manifest.get("kernels")
+    if not isinstance(hashes, dict) or not isinstance(kernels, list) or not all(isinstance(k, str) for k in kernels):
+        yield "cubins/manifest.json has no list of kernels or no table of files"
+        return
     there = {name for name in files if name != "manifest.json"}
     for name in sorted(hashes.keys() - there):
         yield f"cubins/{name} is listed in cubins/manifest.json but missing"
     for name in sorted(there - hashes.keys()):
         yield f"cubins/{name} is not listed in cubins/manifest.json"
-    yield from _promise_faults(set(hashes), manifest, cuda)
+    yield from _promise_faults(set(hashes), kernels, cuda)
     for name in sorted(there):
         data, shown = files[name], f"cubins/{name}"
         if name in hashes and hashes[name] != artifact.sha256(data):
@@ -294,12 +297,11 @@ def _cubin_faults(files: Mapping[str, bytes], version: str, cuda: str) -> Iterat
         yield from elf.path_faults(shown, data)
 
 
-def _promise_faults(names: set[str], manifest: Mapping[str, Any], cuda: str) -> Iterator[str]:
+def _promise_faults(names: set[str], kernels: list[str], cuda: str) -> Iterator[str]:
     """Every kernel for every architecture that variants.yaml promises, but for kernels made for some only."""
     promised = matrix.load().cuda[cuda]
     folders = [f"sm_{a.replace('.', '')}" for a in promised.architectures]
     folders += [f"compute_{a.replace('.', '')}" for a in promised.ptx]
-    kernels = manifest.get("kernels", [])
     if not kernels:
         yield "cubins/manifest.json names no kernels"
     limits = _limits()

@@ -229,6 +229,14 @@ def test_duplicate_and_unsafe_entries_are_named(wheel_path: Path) -> None:
     assert "sageattention/link is a symbolic link" in faults
 
 
+@pytest.mark.parametrize("change", [{"kernels": 5}, {"kernels": [1]}, {"files": []}, {"files": None}])
+def test_a_manifest_of_another_form_is_named(tmp_path: Path, change: dict[str, object]) -> None:
+    files = samples.cubin_set()
+    files["manifest.json"] = json.dumps(json.loads(files["manifest.json"]) | change).encode()
+    faults = verify.verify_conda(samples.cubins_conda(tmp_path, files))
+    assert faults == ["cubins/manifest.json has no list of kernels or no table of files"]
+
+
 def test_a_link_in_a_conda_package_is_named() -> None:
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as archive:
