@@ -149,7 +149,7 @@ def environment() -> dict[str, str]:
         "torch": torch.__version__,
         "sageattention": sageattention.__version__,
         "kernels": f"CUDA {sageattention._library.build.cuda}, {torch.ops.sageattention.kernel_architecture(0)}",
-        "command": " ".join(["python", *sys.argv]),
+        "command": "python bench/run.py" + (" --quick" if "--quick" in sys.argv else ""),
     }
 
 

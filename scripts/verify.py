@@ -298,32 +298,28 @@ def _cubin_faults(files: Mapping[str, bytes], version: str, cuda: str) -> Iterat
 
 
 def _promise_faults(names: set[str], kernels: list[str], cuda: str) -> Iterator[str]:
-    """Every kernel for every architecture that variants.yaml promises, but for kernels made for some only."""
+    """Every kernel that csrc/kernels/kernels.json lists, for every architecture that variants.yaml promises."""
     promised = matrix.load().cuda[cuda]
-    folders = [f"sm_{a.replace('.', '')}" for a in promised.architectures]
-    folders += [f"compute_{a.replace('.', '')}" for a in promised.ptx]
-    if not kernels:
-        yield "cubins/manifest.json names no kernels"
-    limits = _limits()
-    for folder in folders:
-        ending = "ptx" if folder.startswith("compute_") else "cubin"
-        for kernel in kernels:
-            limit = limits.get(kernel.split("-")[0])
-            # sm_90a is the place of 9.0 as much as sm_90 is.
-            places = [f"{folder}{suffix}" for suffix in ("", "a")]
-            if limit is not None and not set(places) & limit:
-                continue
-            if not any(f"{place}/{kernel}.{ending}" in names for place in places):
+    folders = [*matrix.targets(promised.architectures), *(f"compute_{a.replace('.', '')}" for a in promised.ptx)]
+    for kernel, only in _instances().items():
+        if kernel not in kernels:
+            yield f"cubins/manifest.json does not name the kernel {kernel}, which csrc/kernels/kernels.json lists"
+            continue
+        for folder in folders:
+            ending = "ptx" if folder.startswith("compute_") else "cubin"
+            if (only is None or folder in only) and f"{folder}/{kernel}.{ending}" not in names:
                 yield f"cubins/{folder}/{kernel}.{ending} is missing: variants.yaml promises {folder} for CUDA {cuda}"
 
 
-def _limits() -> dict[str, set[str]]:
-    """The kernels that csrc/kernels/kernels.json makes for some architectures only, by source stem."""
-    path = ROOT / "csrc" / "kernels" / "kernels.json"
-    if not path.is_file():
-        return {}
-    entries = json.loads(path.read_text(encoding="utf-8"))
-    return {Path(e["source"]).stem: set(e["architectures"]) for e in entries if "architectures" in e}
+def _instances() -> dict[str, set[str] | None]:
+    """The kernel instances of csrc/kernels/kernels.json, and the architectures of those that are made for some only."""
+    entries = json.loads((ROOT / "csrc" / "kernels" / "kernels.json").read_text(encoding="utf-8"))
+    return {
+        f"{Path(entry['source']).stem}-d{head_dim}-{dtype}": set(entry["architectures"]) if "architectures" in entry else None
+        for entry in entries
+        for head_dim in entry["head_dim"]
+        for dtype in entry["dtype"]
+    }
 
 
 def _below(files: Mapping[str, bytes], folder: str) -> dict[str, bytes]:

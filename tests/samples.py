@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import io
 import json
+import re
 import shutil
 import struct
 import subprocess
@@ -22,7 +23,9 @@ import zstandard
 
 CUDA = "12.8"
 TORCH = "2.8.0"
-KERNELS = ("quant_k_int8-d64-fp16", "sm80_qk_int8_pv_f16-d128-bf16")
+ENTRIES = json.loads((Path(__file__).parent.parent / "csrc" / "kernels" / "kernels.json").read_text(encoding="utf-8"))
+STEMS = {Path(entry["source"]).stem: entry for entry in ENTRIES}
+KERNELS = tuple(f"{stem}-d{d}-{dtype}" for stem, e in STEMS.items() for d in e["head_dim"] for dtype in e["dtype"])
 DIST_INFO = "sageattention-2.2.0.dist-info"
 
 
@@ -69,14 +72,19 @@ def cubin_set(kernels: Sequence[str] = KERNELS) -> dict[str, bytes]:
     """A kernel set with its manifest, paths relative to cubins/."""
     promised = matrix.load().cuda[CUDA]
     files: dict[str, bytes] = {}
-    for architecture in promised.architectures:
-        number = architecture.replace(".", "")
-        for kernel in kernels:
+
+    def made_for(folder: str) -> list[str]:
+        only = {kernel: STEMS[kernel.split("-")[0]].get("architectures", [folder]) for kernel in kernels}
+        return [kernel for kernel in kernels if folder in only[kernel]]
+
+    for folder in matrix.targets(promised.architectures):
+        number = int(re.sub(r"\D", "", folder))
+        for kernel in made_for(folder):
             # 12.8's compiler writes the newer ABI for Blackwell already.
-            files[f"sm_{number}/{kernel}.cubin"] = cubin(int(number), abi=8 if int(number) >= 100 else 7)
+            files[f"{folder}/{kernel}.cubin"] = cubin(number, abi=8 if number >= 100 else 7)
     for architecture in promised.ptx:
-        number = architecture.replace(".", "")
-        for kernel in kernels:
+        number = int(architecture.replace(".", ""))
+        for kernel in made_for(f"compute_{number}"):
             files[f"compute_{number}/{kernel}.ptx"] = ptx(f"sm_{number}")
     files["manifest.json"] = manifest(files, kernels)
     return files

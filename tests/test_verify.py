@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 INFO = samples.DIST_INFO
 Files = dict[str, bytes]
 Change = Callable[[Files], None]
-SM90 = "sageattention/cubins/sm_90/quant_k_int8-d64-fp16.cubin"
+SM90 = "sageattention/cubins/sm_90a/quant_k_int8-d64-fp16.cubin"
 PTX = "sageattention/cubins/compute_80/quant_k_int8-d64-fp16.ptx"
 
 
@@ -103,15 +103,15 @@ WHEELS: dict[str, tuple[Change, str]] = {
         c_library(source='const char *sage(void) { return "/home/me/csrc/ops.cpp"; }'),
         "_C.so names a path of the build machine: '/home/me/csrc/ops.cpp'",
     ),
-    "kernel of another GPU": (cubin(SM90, samples.cubin(80)), "sm_90/quant_k_int8-d64-fp16.cubin is code for sm_80, expected sm_90"),
+    "kernel of another GPU": (cubin(SM90, samples.cubin(80)), "sm_90a/quant_k_int8-d64-fp16.cubin is code for sm_80, expected sm_90"),
     "newer ABI, another GPU": (cubin(SM90, samples.cubin(100, abi=8)), "is code for sm_100, expected sm_90"),
     "host code for a kernel": (cubin(SM90, samples.cubin(90, machine=62)), "ELF file for EM_X86_64, expected CUDA code"),
     "kernel cut short": (cubin(SM90, samples.cubin(90)[:70]), "cubin is not a whole CUDA ELF file"),
     "kernel empty": (cubin(SM90, b""), "cubin is not a whole CUDA ELF file"),
-    "kernel missing": (cubin(SM90, None), "sm_90/quant_k_int8-d64-fp16.cubin is missing: variants.yaml promises sm_90"),
-    "kernel file lost": (drop(SM90), "sm_90/quant_k_int8-d64-fp16.cubin is listed in cubins/manifest.json but missing"),
-    "kernel damaged": (put(SM90, samples.cubin(90) + b"\0"), "sm_90/quant_k_int8-d64-fp16.cubin has sha256"),
-    "kernel too many": (put("sageattention/cubins/sm_90/x.cubin", samples.cubin(90)), "sm_90/x.cubin is not listed in cubins/manifest.json"),
+    "kernel missing": (cubin(SM90, None), "sm_90a/quant_k_int8-d64-fp16.cubin is missing: variants.yaml promises sm_90"),
+    "kernel file lost": (drop(SM90), "sm_90a/quant_k_int8-d64-fp16.cubin is listed in cubins/manifest.json but missing"),
+    "kernel damaged": (put(SM90, samples.cubin(90) + b"\0"), "sm_90a/quant_k_int8-d64-fp16.cubin has sha256"),
+    "kernel too many": (put("sageattention/cubins/sm_90a/x.cubin", samples.cubin(90)), "sm_90a/x.cubin is not listed in cubins/manifest.json"),
     "PTX of another target": (cubin(PTX, samples.ptx("sm_90")), "ptx is PTX for sm_90, expected sm_80"),
     "PTX without target": (cubin(PTX, b".entry"), "ptx is PTX for no .target, expected sm_80"),
     "PTX with a path": (cubin(PTX, samples.ptx("sm_80") + b'.file 1 "/home/me/k.cu"\n'), "names a path of the build machine: '/home/me/k.cu"),
@@ -331,8 +331,15 @@ def test_a_kernel_package_without_a_promised_architecture_is_named(tmp_path: Pat
     files = {name: data for name, data in samples.cubin_set().items() if not name.startswith("sm_120")}
     files["manifest.json"] = samples.manifest(files)
     faults = verify.verify_conda(samples.cubins_conda(tmp_path, files))
-    assert len(faults) == len(samples.KERNELS)
+    assert len(faults) == sum("architectures" not in entry for entry in samples.ENTRIES) * 4  # head_dims x dtypes
     assert all("cubins/sm_120/" in fault and "variants.yaml promises sm_120 for CUDA 12.8" in fault for fault in faults)
+
+
+def test_a_kernel_dropped_from_files_and_manifest_alike_is_named(tmp_path: Path) -> None:
+    faults = verify.verify_conda(samples.cubins_conda(tmp_path, samples.cubin_set(samples.KERNELS[1:])))
+    assert faults == [
+        f"cubins/manifest.json does not name the kernel {samples.KERNELS[0]}, which csrc/kernels/kernels.json lists"
+    ]
 
 
 def test_renamed_and_truncated_conda_packages_are_named(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ def test_name_states_torch_cuda_and_python(wheel_path: Path) -> None:
 def test_holds_both_packages_and_nothing_of_the_installation(wheel_path: Path) -> None:
     files = samples.contents(wheel_path)
     assert {"sageattention/__init__.py", "sageattention/_C.so", "sageattention/cubins/manifest.json"} <= files.keys()
-    assert files["sageattention/cubins/sm_90/quant_k_int8-d64-fp16.cubin"] == samples.cubin(90)
+    assert files["sageattention/cubins/sm_90a/quant_k_int8-d64-fp16.cubin"] == samples.cubin(90)
     assert f"{samples.DIST_INFO}/licenses/LICENSE" in files
     assert f"{samples.DIST_INFO}/INSTALLER" not in files
 

@@ -18,18 +18,21 @@ std::string join(const std::vector<std::string>& words) {
   return text.empty() ? "none" : text;
 }
 
+// The 80 of sm_80, the 90 of sm_90a.
+int built_for(const std::string& folder) {
+  return static_cast<int>(std::strtol(folder.c_str() + folder.find('_') + 1, nullptr, 10));
+}
+
 // How well code built for `folder` suits a device: 0 not at all, else larger is better.
 //   sm_XYa  runs on X.Y alone; sm_XY on X.Y and later minors of X; compute_XY (PTX) on X.Y and everything later.
 int fitness(const std::string& folder, int capability) {
-  const size_t digits = folder.find('_') + 1;
-  char* end = nullptr;
-  const int built_for = static_cast<int>(std::strtol(folder.c_str() + digits, &end, 10));
-  const bool exact_only = *end == 'a';
+  const int number = built_for(folder);
+  const bool exact_only = folder.back() == 'a';
   const bool ptx = folder.compare(0, 8, "compute_") == 0;
-  if (built_for > capability || (exact_only && built_for != capability)) return 0;
-  if (ptx) return 1 + built_for;
-  if (built_for / 10 != capability / 10) return 0;
-  return 1000 + 2 * built_for + (exact_only ? 1 : 0);
+  if (number > capability || (exact_only && number != capability)) return 0;
+  if (ptx) return 1 + number;
+  if (number / 10 != capability / 10) return 0;
+  return 1000 + 2 * number + (exact_only ? 1 : 0);
 }
 
 std::string read_kernel(const std::string& path) {
@@ -147,12 +150,12 @@ void KernelStore::launch(const Launch& launch, void* params) {
   const Driver& driver = Driver::get();
   CUcontext context;
   CUkernel kernel;
-  int capability;
+  bool waits;  // the code was compiled for 9.0 or later, so it has griddepcontrol.wait; PTX of 8.0 has not
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     Device& device = this->device(launch.device);
     context = device.context;
-    capability = device.capability;
+    waits = built_for(device.architecture) >= 90;
     const CurrentContext current(driver, context);
     kernel = this->kernel(device, launch);
   }
@@ -168,7 +171,7 @@ void KernelStore::launch(const Launch& launch, void* params) {
   config.shared_bytes = launch.shared_bytes;
   config.stream = launch.stream;
   config.attributes = &overlap;
-  config.attribute_count = launch.overlaps_previous && capability >= 90 ? 1 : 0;
+  config.attribute_count = launch.overlaps_previous && waits ? 1 : 0;
   void* arguments[] = {params};
   driver.check(driver.cuLaunchKernelEx(&config, kernel, arguments, nullptr), ("launching " + launch.instance).c_str());
 }
