@@ -1,36 +1,49 @@
-"""One build at a time in a checkout: the second waits, and says for whom."""
+"""One at a time: a process that comes second waits, and says for whom."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TextIO
 
 if sys.platform == "win32":
     import msvcrt
 else:
     import fcntl
 
+# Windows keeps others from reading the byte that is locked: one far behind what is written.
+LOCKED_BYTE = 2**30
+
 
 @contextlib.contextmanager
-def alone(path: Path, report: Callable[[str], None]) -> Iterator[None]:
-    """Hold the lock file `path`. The operating system frees it if this process dies."""
+def alone(path: Path, what: str, report: Callable[[str], None]) -> Iterator[None]:
+    """Hold the lock file `path`. The operating system frees it if this process dies. `what` is what others may be at."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a+", encoding="utf-8") as handle:
-        if sys.platform == "win32":
-            msvcrt.locking(handle.fileno(), msvcrt.LK_LOCK, 1)
-        else:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                handle.seek(0)
-                other = handle.read().strip() or "unknown"
-                report(f"waiting for another build in this checkout (process {other}); Ctrl-C gives up")
-                fcntl.flock(handle, fcntl.LOCK_EX)
+        if not _locked(handle):
+            handle.seek(0)
+            report(f"waiting for {what} (process {handle.read().strip() or 'unknown'}); Ctrl-C gives up")
+            while not _locked(handle):
+                time.sleep(0.2)
         handle.seek(0)
         handle.truncate()
         handle.write(str(os.getpid()))
         handle.flush()
         yield
+
+
+def _locked(handle: TextIO) -> bool:
+    """Take the lock if it is free."""
+    try:
+        if sys.platform == "win32":
+            handle.seek(LOCKED_BYTE)
+            msvcrt.locking(handle.fileno(), msvcrt.LK_NBLCK, 1)
+        else:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True

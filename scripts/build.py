@@ -272,7 +272,7 @@ def run(args: argparse.Namespace, console: Console) -> None:
     if foreign := {r.build.platform for r in wanted} - {matrix.host_platform()}:
         # The operators take that platform's compiler, and their tests that platform.
         raise BuildError(f"packages for {', '.join(foreign)} are built there, not on {matrix.host_platform()}")
-    with alone.alone(WORK / "build.lock", console.print), place.staging() as staging:
+    with alone.alone(WORK / "build.lock", "another build in this checkout", console.print), place.staging() as staging:
         ready: list[Path] = []
         for request in wanted:
             cubins, operators = factory.packages(request)

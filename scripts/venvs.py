@@ -15,8 +15,10 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+
+from alone import alone
 
 ROOT = Path(__file__).resolve().parent.parent
 VENVS = ROOT / ".venvs"
@@ -92,7 +94,7 @@ def ensure(name: str, *, beside: Sequence[str] = ()) -> Path:
         return python_of(name)
     try:
         VENVS.mkdir(exist_ok=True)
-        with _exclusive(VENVS / f"{name}.lock", name):
+        with alone(VENVS / f"{name}.lock", f"another process that sets up .venvs/{name}", _say):
             if _read(stamp) != wanted:  # another process may have finished it while this one waited
                 _fill(name, lock, beside)
                 stamp.write_text(wanted, encoding="utf-8")
@@ -188,20 +190,5 @@ def _cause(text: str) -> str:
     return lines[-1] if lines else "the command failed without a word"
 
 
-@contextlib.contextmanager
-def _exclusive(path: Path, name: str) -> Iterator[None]:
-    """Hold `path` locked; the operating system frees it if this process dies."""
-    with path.open("w", encoding="utf-8") as handle:
-        if sys.platform == "win32":
-            import msvcrt
-
-            msvcrt.locking(handle.fileno(), msvcrt.LK_LOCK, 1)
-        else:
-            import fcntl
-
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                print(f"waiting for another process that sets up .venvs/{name}", file=sys.stderr, flush=True)
-                fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

@@ -280,7 +280,7 @@ def test_the_second_build_waits_and_says_so(tmp_path: Path) -> None:
         assert other.stdout is not None
         other.stdout.readline()
         said: list[str] = []
-        with alone.alone(tmp_path / "build.lock", said.append):
+        with alone.alone(tmp_path / "build.lock", "another build in this checkout", said.append):
             assert f"waiting for another build in this checkout (process {other.pid})" in said[0]
             assert other.wait() == 0
 
