@@ -111,6 +111,10 @@ class Factory:
             ("kernels", "sageattention-cubins", PACKAGES / "noarch" / cubins, inputs.KERNELS),
             ("operators", "sageattention", PACKAGES / build.platform / operators, inputs.OPERATORS),
         ]
+        for _, _, path, _ in wanted:
+            if path.is_file() and (faults := verify.verify_conda(path)):
+                self.console.print(f"[yellow]building again:[/] {faults[0]}", highlight=False)
+                path.unlink()
         if all(path.is_file() for _, _, path, _ in wanted):
             self.reused += [path.name for _, _, path, _ in wanted]
             return wanted[0][2], wanted[1][2]
