@@ -22,6 +22,7 @@ import package
 import place
 import pytest
 import seal
+import verify
 from rattler_build import RattlerBuildError, assemble_package
 from rich.console import Console
 
@@ -111,12 +112,18 @@ def test_packages_already_there_are_not_built_again(tmp_path: Path, monkeypatch:
         a_package(tmp_path, name, string)
 
     monkeypatch.setattr(build.Factory, "_build", fake)
+    damaged: set[Path] = set()
+    monkeypatch.setattr(verify, "verify_conda", lambda path: [f"{path.name} is damaged"] if path in damaged else [])
     by_torch = {t: build.requests(arguments(cuda="12.8", torch=t, python=["3.12"]))[0] for t in ("2.7.0", "2.8.0")}
     factory = build.Factory("conda-forge", Console(quiet=True))
     first = factory.packages(by_torch["2.8.0"])
     assert built == ["sageattention-cubins", "sageattention"]
     assert factory.packages(by_torch["2.8.0"]) == first
     assert len(built) == 2
+    damaged.add(first[1])
+    assert factory.packages(by_torch["2.8.0"]) == first
+    assert built.pop() == "sageattention"
+    damaged.clear()
     other = factory.packages(by_torch["2.7.0"])
     assert built == ["sageattention-cubins", "sageattention", "sageattention"], "kernels serve every PyTorch"
     assert other[0] == first[0]
