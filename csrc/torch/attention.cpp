@@ -44,7 +44,7 @@ QuantisedK quantise_k(const at::Tensor& k, const AttentionShape& shape, bool smo
   const int64_t blocks = QuantKInt8::blocks(shape.kv_len);
   QuantisedK result;
   result.int8 = at::empty({heads, blocks * QuantKInt8::kBlockN, head_dim}, k.options().dtype(at::kChar));
-  result.scale = at::empty({heads, blocks, QuantKInt8::kGroups}, k.options().dtype(at::kFloat));
+  result.scale = at::empty({heads, blocks, QuantKInt8::kScales}, k.options().dtype(at::kFloat));
   if (smooth_k) result.mean = at::empty({heads, head_dim}, k.options().dtype(at::kFloat));
 
   QuantKInt8::Params params{};

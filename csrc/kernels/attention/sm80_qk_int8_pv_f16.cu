@@ -355,7 +355,7 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, 2)
 
   const int kv_blocks = QuantKInt8::blocks(p.kv_len);
   Loader loader(p, tile, kv_blocks);
-  const float* k_scale = p.k_scale + tile.kv_batch_head * kv_blocks * QuantKInt8::kGroups + lane % 4;
+  const float* k_scale = p.k_scale + tile.kv_batch_head * kv_blocks * QuantKInt8::kScales + lane % 4;
   // Blocks in which every row sees every key, and all blocks in which some row sees some key.
   const int full_blocks = (p.causal ? min(p.kv_len, tile.first_row + 1) : p.kv_len) / Config::kBlockN;
   const int visible_keys = p.causal ? min(p.kv_len, tile.first_row + Config::kBlockM) : p.kv_len;
@@ -384,7 +384,7 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, 2)
   for (int block = 0; block < blocks; ++block) {
     ptx::cp_async_wait<0>();
     __syncthreads();  // this stage has arrived for all warps, and all have left the other one
-    const float block_k_scale = k_scale[block * QuantKInt8::kGroups];
+    const float block_k_scale = k_scale[block * QuantKInt8::kScales];
     const uint32_t stage = stages + block % 2 * Config::kStageBytes;
     if (block + 1 < blocks) loader.next(p, block + 1, stages + (block + 1) % 2 * Config::kStageBytes);
     ptx::cp_async_commit();

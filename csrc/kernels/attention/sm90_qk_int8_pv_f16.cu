@@ -284,7 +284,7 @@ __device__ __forceinline__ void softmax(const Config::Params& p, int first_key, 
   const int lane = threadIdx.x % 32;
   float k_scale[Config::kHalves];
 #pragma unroll
-  for (int half = 0; half < Config::kHalves; ++half) k_scale[half] = k_scales[half * QuantKInt8::kGroups + lane % 4];
+  for (int half = 0; half < Config::kHalves; ++half) k_scale[half] = k_scales[half * QuantKInt8::kScales + lane % 4];
   float scale[2][Config::kHalves];  // by row
   float candidate[2];
   bool exceeded = false;

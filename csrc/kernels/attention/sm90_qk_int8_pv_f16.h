@@ -17,7 +17,7 @@ struct Sm90QkInt8PvF16 {
 
   // Q and the tiles of K and V, the K tiles' scales, what a row carries, barriers; and slack to start on 1024 bytes.
   static constexpr int scale_bytes(int head_dim) {
-    return tile_n(head_dim) / QuantKInt8::kBlockN * QuantKInt8::kGroups * 4;
+    return tile_n(head_dim) / QuantKInt8::kBlockN * QuantKInt8::kScales * 4;
   }
   static constexpr int shared_bytes(int head_dim) {
     return 1024 + kBlockM * head_dim + stages(head_dim) * (tile_n(head_dim) * head_dim * 3 + scale_bytes(head_dim)) +

@@ -114,19 +114,28 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, 2)
   }
 
   const int64_t block_index = (static_cast<int64_t>(batch_head) * tiles + tile) * 2 + block;
-  if (threadIdx.x % 32 == 0) {
-    p.k_scale[block_index * Config::kGroups + threadIdx.x / 32 % Config::kGroups] = magnitude / 127.0f;
-  }
   const float inverse = 127.0f / magnitude;
   int8_t* out = p.k_int8 + block_index * Config::kBlockN * Config::kHeadDim;
+  int largest_square = 0;
 #pragma unroll
   for (int pass = 0; pass < Config::kPasses; ++pass) {
     int8_t* destination = out + swizzled<Config::kHeadDim>(pass * 8 + row, channel / 16) + channel % 16;
+    int square = 0;
 #pragma unroll
     for (int i = 0; i < kChannels; i += 4) {
-      *reinterpret_cast<uint32_t*>(destination + i) =
-          pack_s8x4({keys[pass][i], keys[pass][i + 1], keys[pass][i + 2], keys[pass][i + 3]}, inverse);
+      const uint32_t packed = pack_s8x4({keys[pass][i], keys[pass][i + 1], keys[pass][i + 2], keys[pass][i + 3]}, inverse);
+      square = __dp4a(static_cast<int>(packed), static_cast<int>(packed), square);
+      *reinterpret_cast<uint32_t*>(destination + i) = packed;
     }
+#pragma unroll
+    for (int lane = Config::kThreadsPerKey / 2; lane > 0; lane /= 2) square += __shfl_xor_sync(0xffffffffu, square, lane);
+    largest_square = max(largest_square, square);
+  }
+  largest_square = max(largest_square, __shfl_xor_sync(0xffffffffu, largest_square, 16));
+  if (threadIdx.x % 32 == 0) {
+    float* scales = p.k_scale + block_index * Config::kScales + threadIdx.x / 32 % Config::kGroups;
+    scales[0] = magnitude / 127.0f;
+    scales[Config::kGroups] = magnitude / 127.0f * sqrtf(static_cast<float>(largest_square));
   }
 }
 

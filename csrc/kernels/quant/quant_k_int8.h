@@ -10,6 +10,8 @@ struct QuantKInt8 {
   // same (key % 8) / 2. So 16 keys share a scale and the attention kernel multiplies by a per-lane constant.
   static constexpr int kBlockN = 64;
   static constexpr int kGroups = 4;
+  // A block's scales, then for each group a bound: no score of its keys exceeds bound * |q|, by Cauchy and Schwarz.
+  static constexpr int kScales = 2 * kGroups;
   // Blocks come in pairs, one for each block of threads, so that kernels may work on tiles of 128 keys.
   static constexpr int kTileN = 2 * kBlockN;
   static constexpr int kThreads = 256;
@@ -23,7 +25,7 @@ struct QuantKInt8 {
     // [batch, kv_heads, blocks * 64, kHeadDim], zero past kv_len and head_dim; the chunks of a row stand where shared
     // memory wants them (swizzle.cuh), so that a tile is copied there as it is.
     int8_t* k_int8;
-    float* k_scale;   // [batch, kv_heads, blocks, 4]
+    float* k_scale;   // [batch, kv_heads, blocks, 2, 4]: scales and bounds
     float* k_mean;    // [batch, kv_heads, kHeadDim], written; null: K is not smoothed
     int32_t kv_heads;
     int32_t kv_len;
