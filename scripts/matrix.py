@@ -1,4 +1,8 @@
-"""What is built: the reader of variants.yaml. `matrix.py --profile stable --platform linux-64 [--json]` shows it."""
+"""What is built: the reader of variants.yaml. `matrix.py --profile stable --platform linux-64` shows it.
+
+`--json` prints {"include": [one object a build]} on one line, as GitHub's fromJSON takes it for a job matrix; with
+`--kernels` one object a CUDA version instead, since all builds of one CUDA version share its kernels.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ import json
 import platform as host
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -41,7 +45,9 @@ class Platform:
     extension: str
     cxx: str
     c: str
+    runner: str
     glibc: str | None = None
+    on_request: bool = False
 
     @property
     def windows(self) -> bool:
@@ -122,11 +128,14 @@ class Matrix:
                     )  # fmt: skip
         return tuple(found)
 
-    def in_profile(self, name: str) -> tuple[Build, ...]:
+    def in_profile(self, name: str, platform: str | None = None) -> tuple[Build, ...]:
+        """A profile's builds: for that platform, or else for those that it names or that every release is made for."""
+        released = [p.name for p in self.platforms.values() if not p.on_request]
         chosen: set[Build] = set()
         for rule in known("profile", name, self.profiles):
-            source = self.in_profile(rule["in"]) if "in" in rule else self.all_builds()
-            matching = [b for b in source if _holds(rule, b)]
+            source = self.in_profile(rule["in"], platform) if "in" in rule else self.all_builds()
+            places = {"platform": platform or rule.get("platform", released)}
+            matching = [b for b in source if _holds({**rule, **places}, b)]
             chosen.update(_newest_python(matching) if rule.get("newest") == "python" else matching)
         return tuple(b for b in self.all_builds() if b in chosen)
 
@@ -242,9 +251,10 @@ def builds(
 ) -> tuple[Build, ...]:
     """The builds that all the given conditions leave; an error, with the reason, if there are none."""
     matrix = matrix or load()
-    chosen = matrix.in_profile(profile) if profile else matrix.all_builds()
     if platform:
         known("platform", platform, matrix.platforms)
+    chosen = matrix.in_profile(profile, platform) if profile else matrix.all_builds()
+    if platform:
         chosen = tuple(b for b in chosen if b.platform == platform)
     if cuda:
         known("CUDA version", cuda, matrix.cuda)
@@ -311,28 +321,74 @@ def variant(build: Build, *, python_pin: str, digests: Mapping[str, str], gcc: s
     return {key: [value] for key, value in values.items()}
 
 
+def described(build: Build, matrix: Matrix | None = None) -> dict[str, Any]:
+    """One build as a CI job takes it."""
+    matrix = matrix or load()
+    return {
+        "package": build.package,
+        "version": build.version,
+        "platform": build.platform,
+        "runner": matrix.platforms[build.platform].runner,
+        "cuda": build.cuda,
+        "torch": build.torch,
+        "python": build.python,
+        "architectures": list(build.architectures),
+        "wheel": build.wheel_name,
+    }
+
+
+def kernel_sets(chosen: Iterable[Build], matrix: Matrix | None = None) -> list[dict[str, Any]]:
+    """The kernels these builds need, one object a CUDA version, as the CI job that compiles them takes it."""
+    matrix = matrix or load()
+    # The same kernels serve every platform: the first one compiles them.
+    place = next(iter(matrix.platforms.values()))
+    first = {build.cuda: build for build in reversed(tuple(chosen))}
+    return [
+        {
+            "package": f"{first[cuda].package}-cubins",
+            "version": first[cuda].version,
+            "platform": place.name,
+            "runner": place.runner,
+            "cuda": cuda,
+            "architectures": list(first[cuda].architectures),
+            "ptx": list(first[cuda].ptx),
+        }
+        for cuda in sorted(first, key=Version)
+    ]
+
+
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--profile", help="a named selection of variants.yaml (default: all)")
-    parser.add_argument("--platform", help="linux-64, win-64 or linux-aarch64 (default: all)")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--profile", help="a named selection of variants.yaml (default: every build)")
+    parser.add_argument("--platform", help="a platform (default: those of the profile)")
     parser.add_argument("--cuda", help="a CUDA version, such as 12.8")
     parser.add_argument("--torch", help="a PyTorch version, such as 2.8.0")
     parser.add_argument("--python", nargs="+", help="Python versions, such as 3.12")
-    parser.add_argument("--json", action="store_true", help='print {"include": [...]}, as CI systems take it')
+    parser.add_argument("--kernels", action="store_true", help="the kernel sets that these builds share, one a CUDA version")
+    parser.add_argument("--json", action="store_true", help='print {"include": [...]} on one line')
     args = parser.parse_args()
     try:
         chosen = builds(args.profile, platform=args.platform, cuda=args.cuda, torch=args.torch, python=args.python)
     except MatrixError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    found = kernel_sets(chosen) if args.kernels else [described(build) for build in chosen]
     if args.json:
-        print(json.dumps({"include": [asdict(b) | {"wheel": b.wheel_name} for b in chosen]}, indent=1))
+        print(json.dumps({"include": found}))
         return 0
-    table = Table("platform", "PyTorch", "CUDA", "Python", "GPU architectures", Column("wheel", overflow="fold"))
-    for b in chosen:
-        table.add_row(b.platform, b.torch, b.cuda, b.python, " ".join(b.architectures), b.wheel_name)
-    Console().print(table)
+    shown = (
+        ("cuda", "architectures", "ptx") if args.kernels else ("platform", "torch", "cuda", "python", "architectures", "wheel")
+    )
+    table = Table(*(Column(TITLES[key], overflow="fold") for key in shown))
+    for one in found:
+        table.add_row(*(" ".join(one[key]) if isinstance(one[key], list) else one[key] for key in shown))
+    # In a file or a log no column is cut to a terminal's width.
+    Console(width=None if sys.stdout.isatty() else 180).print(table)
     return 0
+
+
+TITLES = {"platform": "platform", "torch": "PyTorch", "cuda": "CUDA", "python": "Python",
+          "architectures": "GPU architectures", "ptx": "PTX", "wheel": "wheel"}  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -148,11 +148,47 @@ def test_locks_hold_the_tables_pins() -> None:
         assert "://" not in lock
 
 
-def test_command_line() -> None:
-    command = [sys.executable, str(matrix.ROOT / "scripts" / "matrix.py")]
-    stable = [*command, "--profile", "stable", "--platform", "linux-64", "--json"]
-    done = subprocess.run(stable, capture_output=True, text=True, check=True)
-    assert len(json.loads(done.stdout)["include"]) == 3
-    wrong = subprocess.run([*command, "--profile", "nope"], capture_output=True, text=True, check=False)
+def printed(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(matrix.ROOT / "scripts" / "matrix.py"), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_json_is_what_a_ci_job_matrix_takes() -> None:
+    done = printed("--profile", "stable", "--platform", "linux-64", "--json")
+    assert done.stdout.count("\n") == 1
+    jobs = json.loads(done.stdout)["include"]
+    assert [job["torch"] for job in jobs] == ["2.6.0", "2.7.0", "2.8.0"]
+    assert jobs[2] == {
+        "package": "sageattention", "version": "2.2.0", "platform": "linux-64", "runner": "ubuntu-24.04",
+        "cuda": "12.9", "torch": "2.8.0", "python": "3.12",
+        "architectures": list(matrix.load().cuda["12.9"].architectures),
+        "wheel": "sageattention-2.2.0-280.129-cp312-cp312-linux_x86_64.whl",
+    }  # fmt: skip
+
+
+def test_builds_of_one_cuda_share_a_kernel_job_whatever_their_platform() -> None:
+    done = printed("--profile", "sage2-all", "--kernels", "--json")
+    jobs = json.loads(done.stdout)["include"]
+    assert [(job["cuda"], job["platform"]) for job in jobs] == [
+        ("12.6", "linux-64"),
+        ("12.8", "linux-64"),
+        ("12.9", "linux-64"),
+    ]
+    windows = matrix.kernel_sets(matrix.builds("sage2-all", platform="win-64"))
+    assert windows == jobs
+
+
+def test_a_release_is_ten_builds_for_each_of_two_platforms() -> None:
+    """linux-aarch64 is built when it is asked for; a pull request, main and a tag make what they always made."""
+    per_profile = {name: [b.platform for b in matrix.builds(name)] for name in ("default", "stable", "sage2-all")}
+    assert per_profile["sage2-all"] == ["linux-64"] * 4 + ["win-64"] * 4 + (["linux-64"] * 3 + ["win-64"] * 3) * 2
+    assert {name: len(found) for name, found in per_profile.items()} == {"default": 2, "stable": 6, "sage2-all": 20}
+    assert matrix.builds("all") == matrix.builds()
+
+
+def test_the_table_and_the_errors_of_the_command_line() -> None:
+    lines = [line for line in printed("--profile", "stable", "--platform", "win-64").stdout.splitlines() if "win_amd64" in line]
+    assert len(lines) == 3
+    wrong = printed("--profile", "nope")
     assert wrong.returncode == 2
     assert wrong.stderr.startswith("error: unknown profile 'nope'")
