@@ -17,11 +17,14 @@ else:
 
 # Windows keeps others from reading the byte that is locked: one far behind what is written.
 LOCKED_BYTE = 2**30
+# Open files of the locks that this process holds. Children are given them too: where this process is killed, its locks
+# last until what it had started has ended as well.
+held: list[int] = []
 
 
 @contextlib.contextmanager
 def alone(path: Path, what: str, report: Callable[[str], None]) -> Iterator[None]:
-    """Hold the lock file `path`. The operating system frees it if this process dies. `what` is what others may be at."""
+    """Hold the lock file `path`, which the operating system frees if this process dies. `what` is what others may be at."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a+", encoding="utf-8") as handle:
         if not _locked(handle):
@@ -33,7 +36,12 @@ def alone(path: Path, what: str, report: Callable[[str], None]) -> Iterator[None
         handle.truncate()
         handle.write(str(os.getpid()))
         handle.flush()
-        yield
+        held.append(handle.fileno())
+        try:
+            yield
+        finally:
+            held.remove(handle.fileno())
+            _unlock(handle)
 
 
 def _locked(handle: TextIO) -> bool:
@@ -47,3 +55,12 @@ def _locked(handle: TextIO) -> bool:
     except OSError:
         return False
     return True
+
+
+def _unlock(handle: TextIO) -> None:
+    """Free the lock for good: a child that outlives its purpose does not keep it."""
+    if sys.platform == "win32":
+        handle.seek(LOCKED_BYTE)
+        msvcrt.locking(handle.fileno(), msvcrt.LK_UNLCK, 1)
+    else:
+        fcntl.flock(handle, fcntl.LOCK_UN)

@@ -167,6 +167,7 @@ class Factory:
             PACKAGES,
             "--seconds",
             str(seconds),
+            "--child",
         ]
         environment = dict(os.environ)
         if self.channel_kind == "pypi":
@@ -277,6 +278,7 @@ def run(args: argparse.Namespace, console: Console) -> None:
         # The operators take that platform's compiler, and their tests that platform.
         raise BuildError(f"packages for {', '.join(foreign)} are built there, not on {matrix.host_platform()}")
     with alone.alone(WORK / "build.lock", "another build in this checkout", console.print), place.staging() as staging:
+        place.recover(args.output, staging)
         ready: list[Path] = []
         for request in wanted:
             cubins, operators = factory.packages(request)
@@ -312,7 +314,7 @@ def main() -> int:
     try:
         run(args, console)
     except KeyboardInterrupt:
-        console.print("\ninterrupted: compilers are ended, dist/ is as it was")
+        console.print("\ninterrupted: compilers are ended, and of this build's files dist/ holds all or none")
         return 130
     except FAULTS as error:
         console.print(f"[red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)

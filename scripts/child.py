@@ -1,4 +1,7 @@
-"""Child processes that leave nothing behind: streamed, logged, and ended with all their descendants on Ctrl-C."""
+"""Child processes that leave nothing behind: streamed, logged, and ended with all their descendants on Ctrl-C.
+
+A parent that is killed outright can end nothing: its child notices (`end_with_parent`) and ends itself.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,12 @@ import os
 import re
 import signal
 import subprocess
+import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+
+import alone
 
 FULL = "No space left on device"
 # Where the lines begin that say why a build failed, the most telling first (pip indents what it passes on), and
@@ -51,10 +57,12 @@ def run(
     """Run a command to its end; its last lines are returned, all of them are in the log."""
     log.parent.mkdir(parents=True, exist_ok=True)
     tail: deque[str] = deque(maxlen=400)
-    with log.open("w", encoding="utf-8") as record:
-        process = subprocess.Popen(
+    with (
+        log.open("w", encoding="utf-8") as record,
+        subprocess.Popen(
             [str(part) for part in command],
-            stdin=subprocess.DEVNULL,
+            # Never written to: it closes when this process ends, however it ends.
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -63,7 +71,9 @@ def run(
             cwd=directory,
             # A session of its own, so that its end is the end of the compilers that it started too.
             start_new_session=os.name == "posix",
-        )
+            pass_fds=alone.held if os.name == "posix" else (),
+        ) as process,
+    ):
         try:
             assert process.stdout is not None
             for raw in process.stdout:
@@ -95,3 +105,20 @@ def end(process: subprocess.Popen[str]) -> None:
         except ProcessLookupError:
             break
     process.wait()
+
+
+def end_with_parent() -> None:
+    """In a child of `run`: kill this process and its descendants once the parent is gone."""
+    parent = os.dup(0)
+    # What this process starts shall neither read from the pipe nor wait for it.
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+
+    def watch() -> None:
+        os.read(parent, 1)
+        if os.name == "posix":
+            os.killpg(0, signal.SIGKILL)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()

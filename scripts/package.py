@@ -14,6 +14,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import artifact
+import child
 import seal
 from rattler.index import index_fs
 from rattler_build import (
@@ -108,8 +110,14 @@ def test(package: Path, channels: Sequence[str]) -> list[str]:
 
 
 def index(channel: Path) -> None:
-    """Make a folder a channel, or its index that of what lies there now."""
+    """Make a folder a channel, or its index that of what lies there now; what is damaged is removed, to be built again."""
     (channel / "noarch").mkdir(parents=True, exist_ok=True)
+    for path in channel.glob("*/*.conda"):
+        try:
+            artifact.read_conda(path)
+        except artifact.ArtifactError as error:  # the indexer would panic
+            print(f"removing {path}: {error}", flush=True)
+            path.unlink()
     asyncio.run(index_fs(channel, write_zst=False, write_shards=False, force=True))
 
 
@@ -140,7 +148,10 @@ def main() -> int:
     parser.add_argument("--channel", action="append", required=True, help="where requirements come from")
     parser.add_argument("--seconds", type=int, required=True, help="the package's time, in seconds since 1970")
     parser.add_argument("--output", type=Path, required=True, help="the channel to build into")
+    parser.add_argument("--child", action="store_true", help="end, with every compiler, when standard input does")
     args = parser.parse_args()
+    if args.child:
+        child.end_with_parent()
     try:
         variant = json.loads(args.variant.read_text(encoding="utf-8"))
         package = make(render(variant)[args.name], args.channel, args.output.resolve(), args.seconds)

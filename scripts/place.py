@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
+import os
 import re
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+import artifact
 import matrix
 from rattler.index import index_fs
-from rattler_build import Package
 
 WORK = matrix.ROOT / "build"
 # What tells two packages of one name and version apart before the digest does: torch280_cu128_h0123456789_0.
 CONDA = re.compile(r"(?P<kind>.+)_h[0-9a-f]+_\d+\.conda")
+# Which files are being renamed and which removed. It is there only meanwhile, or when that was interrupted.
+JOURNAL = ".placing.json"
 
 
 @contextlib.contextmanager
@@ -45,14 +49,47 @@ def place(ready: Sequence[Path], output: Path) -> list[Path]:
             for index in _index(planned, output, old, scratch):
                 target = output / "conda" / index.parent.name / index.name
                 partial[_copy(index, target)] = target
-            for temporary, target in partial.items():
-                temporary.replace(target)
-        for path in old:
-            path.unlink(missing_ok=True)
-    finally:
+        _write_journal(partial, old, output)
+    except BaseException:
         for temporary in partial:
             temporary.unlink(missing_ok=True)
+        raise
+    settle(output)
     return list(planned.values())
+
+
+def _write_journal(partial: Mapping[Path, Path], old: Sequence[Path], output: Path) -> None:
+    """From here on the files belong into `output`, whatever happens to this process."""
+    renames = {str(t.relative_to(output)): str(target.relative_to(output)) for t, target in partial.items()}
+    document = {"rename": renames, "remove": [str(path.relative_to(output)) for path in old]}
+    with tempfile.NamedTemporaryFile("w", dir=output, prefix=".", suffix=".partial", delete=False, encoding="utf-8") as file:
+        json.dump(document, file)
+        file.flush()
+        os.fsync(file.fileno())
+    Path(file.name).replace(output / JOURNAL)
+
+
+def settle(output: Path) -> None:
+    """Finish the renames of a `place` that was interrupted in them, and remove what one interrupted before them had copied."""
+    journal = output / JOURNAL
+    if journal.is_file():
+        plan = json.loads(journal.read_text(encoding="utf-8"))
+        for temporary, target in plan["rename"].items():
+            with contextlib.suppress(FileNotFoundError):  # renamed already
+                (output / temporary).replace(output / target)
+        for name in plan["remove"]:
+            (output / name).unlink(missing_ok=True)
+        journal.unlink()
+    for left in output.rglob(".*.partial"):
+        left.unlink(missing_ok=True)
+
+
+def recover(output: Path, own: Path) -> None:
+    """What a build does first, once it is alone: finish or remove what a killed one has left, but for its `own` staging."""
+    settle(output)
+    for left in WORK.glob("staging-*"):
+        if left != own:
+            shutil.rmtree(left, ignore_errors=True)
 
 
 def superseded(targets: Iterable[Path]) -> list[Path]:
@@ -65,9 +102,21 @@ def superseded(targets: Iterable[Path]) -> list[Path]:
         if match := CONDA.fullmatch(path.name):
             alike = (p for p in path.parent.glob("*.conda") if (m := CONDA.fullmatch(p.name)) and m["kind"] == match["kind"])
             old += [p for p in alike if p not in new]
-    kept = [p for path in new for p in path.parent.parent.glob("*/*.conda") if p not in old]
-    needed = {need.split()[-1] for path in kept for need in Package.from_file(path).depends if "==" in need}
-    return [p for p in old if p.parent.name != "noarch" or p.stem.rpartition("-")[2] not in needed]
+    kept = {p for path in new for p in path.parent.parent.glob("*/*.conda") if p not in old and p not in new}
+    needed = {need.split()[-1] for path in kept for need in _depends(path) if "==" in need}
+    stays = [p for p in old if p.parent.name == "noarch" and p.stem.rpartition("-")[2] in needed]
+    for path in stays:
+        _depends(path)
+    return [p for p in old if p not in stays]
+
+
+def _depends(path: Path) -> list[str]:
+    """What a package that stays in dist/ asks for."""
+    try:
+        return list(map(str, json.loads(artifact.read_conda(path).info["info/index.json"])["depends"]))
+    except (artifact.ArtifactError, ValueError, KeyError, TypeError) as error:
+        # It would be in the index, and nobody could install it.
+        raise artifact.ArtifactError(f"{path} is damaged ({error}): remove it, then run this again") from error
 
 
 def _copy(source: Path, target: Path) -> Path:
@@ -76,6 +125,8 @@ def _copy(source: Path, target: Path) -> Path:
     temporary = target.with_name(f".{target.name}.partial")
     try:
         shutil.copyfile(source, temporary)
+        with temporary.open("rb+") as file:  # on the disk before its name is: power may fail too
+            os.fsync(file.fileno())
     except OSError as error:
         temporary.unlink(missing_ok=True)
         # Of the two files it is the new one that has no room.

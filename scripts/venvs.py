@@ -18,7 +18,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from alone import alone
+import alone
 
 ROOT = Path(__file__).resolve().parent.parent
 VENVS = ROOT / ".venvs"
@@ -94,7 +94,7 @@ def ensure(name: str, *, beside: Sequence[str] = ()) -> Path:
         return python_of(name)
     try:
         VENVS.mkdir(exist_ok=True)
-        with alone(VENVS / f"{name}.lock", f"another process that sets up .venvs/{name}", _say):
+        with alone.alone(VENVS / f"{name}.lock", f"another process that sets up .venvs/{name}", _say):
             if _read(stamp) != wanted:  # another process may have finished it while this one waited
                 _fill(name, lock, beside)
                 stamp.write_text(wanted, encoding="utf-8")
@@ -155,7 +155,14 @@ def _logged(command: list[str], log: Path, name: str) -> None:
     with (
         log.open("w", encoding="utf-8") as record,
         subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", env=env
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            env=env,
+            # Where this process is killed, pip goes on for a while: others wait for it.
+            pass_fds=alone.held if os.name == "posix" else (),
         ) as process,
     ):
         assert process.stdout is not None
