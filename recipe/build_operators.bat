@@ -12,6 +12,7 @@ rem In two steps, because pip notes where it installed a folder or file from: th
   -C wheel.install-dir=sageattention ^
   -C cmake.define.SAGE_TORCH_DIR="%SP_DIR%\torch" ^
   -C cmake.define.SAGE_VERSION="%SAGE_VERSION%" ^
+  -C cmake.define.SAGE_COMMIT="%SAGE_COMMIT%" ^
   -C cmake.define.SAGE_CUDA_VERSION="%SAGE_CUDA_VERSION%"
 if errorlevel 1 exit /b 1
 "%PYTHON%" -m pip install "sageattention==%SAGE_VERSION%" --no-deps --no-compile --no-index --find-links dist

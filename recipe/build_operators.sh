@@ -23,5 +23,6 @@ export CMAKE_GENERATOR=Ninja
   -C wheel.install-dir=sageattention \
   -C cmake.define.SAGE_TORCH_DIR="$SP_DIR/torch" \
   -C cmake.define.SAGE_VERSION="$SAGE_VERSION" \
+  -C cmake.define.SAGE_COMMIT="$SAGE_COMMIT" \
   -C cmake.define.SAGE_CUDA_VERSION="$SAGE_CUDA_VERSION"
 "$PYTHON" -m pip install "sageattention==$SAGE_VERSION" --no-deps --no-compile --no-index --find-links dist

@@ -24,6 +24,8 @@ class Build(NamedTuple):
     version: str
     torch: str
     cuda: str
+    commit: str = ""
+    compiler: str = ""
 
 
 def read_build(path: Path) -> Build:

@@ -97,12 +97,14 @@ class Factory:
         """The kernels' and the operators' conda package of one request, built if they are not there yet."""
         build = request.build
         system = channel.compiler() if self.channel_kind == "pypi" else None
-        facts = self._facts(build, system)
+        commit = inputs.commit(inputs.OPERATORS)
+        facts = self._facts(build, system, commit)
         digests = {
             "kernels_digest": inputs.digest(inputs.KERNELS, facts["kernels"]),
             "operators_digest": inputs.digest(inputs.OPERATORS, facts["operators"]),
         }
         pin = f"{channel.PYTHON}.*" if system else _conda_forge_python()
+        digests["sageattention_commit"] = commit
         variant = matrix.variant(build, python_pin=pin, digests=digests, gcc=system.major if system else None)
         cuda, torch = build.cuda.replace(".", ""), build.torch.replace(".", "")
         cubins = f"sageattention-cubins-{build.version}-cu{cuda}_h{digests['kernels_digest']}_0.conda"
@@ -132,11 +134,11 @@ class Factory:
                 raise BuildError(f"rattler-build made another package than {path.name}: see {WORK / 'logs' / (name + '.log')}")
         return wanted[0][2], wanted[1][2]
 
-    def _facts(self, build: matrix.Build, system: channel.Compiler | None) -> Mapping[str, list[str]]:
+    def _facts(self, build: matrix.Build, system: channel.Compiler | None, commit: str) -> Mapping[str, list[str]]:
         """What a package depends on besides the project's files. No path: equal checkouts make equal packages."""
         common = [build.version, build.cuda, self.channel_kind]
         kernels = [*common, *matrix.targets(build.architectures), "ptx", *build.ptx]
-        operators = [*common, build.torch, build.platform]
+        operators = [*common, build.torch, build.platform, commit]  # _build.json says the commit
         if system:
             table = matrix.load().cuda[build.cuda]
             kernels += [f"{name}={version}" for name, version in table.pypi.items()]

@@ -40,9 +40,23 @@ def seconds(names: Iterable[str], root: Path = matrix.ROOT) -> int:
     """When these paths were last changed by a commit: a package's own time, whenever it is built."""
     if told := os.environ.get("SOURCE_DATE_EPOCH"):
         return int(told)
-    command = ["git", "-C", str(root), "log", "-1", "--format=%ct", "--", *names]
-    try:
-        said = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        said = ""
+    said = _git(root, "log", "-1", "--format=%ct", "--", *names)
     return int(said) if said else EPOCH
+
+
+def commit(names: Iterable[str], root: Path = matrix.ROOT) -> str:
+    """The commit that last changed these paths, which says what a package was made of; with a `+` if they differ from it now.
+
+    Not the checkout's own: that would make other bytes of the same sources.
+    """
+    names = tuple(names)
+    said = _git(root, "log", "-1", "--format=%H", "--", *names)
+    return said + "+" if said and _git(root, "status", "--porcelain", "--", *names) else said
+
+
+def _git(root: Path, *command: str) -> str:
+    """What git says; nothing where this is no checkout."""
+    try:
+        return subprocess.run(["git", "-C", str(root), *command], capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return ""

@@ -101,7 +101,7 @@ def manifest(files: Mapping[str, bytes], kernels: Sequence[str] = KERNELS) -> by
 def operators() -> dict[str, bytes]:
     """The operators' package as it is installed."""
     metadata = b"Metadata-Version: 2.4\nName: sageattention\nVersion: 2.2.0\nSummary: Attention \xc3\x97 8 bit\n\nRead me.\n"
-    made = {"version": "2.2.0", "torch": TORCH, "cuda": CUDA}
+    made = {"version": "2.2.0", "torch": TORCH, "cuda": CUDA, "commit": "c" * 40, "compiler": "GNU 13.3.0"}
     return {
         "site-packages/sageattention/__init__.py": b"",
         "site-packages/sageattention/_build.json": json.dumps(made).encode(),

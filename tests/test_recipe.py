@@ -9,7 +9,7 @@ import matrix
 import package
 import pytest
 
-DIGESTS = {"kernels_digest": "0123456789", "operators_digest": "abcdef0123"}
+DIGESTS = {"kernels_digest": "0123456789", "operators_digest": "abcdef0123", "sageattention_commit": "c" * 40}
 BUILDS = {f"{b.platform}-torch{b.torch}-cu{b.cuda}": b for b in matrix.builds()}
 
 
