@@ -28,6 +28,7 @@ import child
 import inputs
 import matrix
 import place
+import variant
 import venvs
 import verify
 import wheel
@@ -105,7 +106,7 @@ class Factory:
         }
         pin = f"{channel.PYTHON}.*" if system else _conda_forge_python()
         digests["sageattention_commit"] = commit
-        variant = matrix.variant(build, python_pin=pin, digests=digests, gcc=system.major if system else None)
+        settings = variant.of(build, python_pin=pin, digests=digests, gcc=system.major if system else None)
         cuda, torch = build.cuda.replace(".", ""), build.torch.replace(".", "")
         cubins = f"sageattention-cubins-{build.version}-cu{cuda}_h{digests['kernels_digest']}_0.conda"
         operators = f"sageattention-{build.version}-torch{torch}_cu{cuda}_h{digests['operators_digest']}_0.conda"
@@ -129,7 +130,7 @@ class Factory:
                 self.reused.append(path.name)
                 continue
             with self.clock.step(step):
-                self._build(name, f"{step} ({request.title})", variant, source, inputs.seconds(names))
+                self._build(name, f"{step} ({request.title})", settings, source, inputs.seconds(names))
             if not path.is_file():
                 raise BuildError(f"rattler-build made another package than {path.name}: see {WORK / 'logs' / (name + '.log')}")
         return wanted[0][2], wanted[1][2]
@@ -153,16 +154,16 @@ class Factory:
         with self.clock.step("channel"):
             return channel.lay([request.build], lambda text: self.console.print(f"[dim]channel: {text}[/]")).as_uri()
 
-    def _build(self, name: str, title: str, variant: Mapping[str, list[str]], source: str, seconds: int) -> None:
+    def _build(self, name: str, title: str, settings: Mapping[str, list[str]], source: str, seconds: int) -> None:
         PACKAGES.mkdir(parents=True, exist_ok=True)
-        settings = WORK / f"{name}.variant.json"
-        settings.write_text(json.dumps(variant, indent=1), encoding="utf-8")
+        file = WORK / f"{name}.variant.json"
+        file.write_text(json.dumps(settings, indent=1), encoding="utf-8")
         command: list[str | Path] = [
             sys.executable,
             Path(__file__).with_name("package.py"),
             name,
             "--variant",
-            settings,
+            file,
             "--channel",
             source,
             "--output",

@@ -185,7 +185,7 @@ def tools(report: Report) -> list[Thin]:
 
 def torch_site(version: str, report: Report = print) -> Path:
     """PyTorch and all it needs to be imported on a CPU, for the Python at hand."""
-    pythons = matrix.known("PyTorch", version, matrix.load().pytorch)
+    pythons = matrix.known("PyTorch", version, matrix.load().pytorch).python
     if PYTHON not in pythons:
         raise ChannelError(
             f"PyTorch {version} has no release for the Python at hand, {PYTHON}: start this with one of {', '.join(pythons)}"

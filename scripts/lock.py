@@ -1,12 +1,13 @@
-"""Write the hash-pinned lock files from pyproject.toml's groups and the versions in variants.yaml.
+"""Write what follows from variants.yaml and pyproject.toml's groups: the hash-pinned locks, and pixi.toml's platforms.
 
-`lock.py` refreshes all of them, `lock.py test torch-2.8.0` these two.
+`lock.py` refreshes all locks, `lock.py test torch-2.8.0` these two.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -41,14 +42,14 @@ class LockError(Exception):
     """A lock could not be made; the message says which and why."""
 
 
-def locks() -> Iterator[Lock]:
+def locks(table: matrix.Matrix | None = None) -> Iterator[Lock]:
     """Every lock there should be."""
-    table = matrix.load()
+    table = table or matrix.load()
     pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     for group in pyproject["dependency-groups"]:
         yield Lock(ROOT / "scripts" / "locks" / f"{group}.txt", group=group)
-    for torch, pythons in table.pytorch.items():
-        yield Lock(_recipe(f"torch-{torch}"), (f"torch=={torch}",), python=pythons[0])
+    for torch in table.pytorch.values():
+        yield Lock(_recipe(f"torch-{torch.version}"), (f"torch=={torch.version}",), python=torch.python[0])
     for cuda in table.cuda.values():
         pins = tuple(f"{name}=={version}" for name, version in cuda.pypi.items())
         yield Lock(_recipe(f"cuda-{cuda.version}"), pins, closure=False)
@@ -83,6 +84,16 @@ def write(lock: Lock) -> None:
         partial.replace(lock.path)
 
 
+def with_platforms(manifest: str, table: matrix.Matrix | None = None) -> str:
+    """pixi.toml with the platforms of the table: each as a machine with a driver and as one without."""
+    lines = []
+    for platform in (table or matrix.load()).platforms.values():
+        glibc = f', glibc = "{platform.glibc}"' if platform.glibc else ""
+        for suffix, cuda in (("-cuda", ', cuda = "12"'), ("", "")):
+            lines.append(f'  {{ name = "{platform.name}{suffix}", platform = "{platform.name}"{cuda}{glibc} }},\n')
+    return re.sub(r"^platforms = \[\n.*?^\]$", "platforms = [\n" + "".join(lines) + "]", manifest, flags=re.M | re.S)
+
+
 def certificates() -> dict[str, str]:
     """uv does not read pip's configuration: hand it the certificates that pip was told of."""
     told = os.environ.get("PIP_CERT")
@@ -97,6 +108,10 @@ def main() -> int:
         there = {lock.name: lock for lock in locks()}
         if unknown := [name for name in args.name if name not in there]:
             raise LockError(f"unknown lock {', '.join(unknown)}: there are {', '.join(there)}")
+        pixi = ROOT / "pixi.toml"
+        text = pixi.read_text(encoding="utf-8")
+        if (wanted := with_platforms(text)) != text:
+            pixi.write_text(wanted, encoding="utf-8")
         for name in track(args.name or list(there), description="locking", transient=True):
             write(there[name])
     except (LockError, matrix.MatrixError, OSError) as error:

@@ -41,12 +41,14 @@ class Architecture:
 @dataclass(frozen=True)
 class Platform:
     name: str
+    host: str
     wheel: str
     extension: str
     cxx: str
     c: str
     runner: str
     glibc: str | None = None
+    glibc_first: str | None = None
     on_request: bool = False
 
     @property
@@ -63,6 +65,13 @@ class Cuda:
     gcc: str
     gcc_below: str
     pypi: Mapping[str, str] = field(hash=False)
+
+
+@dataclass(frozen=True)
+class PyTorch:
+    version: str
+    python: tuple[str, ...]
+    old_abi_on_pypi: bool = False
 
 
 @dataclass(frozen=True)
@@ -105,8 +114,9 @@ class Matrix:
     platforms: Mapping[str, Platform]
     architectures: Mapping[str, Architecture]
     cuda: Mapping[str, Cuda]
+    development_cuda: str
     build_python: str
-    pytorch: Mapping[str, tuple[str, ...]]
+    pytorch: Mapping[str, PyTorch]
     tools: tuple[str, ...]
     rows: tuple[Mapping[str, Any], ...]
     profiles: Mapping[str, tuple[Mapping[str, Any], ...]]
@@ -119,23 +129,24 @@ class Matrix:
         version = self.packages["sageattention"]
         found = []
         for row in self.rows:
-            cuda = self.cuda[row["cuda"]]
+            cuda, pytorch = self.cuda[row["cuda"]], self.pytorch[row["pytorch"]]
             for name in row.get("platforms", self.platforms):
-                for python in row.get("python", self.pytorch[row["pytorch"]]):
+                for python in row.get("python", pytorch.python):
                     found.append(
-                        Build("sageattention", version, name, cuda.version, row["pytorch"], python,
+                        Build("sageattention", version, name, cuda.version, pytorch.version, python,
                               cuda.architectures, cuda.ptx, self.platforms[name].wheel)
                     )  # fmt: skip
         return tuple(found)
 
     def in_profile(self, name: str, platform: str | None = None) -> tuple[Build, ...]:
-        """A profile's builds: for that platform, or else for those that it names or that every release is made for."""
-        released = [p.name for p in self.platforms.values() if not p.on_request]
+        """A profile's builds: for that platform, or else for all platforms that are not on request."""
         chosen: set[Build] = set()
         for rule in known("profile", name, self.profiles):
             source = self.in_profile(rule["in"], platform) if "in" in rule else self.all_builds()
-            places = {"platform": platform or rule.get("platform", released)}
-            matching = [b for b in source if _holds({**rule, **places}, b)]
+            places = [p.name for p in self.platforms.values() if p.name == platform or not (platform or p.on_request)]
+            if rule.get("on_request"):
+                places = [platform] if platform else list(self.platforms)
+            matching = [b for b in source if b.platform in places and _holds(rule, b)]
             chosen.update(_newest_python(matching) if rule.get("newest") == "python" else matching)
         return tuple(b for b in self.all_builds() if b in chosen)
 
@@ -165,14 +176,13 @@ def _newest_python(builds: Iterable[Build]) -> list[Build]:
     return list(newest.values())
 
 
-def host_platform() -> str:
+def host_platform(matrix: Matrix | None = None) -> str:
     """The conda name of the machine at hand."""
-    machine = host.machine().lower()
-    names = {("linux", "x86_64"): "linux-64", ("linux", "aarch64"): "linux-aarch64", ("windows", "amd64"): "win-64"}
-    system = host.system().lower()
-    if (system, machine) not in names:
-        raise MatrixError(f"no packages are made for {system} on {machine}; variants.yaml has {', '.join(names.values())}")
-    return names[system, machine]
+    here = f"{host.system()} {host.machine()}".lower()
+    names = {platform.host: platform.name for platform in (matrix or load()).platforms.values()}
+    if here not in names:
+        raise MatrixError(f"no packages are made on a machine of the kind {here!r}: variants.yaml has {', '.join(names)}")
+    return names[here]
 
 
 @cache
@@ -193,8 +203,9 @@ def load(path: Path = TABLE) -> Matrix:
                 n: Cuda(n, tuple(c["architectures"]), tuple(c["ptx"]), c["pytorch"], c["gcc"], c["gcc_below"], c["pypi"])
                 for n, c in raw["cuda"].items()
             },
+            development_cuda=raw["development_cuda"],
             build_python=raw["build_python"],
-            pytorch={n: tuple(pythons) for n, pythons in raw["pytorch"].items()},
+            pytorch={n: PyTorch(n, **{**p, "python": tuple(p["python"])}) for n, p in raw["pytorch"].items()},
             tools=tuple(raw["tools"]),
             rows=tuple(raw["rows"]),
             profiles={n: tuple(rules) for n, rules in raw["profiles"].items()},
@@ -206,6 +217,7 @@ def load(path: Path = TABLE) -> Matrix:
 
 
 def _check(matrix: Matrix) -> None:
+    known("CUDA version", matrix.development_cuda, matrix.cuda)
     for cuda in matrix.cuda.values():
         _check_version("CUDA version", cuda.version)
         known("PyTorch", cuda.pytorch, matrix.pytorch)
@@ -218,13 +230,13 @@ def _check(matrix: Matrix) -> None:
         if unknown := set(row) - keys:
             raise MatrixError(f"row {dict(row)} has unknown keys {sorted(unknown)}: known are {sorted(keys)}")
         known("CUDA version", row.get("cuda", "(none)"), matrix.cuda)
-        pythons = known("PyTorch", row.get("pytorch", "(none)"), matrix.pytorch)
+        pythons = known("PyTorch", row.get("pytorch", "(none)"), matrix.pytorch).python
         for python in row.get("python", ()):
             if python not in pythons:
                 raise MatrixError(f"PyTorch {row['pytorch']} has no release for Python {python}: it has {', '.join(pythons)}")
         for name in row.get("platforms", ()):
             known("platform", name, matrix.platforms)
-    predicates = {"in", "newest", "pytorch", "cuda", "python", "platform"}
+    predicates = {"in", "newest", "on_request", "pytorch", "cuda", "python", "platform"}
     for name, rules in matrix.profiles.items():
         for rule in rules:
             if unknown := set(rule) - predicates:
@@ -289,36 +301,6 @@ def targets(architectures: Iterable[str], matrix: Matrix | None = None) -> tuple
     """Architectures as nvcc spells them: 8.0 → sm_80, 9.0 → sm_90a."""
     matrix = matrix or load()
     return tuple(f"sm_{a.replace('.', '')}{known('architecture', a, matrix.architectures).suffix}" for a in architectures)
-
-
-def variant(build: Build, *, python_pin: str, digests: Mapping[str, str], gcc: str | None = None) -> dict[str, list[str]]:
-    """rattler-build's variant configuration of one build: every key has one value, so that one package comes of it.
-
-    `gcc` replaces the table's compiler where the channel forwards to the system's.
-    """
-    matrix = load()
-    platform, cuda = matrix.platforms[build.platform], matrix.cuda[build.cuda]
-    values = {
-        "target_platform": build.platform,
-        "python": python_pin,
-        "pytorch": build.torch_series + ".*",
-        "pytorch_version": build.torch,
-        "c_compiler": platform.c,
-        "cxx_compiler": platform.cxx,
-        "cuda_compiler": "cuda-nvcc",
-        "cuda_compiler_version": build.cuda,
-        "cuda_architectures": ";".join(f"{a}{matrix.architectures[a].suffix}" for a in build.architectures),
-        "cuda_ptx": ";".join(build.ptx),
-        "sageattention_version": build.version,
-        **digests,
-    }
-    if not platform.windows:
-        compiler = gcc or cuda.gcc
-        values |= {"c_compiler_version": compiler, "cxx_compiler_version": compiler}
-        values |= {"c_stdlib": "sysroot", "c_stdlib_version": str(platform.glibc)}
-    else:
-        values |= {"c_stdlib": "vs"}
-    return {key: [value] for key, value in values.items()}
 
 
 def described(build: Build, matrix: Matrix | None = None) -> dict[str, Any]:

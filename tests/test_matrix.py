@@ -11,9 +11,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import lock
 import matrix
+import package
 import pytest
+import variant
 import yaml
+from packaging.version import Version
 
 COUNTS = {
     "sage2-all": 10,
@@ -59,18 +63,33 @@ def test_windows_from_39_to_312(torch: str) -> None:
     assert {"3.9", "3.10", "3.11", "3.12"} <= there
 
 
-@pytest.mark.parametrize(("cuda", "torch"), [("12.6", "2.6.0"), ("12.8", "2.8.0"), ("12.9", "2.8.0"), ("13.0", "2.11.0")])
-def test_a_bare_cuda_version_means_one_pytorch_that_is_built(cuda: str, torch: str) -> None:
-    table = matrix.load()
-    assert table.default_torch(cuda) == torch
-    assert matrix.builds(platform="linux-64", cuda=cuda, torch=torch)
-    assert set(table.cuda) == {"12.6", "12.8", "12.9", "13.0"}
+@pytest.mark.parametrize("cuda", matrix.load().cuda)
+def test_a_bare_cuda_version_means_one_pytorch_that_is_built(cuda: str) -> None:
+    assert matrix.builds(platform="linux-64", cuda=cuda, torch=matrix.load().default_torch(cuda))
 
 
-def test_blackwell_from_cuda_128_on() -> None:
+def test_todays_world_is_there() -> None:
     table = matrix.load()
-    assert {c.version for c in table.cuda.values() if "12.0" in c.architectures} == {"12.8", "12.9", "13.0"}
-    assert all({"8.0", "8.6", "8.9", "9.0"} <= set(c.architectures) and c.ptx == ("8.0",) for c in table.cuda.values())
+    assert {f"2.{minor}.0" for minor in range(6, 16)} == set(table.pytorch)
+    assert {"12.6", "12.8", "12.9", "13.0", "13.2"} <= set(table.cuda)
+    assert {b.platform for b in matrix.builds()} == {"linux-64", "win-64", "linux-aarch64"}
+    assert {b.python for b in matrix.builds()} == {f"3.{minor}" for minor in range(9, 16)}
+    assert {b.torch for b in matrix.builds()} == set(table.pytorch), "a PyTorch without a row"
+    assert {b.cuda for b in matrix.builds()} == set(table.cuda), "a CUDA version without a row"
+
+
+def test_every_cuda_serves_every_gpu_that_it_can_compile_for() -> None:
+    """A binary without suffix serves the later minor versions of its major one: 10.0 also 10.3, 12.0 also 12.1."""
+    table = matrix.load()
+    for cuda in table.cuda.values():
+        assert cuda.ptx == ("8.0",)
+        known = {a.name for a in table.architectures.values() if Version(a.cuda) <= Version(cuda.version)}
+        for wanted in known - set(cuda.architectures):
+            major, minor = wanted.split(".")
+            assert any(
+                a.split(".")[0] == major and a.split(".")[1] < minor and not table.architectures[a].suffix
+                for a in cuda.architectures
+            ), f"CUDA {cuda.version} has nothing for {wanted}"
 
 
 def test_names() -> None:
@@ -134,18 +153,67 @@ def test_a_table_that_contradicts_itself_is_refused(
         matrix.load(path)
 
 
+NEW_ROWS = """
+platforms:
+  linux-ppc64le: {host: linux ppc64le, wheel: linux_ppc64le, extension: _C.so, c: gcc, cxx: gxx, runner: power,
+                  glibc: "2.28", glibc_first: "2.17"}
+architectures:
+  "13.0": {cuda: "13.9"}
+cuda:
+  "13.9":
+    {architectures: ["9.0", "13.0"], ptx: ["8.0"], pytorch: 2.99.0, gcc: "14", gcc_below: "17",
+     pypi: {nvidia-cuda-nvcc: 13.9.1}}
+pytorch:
+  2.99.0: {python: ["3.15", "3.16"]}
+rows:
+  - {pytorch: 2.99.0, cuda: "13.9"}
+"""
+
+
+def test_a_pytorch_cuda_python_architecture_and_platform_are_added_by_the_table_alone(tmp_path: Path) -> None:
+    """The real table with one of each added, taken through everything that reads it."""
+    raw, new = yaml.safe_load(matrix.TABLE.read_text(encoding="utf-8")), yaml.safe_load(NEW_ROWS)
+    for section, entries in new.items():
+        raw[section] = raw[section] + entries if section == "rows" else raw[section] | entries
+    path = tmp_path / "variants.yaml"
+    path.write_text(yaml.safe_dump(raw, sort_keys=False), encoding="utf-8")
+    table = matrix.load(path)
+
+    added = matrix.builds(cuda="13.9", matrix=table)
+    assert {(b.platform, b.python) for b in added} == {(p, y) for p in table.platforms for y in ("3.15", "3.16")}
+    (build,) = matrix.builds("all", platform="linux-ppc64le", cuda="13.9", python="3.16", matrix=table)
+    assert build.wheel_name == "sageattention-2.2.0-2990.139-cp316-cp316-linux_ppc64le.whl"
+    assert matrix.described(build, table)["runner"] == "power"
+    assert [job["cuda"] for job in matrix.kernel_sets(matrix.builds("all", matrix=table), table)][-1] == "13.9"
+    assert len(matrix.builds("sage2-all", platform="linux-ppc64le", matrix=table)) == 10
+
+    digests = {"kernels_digest": "0", "operators_digest": "1", "sageattention_commit": "c"}
+    settings = variant.of(build, python_pin="3.16.*", digests=digests, table=table)
+    kernels, operators = package.render(settings).values()
+    assert kernels.recipe.to_dict()["build"]["script"]["env"]["SAGE_ARCHITECTURES"] == "9.0a;13.0"
+    assert "cuda-nvcc_linux-ppc64le 13.9.*" in kernels.recipe.to_dict()["requirements"]["build"]
+    assert "pytorch 2.99.*" in operators.recipe.to_dict()["requirements"]["run"]
+    assert operators.recipe.to_dict()["build"]["string"] == "torch2990_cu139_h1_0"
+
+    there = {one.name: one.requirements for one in lock.locks(table)}
+    assert there["cuda-13.9"] == ("nvidia-cuda-nvcc==13.9.1",)
+    assert there["torch-2.99.0"] == ("torch==2.99.0",)
+    pixi = lock.with_platforms((matrix.ROOT / "pixi.toml").read_text(encoding="utf-8"), table)
+    assert '{ name = "linux-ppc64le-cuda", platform = "linux-ppc64le", cuda = "12", glibc = "2.28" },' in pixi
+
+
 def test_locks_hold_the_tables_pins() -> None:
     table, folder = matrix.load(), matrix.ROOT / "recipe" / "pypi"
     pins = {f"cuda-{c.version}": dict(c.pypi) for c in table.cuda.values()}
     pins |= {f"torch-{torch}": {"torch": torch} for torch in table.pytorch}
     assert {p.stem for p in folder.glob("*.txt")} == {*pins, "tools"}
     for name, wanted in pins.items():
-        lock = (folder / f"{name}.txt").read_text(encoding="utf-8")
-        for package, version in wanted.items():
-            block = re.search(rf"^{re.escape(package)}=={re.escape(version)}\b.*?(?=^\S|\Z)", lock, re.M | re.S)
-            assert block, f"{name}.txt lacks {package}=={version}"
-            assert "--hash=sha256:" in block.group(), f"{name}.txt lacks the hashes of {package}"
-        assert "://" not in lock
+        text = (folder / f"{name}.txt").read_text(encoding="utf-8")
+        for name_, version in wanted.items():
+            block = re.search(rf"^{re.escape(name_)}=={re.escape(version)}\b.*?(?=^\S|\Z)", text, re.M | re.S)
+            assert block, f"{name}.txt lacks {name_}=={version}"
+            assert "--hash=sha256:" in block.group(), f"{name}.txt lacks the hashes of {name_}"
+        assert "://" not in text
 
 
 def printed(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -8,6 +8,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import lock
 import matrix
 import pytest
 import run
@@ -36,34 +37,40 @@ def test_is_valid_against_the_schema_of_pixi() -> None:
     assert not jsonschema.Draft7Validator(schema).is_valid(broken)
 
 
-def test_every_cuda_of_the_table_has_its_environment_and_task() -> None:
-    versions = matrix.load().cuda
+def test_what_it_names_of_cuda_is_in_the_table() -> None:
+    """Shortcuts for some CUDA versions: `build --cuda X` builds for any without being named here."""
+    assert MANIFEST["tasks"]["build"]["cmd"] == "python scripts/build.py"
     features = {name for name in MANIFEST["feature"] if re.fullmatch(r"cu\d+", name)}
-    assert features == {tag(cuda) for cuda in versions}
-    assert {name for name in MANIFEST["tasks"] if name.startswith("build-")} == {f"build-{tag(cuda)}" for cuda in versions}
-    for cuda in versions:
-        pins = MANIFEST["feature"][tag(cuda)]["dependencies"]
-        assert pins == {"cuda-nvcc": f"{cuda}.*", "cuda-version": f"{cuda}.*"}
-        assert MANIFEST["environments"][tag(cuda)] == [tag(cuda), "build"]
-        task = MANIFEST["tasks"][f"build-{tag(cuda)}"]
-        assert task["cmd"] == f"python scripts/build.py --cuda {cuda}"
-        assert task["default-environment"] == tag(cuda)
+    assert features >= {"cu126", "cu128", "cu129", "cu130"}
+    assert {name for name in MANIFEST["tasks"] if name.startswith("build-")} == {f"build-{name}" for name in features}
+    by_tag = {tag(cuda): cuda for cuda in matrix.load().cuda}
+    for name in features:
+        assert MANIFEST["feature"][name]["dependencies"] == {
+            "cuda-nvcc": f"{by_tag[name]}.*",
+            "cuda-version": f"{by_tag[name]}.*",
+        }
+        assert MANIFEST["environments"][name] == [name, "build"]
+        task = MANIFEST["tasks"][f"build-{name}"]
+        assert task["cmd"] == f"python scripts/build.py --cuda {by_tag[name]}"
+        assert task["default-environment"] == name
 
 
-def test_platforms_are_those_of_the_table() -> None:
-    table = matrix.load().platforms
+def test_platforms_are_those_that_lock_writes() -> None:
+    text = (ROOT / "pixi.toml").read_text(encoding="utf-8")
+    assert lock.with_platforms(text) == text
     platforms = MANIFEST["workspace"]["platforms"]
-    assert {entry["platform"] for entry in platforms} == set(table)
+    assert {entry["platform"] for entry in platforms} == set(matrix.load().platforms)
     for entry in platforms:
-        assert entry.get("glibc") == table[entry["platform"]].glibc
         assert ("cuda" in entry) == entry["name"].endswith("-cuda")
 
 
 def test_the_tests_use_the_pytorch_that_their_wheel_is_built_for() -> None:
-    torch = matrix.load().default_torch("12.8")
+    cuda = matrix.load().development_cuda
+    torch = matrix.load().default_torch(cuda)
     assert MANIFEST["feature"]["torch"]["dependencies"] == {"pytorch": ".".join(torch.split(".")[:2]) + ".*"}
     assert MANIFEST["tool"]["run"]["environments"]["test"] == ["test", f"torch-{torch}"]
-    assert MANIFEST["tasks"]["test"]["depends-on"] == [{"task": "build-cu128", "environment": "cu128"}]
+    for name in ("test", "bench"):
+        assert MANIFEST["tasks"][name]["depends-on"] == [{"task": f"build-{tag(cuda)}", "environment": tag(cuda)}]
 
 
 def test_the_host_compiler_is_the_one_of_the_table() -> None:

@@ -8,14 +8,15 @@ from typing import Any
 import matrix
 import package
 import pytest
+import variant
 
 DIGESTS = {"kernels_digest": "0123456789", "operators_digest": "abcdef0123", "sageattention_commit": "c" * 40}
 BUILDS = {f"{b.platform}-torch{b.torch}-cu{b.cuda}": b for b in matrix.builds()}
 
 
 def rendered(build: matrix.Build, **digests: str) -> dict[str, dict[str, Any]]:
-    variant = matrix.variant(build, python_pin=f"{build.python}.*", digests={**DIGESTS, **digests})
-    return {name: one.recipe.to_dict() for name, one in package.render(variant).items()}
+    settings = variant.of(build, python_pin=f"{build.python}.*", digests={**DIGESTS, **digests})
+    return {name: one.recipe.to_dict() for name, one in package.render(settings).items()}
 
 
 @pytest.mark.parametrize("name", BUILDS)
@@ -57,7 +58,7 @@ def test_linux_promises_its_glibc(name: str) -> None:
 
 def test_the_architectures_reach_the_kernels() -> None:
     environment = rendered(BUILDS["linux-64-torch2.8.0-cu12.8"])["sageattention-cubins"]["build"]["script"]["env"]
-    assert environment["SAGE_ARCHITECTURES"] == "8.0;8.6;8.9;9.0a;12.0"
+    assert environment["SAGE_ARCHITECTURES"] == "8.0;8.6;8.9;9.0a;10.0;12.0"
     assert environment["SAGE_PTX"] == "8.0"
     older = rendered(BUILDS["linux-64-torch2.6.0-cu12.6"])["sageattention-cubins"]["build"]["script"]["env"]
     assert older["SAGE_ARCHITECTURES"] == "8.0;8.6;8.9;9.0a"
@@ -79,8 +80,8 @@ def test_kernels_are_the_same_package_whichever_pytorch_they_are_built_for() -> 
     packages = []
     for torch in ("2.7.0", "2.8.0", "2.9.0"):
         build = BUILDS[f"linux-64-torch{torch}-cu12.8"]
-        variant = matrix.variant(build, python_pin="3.12.*", digests=DIGESTS)
-        packages.append(package.render(variant)["sageattention-cubins"].variant)
+        settings = variant.of(build, python_pin="3.12.*", digests=DIGESTS)
+        packages.append(package.render(settings)["sageattention-cubins"].variant)
     assert packages[0] == packages[1] == packages[2]
 
 
