@@ -16,7 +16,7 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -60,17 +60,23 @@ FAULTS = (
 
 @dataclass
 class Clock:
-    """How long each kind of step took."""
+    """How long each kind of step took: seconds that passed, and of processors, all child processes included."""
 
-    seconds: dict[str, float] = field(default_factory=dict)
+    seconds: dict[str, tuple[float, float]] = field(default_factory=dict)
 
     @contextlib.contextmanager
     def step(self, name: str) -> Iterator[None]:
-        start = time.monotonic()
+        start, cpu = time.monotonic(), _cpu()
         try:
             yield
         finally:
-            self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - start
+            wall, used = self.seconds.get(name, (0.0, 0.0))
+            self.seconds[name] = wall + time.monotonic() - start, used + _cpu() - cpu
+
+
+def _cpu() -> float:
+    """Seconds of processors that this process and its ended children have used. (Windows does not count children.)"""
+    return sum(os.times()[:4])
 
 
 @dataclass(frozen=True)
@@ -85,6 +91,17 @@ class Request:
         return f"PyTorch {self.build.torch}, CUDA {self.build.cuda}"
 
 
+@dataclass(frozen=True)
+class Planned:
+    """A conda package to be: the recipe's output, the file that comes of it, and what goes in."""
+
+    step: str
+    name: str
+    path: Path
+    inputs: tuple[str, ...]
+    settings: Mapping[str, list[str]] = field(hash=False)
+
+
 @dataclass
 class Factory:
     """What the steps of one run share."""
@@ -94,46 +111,46 @@ class Factory:
     clock: Clock = field(default_factory=Clock)
     reused: list[str] = field(default_factory=list)
 
-    def packages(self, request: Request) -> tuple[Path, Path]:
+    def packages(self, request: Request, *, kernels_only: bool = False) -> list[Path]:
         """The kernels' and the operators' conda package of one request, built if they are not there yet."""
-        build = request.build
+        planned = self._planned(request.build)[: 1 if kernels_only else 2]
+        for one in planned:
+            if one.path.is_file() and (faults := verify.verify_conda(one.path)):
+                self.console.print(f"[yellow]building again:[/] {faults[0]}", highlight=False)
+                one.path.unlink()
+            if one.path.is_file():
+                self.reused.append(one.path.name)
+                continue
+            # The same kernels serve every platform, and nvcc on Windows would take another host compiler.
+            if one.name.endswith("-cubins") and matrix.load().platforms[request.build.platform].windows:
+                raise BuildError(f"kernels are compiled on Linux: copy {one.path.name} from there to {one.path.parent}")
+            source = self._channel(one, request.build)
+            with self.clock.step(one.step):
+                self._build(one, f"{one.step} ({request.title})", source)
+            if not one.path.is_file():
+                log = WORK / "logs" / f"{one.name}.log"
+                raise BuildError(f"rattler-build made another package than {one.path.name}: see {log}")
+        return [one.path for one in planned]
+
+    def _planned(self, build: matrix.Build) -> tuple[Planned, Planned]:
+        """The two packages of a build by name, so that what is there already can be found."""
         system = channel.compiler() if self.channel_kind == "pypi" else None
         commit = inputs.commit(inputs.OPERATORS)
         facts = self._facts(build, system, commit)
-        digests = {
-            "kernels_digest": inputs.digest(inputs.KERNELS, facts["kernels"]),
-            "operators_digest": inputs.digest(inputs.OPERATORS, facts["operators"]),
-        }
+        kernels, operators = (
+            inputs.digest(inputs.KERNELS, facts["kernels"]),
+            inputs.digest(inputs.OPERATORS, facts["operators"]),
+        )
+        digests = {"kernels_digest": kernels, "operators_digest": operators, "sageattention_commit": commit}
         pin = f"{channel.PYTHON}.*" if system else _conda_forge_python()
-        digests["sageattention_commit"] = commit
         settings = variant.of(build, python_pin=pin, digests=digests, gcc=system.major if system else None)
         cuda, torch = build.cuda.replace(".", ""), build.torch.replace(".", "")
-        cubins = f"sageattention-cubins-{build.version}-cu{cuda}_h{digests['kernels_digest']}_0.conda"
-        operators = f"sageattention-{build.version}-torch{torch}_cu{cuda}_h{digests['operators_digest']}_0.conda"
-        wanted = [
-            ("kernels", "sageattention-cubins", PACKAGES / "noarch" / cubins, inputs.KERNELS),
-            ("operators", "sageattention", PACKAGES / build.platform / operators, inputs.OPERATORS),
-        ]
-        for _, _, path, _ in wanted:
-            if path.is_file() and (faults := verify.verify_conda(path)):
-                self.console.print(f"[yellow]building again:[/] {faults[0]}", highlight=False)
-                path.unlink()
-        if all(path.is_file() for _, _, path, _ in wanted):
-            self.reused += [path.name for _, _, path, _ in wanted]
-            return wanted[0][2], wanted[1][2]
-        if build.platform.startswith("win-") and not wanted[0][2].is_file():
-            # The same kernels serve every platform, and one platform's compiler makes them.
-            raise BuildError(f"kernels are compiled on Linux: copy {cubins} from there to {PACKAGES / 'noarch'}")
-        source = self._channel(request)
-        for step, name, path, names in wanted:
-            if path.is_file():
-                self.reused.append(path.name)
-                continue
-            with self.clock.step(step):
-                self._build(name, f"{step} ({request.title})", settings, source, inputs.seconds(names))
-            if not path.is_file():
-                raise BuildError(f"rattler-build made another package than {path.name}: see {WORK / 'logs' / (name + '.log')}")
-        return wanted[0][2], wanted[1][2]
+        cubins = PACKAGES / "noarch" / f"sageattention-cubins-{build.version}-cu{cuda}_h{kernels}_0.conda"
+        package = PACKAGES / build.platform / f"sageattention-{build.version}-torch{torch}_cu{cuda}_h{operators}_0.conda"
+        return (
+            Planned("kernels", "sageattention-cubins", cubins, inputs.KERNELS, settings),
+            Planned("operators", "sageattention", package, inputs.OPERATORS, settings),
+        )
 
     def _facts(self, build: matrix.Build, system: channel.Compiler | None, commit: str) -> Mapping[str, list[str]]:
         """What a package depends on besides the project's files. No path: equal checkouts make equal packages."""
@@ -144,24 +161,34 @@ class Factory:
             table = matrix.load().cuda[build.cuda]
             kernels += [f"{name}={version}" for name, version in table.pypi.items()]
             kernels.append(hashlib.sha256(channel.SHIM.read_bytes()).hexdigest())
-            operators += [system.version, _content(venvs.lock_file(f"torch-{build.torch}"))]
+            operators += [system.version, *(_content(venvs.lock_file(name)) for name in (f"torch-{build.torch}", "tools"))]
         # An operators package names the very kernels it was made for.
         return {"kernels": kernels, "operators": [*operators, *kernels]}
 
-    def _channel(self, request: Request) -> str:
+    def _channel(self, one: Planned, build: matrix.Build) -> str:
+        """Where the package's requirements come from: kernels ask for no PyTorch, operators for no CUDA."""
         if self.channel_kind != "pypi":
             return self.channel_kind
+        needs = {"cuda": build.cuda} if one.name.endswith("-cubins") else {"torch": build.torch}
+        if "torch" in needs and matrix.load().pytorch[build.torch].old_abi_on_pypi:
+            self.console.print(
+                f"[yellow]note:[/] PyPI's PyTorch {build.torch} has libstdc++'s old ABI: these operators load beside that one, "
+                "not beside those of PyTorch's own index or conda-forge; for them build with --channel conda-forge",
+                highlight=False,
+            )
         with self.clock.step("channel"):
-            return channel.lay([request.build], lambda text: self.console.print(f"[dim]channel: {text}[/]")).as_uri()
+            return channel.lay(
+                build.platform, report=lambda text: self.console.print(f"[dim]channel: {text}[/]"), **needs
+            ).as_uri()
 
-    def _build(self, name: str, title: str, settings: Mapping[str, list[str]], source: str, seconds: int) -> None:
+    def _build(self, one: Planned, title: str, source: str) -> None:
         PACKAGES.mkdir(parents=True, exist_ok=True)
-        file = WORK / f"{name}.variant.json"
-        file.write_text(json.dumps(settings, indent=1), encoding="utf-8")
+        file = WORK / f"{one.name}.variant.json"
+        file.write_text(json.dumps(one.settings, indent=1), encoding="utf-8")
         command: list[str | Path] = [
             sys.executable,
             Path(__file__).with_name("package.py"),
-            name,
+            one.name,
             "--variant",
             file,
             "--channel",
@@ -169,7 +196,7 @@ class Factory:
             "--output",
             PACKAGES,
             "--seconds",
-            str(seconds),
+            str(inputs.seconds(one.inputs)),
             "--child",
         ]
         environment = dict(os.environ)
@@ -185,32 +212,37 @@ class Factory:
                     progress.update(task, description=f"{title}: {line.removeprefix('step: ')[:60]}")
 
             try:
-                log = WORK / "logs" / f"{name}.log"
+                log = WORK / "logs" / f"{one.name}.log"
                 child.run(f"building {title}", command, log=log, on_line=on_line, environment=environment)
             except child.ChildError as error:
                 raise BuildError(_why(error, self.channel_kind)) from error
             progress.update(task, total=1, completed=1, description=f"{title}: built and tested")
 
-    def wheels(self, request: Request, cubins: Path, operators: Path, staging: Path) -> list[Path]:
-        """One verified wheel per Python, in `staging`."""
-        made, faults = [], []
+    def verified(self, packages: Sequence[Path]) -> None:
+        """Both conda packages, as they are when wheels are packed from them."""
         with self.clock.step("verifying"):
-            for package in (cubins, operators):
-                faults += [f"{package.name}: {fault}" for fault in verify.verify_conda(package)]
+            _refuse({path: verify.verify_conda(path) for path in packages})
+
+    def wheels(self, request: Request, packages: Sequence[Path], staging: Path) -> list[Path]:
+        """One verified wheel per Python, in `staging`."""
+        cubins, operators = packages
+        made: dict[Path, list[str]] = {}
         with _progress(self.console) as progress:
             task = progress.add_task(f"wheels ({request.title})", total=len(request.pythons))
             for build in request.pythons:
                 with self.clock.step("packing"):
                     path = wheel.emit(operators, cubins, python=build.python, build=build, out_dir=staging)
                 with self.clock.step("verifying"):
-                    faults += [f"{path.name}: {fault}" for fault in verify.verify_wheel(path)]
-                made.append(path)
+                    made[path] = verify.verify_wheel(path)
                 progress.advance(task)
-        if faults:
-            raise BuildError(
-                "verification found faults, so nothing was put into dist/:\n" + "\n".join(f"  {f}" for f in faults)
-            )
-        return made
+        _refuse(made)
+        return list(made)
+
+
+def _refuse(faults: Mapping[Path, Sequence[str]]) -> None:
+    said = [f"  {path.name}: {fault}" for path, found in faults.items() for fault in found]
+    if said:
+        raise BuildError("verification found faults, so nothing was put into dist/:\n" + "\n".join(said))
 
 
 def _content(path: Path) -> str:
@@ -256,25 +288,32 @@ def requests(args: argparse.Namespace) -> list[Request]:
         torch = torch or matrix.load().default_torch(args.cuda)
         pythons = pythons or [channel.PYTHON]
     chosen = matrix.builds(args.profile, platform=args.platform or here, cuda=args.cuda, torch=torch, python=pythons)
-    groups: dict[tuple[str, str, str], list[matrix.Build]] = {}
+    groups: dict[tuple[str, ...], list[matrix.Build]] = {}
     for build in chosen:
-        groups.setdefault((build.platform, build.cuda, build.torch), []).append(build)
+        torch_too = () if args.kernels else (build.torch,)
+        groups.setdefault((build.platform, build.cuda, *torch_too), []).append(build)
     return [Request(group[0], tuple(group)) for group in groups.values()]
 
 
-def summary(console: Console, made: list[Path], factory: Factory, total: float) -> None:
+def summary(console: Console, made: list[Path], factory: Factory, total: tuple[float, float]) -> None:
     table = Table(Column("file", overflow="fold"), Column("MB", justify="right"), Column("sha256", overflow="fold"))
     for path in made:
         table.add_row(path.name, f"{path.stat().st_size / 1e6:.2f}", _content(path))
     console.print(table)
-    steps = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in factory.clock.seconds.items())
-    console.print(f"{steps}; total {total:.1f} s", highlight=False)
+    times = Table("step", *(Column(title, justify="right") for title in ("seconds", "CPU seconds", "of the CPU seconds")))
+    seconds = factory.clock.seconds
+    rest = [whole - sum(part[i] for part in seconds.values()) for i, whole in enumerate(total)]
+    for name, (wall, cpu) in {**seconds, "rest": rest, "all": total}.items():
+        times.add_row(name, f"{wall:.1f}", f"{cpu:.1f}", f"{cpu / max(total[1], 1e-9):.0%}")
+    console.print(times)
+    if wheels := sum(path.suffix == ".whl" for path in made):
+        console.print(f"{wheels} wheels, {total[1] / wheels:.1f} CPU seconds each", highlight=False)
     if factory.reused:
         console.print(f"unchanged, so not compiled again: {', '.join(factory.reused)}", highlight=False)
 
 
 def run(args: argparse.Namespace, console: Console) -> None:
-    start = time.monotonic()
+    start, cpu = time.monotonic(), _cpu()
     factory = Factory(args.channel, console)
     wanted = requests(args)
     if foreign := {r.build.platform for r in wanted} - {matrix.host_platform()}:
@@ -284,12 +323,13 @@ def run(args: argparse.Namespace, console: Console) -> None:
         place.recover(args.output, staging)
         ready: list[Path] = []
         for request in wanted:
-            cubins, operators = factory.packages(request)
-            wheels = factory.wheels(request, cubins, operators, staging)
-            ready += [path for path in (cubins, operators, *wheels) if path not in ready]
+            packages = factory.packages(request, kernels_only=args.kernels)
+            factory.verified(packages)
+            wheels = [] if args.kernels else factory.wheels(request, packages, staging)
+            ready += [path for path in (*packages, *wheels) if path not in ready]
         with factory.clock.step("placing"):
             made = place.place(ready, args.output)
-    summary(console, made, factory, time.monotonic() - start)
+    summary(console, made, factory, (time.monotonic() - start, _cpu() - cpu))
 
 
 def _terminated(_number: int, _frame: FrameType | None) -> None:
@@ -302,6 +342,7 @@ def main() -> int:
     parser.add_argument("--torch", help="PyTorch version (default: the one variants.yaml gives that CUDA)")
     parser.add_argument("--python", nargs="+", help="Pythons to make wheels for (default: the one at hand, or the profile's)")
     parser.add_argument("--profile", help="a named selection of variants.yaml instead of one combination")
+    parser.add_argument("--kernels", action="store_true", help="the kernels' packages alone, one a CUDA version, and no wheel")
     parser.add_argument("--platform", help="platform to build for (default: this machine's)")
     parser.add_argument(
         "--channel",

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
+import alone
 import matrix
 import venvs
 from rattler.index import index_fs
@@ -137,15 +138,14 @@ def compilers(found: Compiler, suffix: str) -> list[Thin]:
 
 
 # Functions that glibc 2.34 moved from libdl and libpthread into libc, or gave a new version: linked on a newer system,
-# a binary would ask for that one. Each keeps its first version forever, and 2.28 has it.
-GLIBC_BASE = {"x86_64": "GLIBC_2.2.5", "aarch64": "GLIBC_2.17"}
+# a binary would ask for that one. Each keeps its first version forever.
 MOVED = ("dlopen", "dlsym", "dlclose", "dlerror", "dladdr", "pthread_create", "pthread_join", "pthread_once",
          "pthread_key_create", "pthread_getspecific", "pthread_setspecific", "pthread_mutex_trylock")  # fmt: skip
 
 
-def sysroot(glibc: str, suffix: str, machine: str) -> Thin:
+def sysroot(glibc: str, suffix: str, first: str) -> Thin:
     """The glibc promise kept with the system's own headers."""
-    lines = [f'__asm__(".symver {name}, {name}@{GLIBC_BASE[machine]}");' for name in MOVED]
+    lines = [f'__asm__(".symver {name}, {name}@GLIBC_{first}");' for name in MOVED]
     header = "#pragma once\n#if defined(__linux__) && !defined(__ASSEMBLER__)\n" + "\n".join(lines) + "\n#endif\n"
     place = f"share/glibc-{glibc}/symbols.h"
     flags = f"""export CXXFLAGS="${{CXXFLAGS:-}} -include '$CONDA_PREFIX/{place}'"\n"""
@@ -205,23 +205,22 @@ def pytorch(version: str, report: Report) -> list[Thin]:
     ]
 
 
-def lay(builds: Sequence[matrix.Build], report: Report = print) -> Path:
-    """The channel for these builds: a folder named by what is in it, whole or not there."""
-    platforms = {b.platform for b in builds}
+def lay(platform: str, *, cuda: str | None = None, torch: str | None = None, report: Report = print) -> Path:
+    """The channel for kernels (`cuda`) or operators (`torch`): a folder named by what is in it, whole or not there."""
     here = matrix.host_platform()
-    if platforms != {here} or here.startswith("win-"):
+    if platform != here or here.startswith("win-"):
         raise ChannelError(
-            f"a channel from PyPI serves the Linux machine that lays it ({here}), not {', '.join(sorted(platforms))}: "
-            "use --channel conda-forge"
+            f"a channel from PyPI serves the Linux machine that lays it ({here}), not {platform}: use --channel conda-forge"
         )
     table, found = matrix.load(), compiler()
+    place = table.platforms[here]
     packages = [python(), *compilers(found, here), *tools(report)]
-    glibc = table.platforms[here].glibc
-    if glibc:
-        packages.append(sysroot(glibc, here, os.uname().machine))
-    packages += [nvcc(table.cuda[c], here, found, report) for c in sorted({b.cuda for b in builds})]
-    for version in sorted({b.torch for b in builds}):
-        packages += pytorch(version, report)
+    if place.glibc and place.glibc_first:
+        packages.append(sysroot(place.glibc, here, place.glibc_first))
+    if cuda:
+        packages.append(nvcc(matrix.known("CUDA version", cuda, table.cuda), here, found, report))
+    if torch:
+        packages += pytorch(torch, report)
     digest = hashlib.sha256("".join(p.digest() for p in packages).encode()).hexdigest()[:12]
     target = WORK / "channels" / digest
     if not target.is_dir():
@@ -268,14 +267,14 @@ def _write(packages: Sequence[Thin], target: Path, platform: str) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cuda", required=True, help="a CUDA version, such as 12.8")
-    parser.add_argument("--torch", help="a PyTorch version (default: the one variants.yaml gives that CUDA)")
+    parser.add_argument("--cuda", help="for kernels: a CUDA version, such as 12.8")
+    parser.add_argument("--torch", help="for operators: a PyTorch version, such as 2.8.0")
     args = parser.parse_args()
     console = Console(stderr=True)
     try:
-        torch = args.torch or matrix.load().default_torch(args.cuda)
-        chosen = matrix.builds(platform=matrix.host_platform(), cuda=args.cuda, torch=torch)
-        print(lay(chosen, console.print))
+        # A build lays channels too.
+        with alone.alone(matrix.ROOT / "build" / "build.lock", "a build in this checkout", console.print):
+            print(lay(matrix.host_platform(), cuda=args.cuda, torch=args.torch, report=console.print))
     except (ChannelError, venvs.SetupError, matrix.MatrixError) as error:
         console.print(f"[red]error:[/] {error}", highlight=False)
         return 1

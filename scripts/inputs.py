@@ -11,7 +11,8 @@ from pathlib import Path
 import matrix
 
 KERNELS = ("csrc/kernels", "LICENSE", "recipe/recipe.yaml", "recipe/build_cubins.sh")
-OPERATORS = ("csrc", "sageattention", "pyproject.toml", "README.md", "LICENSE", "recipe")
+OPERATORS = ("csrc", "sageattention", "pyproject.toml", "README.md", "LICENSE", "recipe/recipe.yaml",
+             "recipe/build_operators.sh", "recipe/build_operators.bat", "recipe/test_cpu.py")  # fmt: skip
 # The time of packages made outside a git checkout that name none in SOURCE_DATE_EPOCH.
 EPOCH = 1_577_836_800
 

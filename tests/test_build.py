@@ -32,7 +32,7 @@ HERE = matrix.host_platform()
 
 
 def arguments(**given: object) -> argparse.Namespace:
-    defaults = {"cuda": None, "torch": None, "python": None, "profile": None, "platform": None}
+    defaults = {"cuda": None, "torch": None, "python": None, "profile": None, "platform": None, "kernels": False}
     return argparse.Namespace(**(defaults | given))
 
 
@@ -67,6 +67,8 @@ def test_a_profile_is_grouped_so_that_nothing_is_compiled_twice() -> None:
     assert [(r.build.torch, r.build.cuda, len(r.pythons)) for r in requests] == [
         ("2.6.0", "12.6", 4), ("2.7.0", "12.8", 3), ("2.8.0", "12.9", 3)
     ]  # fmt: skip
+    kernels = build.requests(arguments(profile="all", platform="linux-64", kernels=True))
+    assert [r.build.cuda for r in kernels] == list(matrix.load().cuda), "one request a CUDA version"
 
 
 def test_nothing_asked_for() -> None:
@@ -104,12 +106,12 @@ def test_packages_already_there_are_not_built_again(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(build, "PACKAGES", tmp_path)
     built: list[str] = []
 
-    def fake(_self: build.Factory, name: str, _title: str, variant: dict[str, list[str]], *_rest: object) -> None:
-        built.append(name)
-        kernels, operators = (variant[f"{kind}_digest"][0] for kind in ("kernels", "operators"))
-        cuda, torch = (variant[key][0].replace(".", "") for key in ("cuda_compiler_version", "pytorch_version"))
-        string = f"cu{cuda}_h{kernels}_0" if "cubins" in name else f"torch{torch}_cu{cuda}_h{operators}_0"
-        a_package(tmp_path, name, string)
+    def fake(_self: build.Factory, one: build.Planned, *_rest: object) -> None:
+        built.append(one.name)
+        kernels, operators = (one.settings[f"{kind}_digest"][0] for kind in ("kernels", "operators"))
+        cuda, torch = (one.settings[key][0].replace(".", "") for key in ("cuda_compiler_version", "pytorch_version"))
+        string = f"cu{cuda}_h{kernels}_0" if "cubins" in one.name else f"torch{torch}_cu{cuda}_h{operators}_0"
+        a_package(tmp_path, one.name, string)
 
     monkeypatch.setattr(build.Factory, "_build", fake)
     damaged: set[Path] = set()
@@ -127,6 +129,17 @@ def test_packages_already_there_are_not_built_again(tmp_path: Path, monkeypatch:
     other = factory.packages(by_torch["2.7.0"])
     assert built == ["sageattention-cubins", "sageattention", "sageattention"], "kernels serve every PyTorch"
     assert other[0] == first[0]
+    assert factory.packages(by_torch["2.8.0"], kernels_only=True) == first[:1]
+
+
+def test_a_step_counts_the_processor_time_of_its_children() -> None:
+    clock = build.Clock()
+    for _ in range(2):
+        with clock.step("busy"):
+            subprocess.run([sys.executable, "-c", "import time\nwhile time.process_time() < 0.3: pass"], check=True)
+    wall, cpu = clock.seconds["busy"]
+    assert 0.6 <= cpu < 2
+    assert wall >= 0.6
 
 
 # Children.

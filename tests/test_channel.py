@@ -37,10 +37,6 @@ def pypi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def one(platform: str | None = None) -> list[matrix.Build]:
-    return list(matrix.builds(platform=platform or matrix.host_platform(), cuda=CUDA, torch=TORCH)[:1])
-
-
 def silent(_text: str) -> None:
     pass
 
@@ -52,32 +48,33 @@ def contents(laid: Path) -> dict[str, dict[str, object]]:
 
 def test_holds_what_the_recipe_asks_for_under_conda_forges_names(pypi: Path) -> None:
     here = matrix.host_platform()
-    found = contents(channel.lay(one(), silent))
-    wanted = {"python", "pytorch", "typing_extensions", "cmake", "ninja", "pip", "scikit-build-core"}
-    wanted |= {f"{name}_{here}" for name in ("cuda-nvcc", "gcc", "gxx", "sysroot")}
-    assert set(found) == wanted
+    both = {"python", "cmake", "ninja", "pip", "scikit-build-core", *(f"{name}_{here}" for name in ("gcc", "gxx", "sysroot"))}
+    kernels = contents(channel.lay(here, cuda=CUDA, report=silent))
+    assert set(kernels) == both | {f"cuda-nvcc_{here}"}, "kernels take no PyTorch"
+    assert kernels[f"cuda-nvcc_{here}"]["version"] == "12.8.93"
+    found = contents(channel.lay(here, torch=TORCH, report=silent))
+    assert set(found) == both | {"pytorch", "typing_extensions"}, "operators take no CUDA"
     assert found["pytorch"]["version"] == TORCH
-    assert found[f"cuda-nvcc_{here}"]["version"] == "12.8.93"
     assert found[f"sysroot_{here}"]["version"] == "2.28"
     assert found["python"]["version"] == sys.version.split()[0]
 
 
 def test_is_laid_once_and_the_same_again(pypi: Path) -> None:
-    first = channel.lay(one(), silent)
+    first = channel.lay(matrix.host_platform(), torch=TORCH, report=silent)
     index = first / matrix.host_platform() / "repodata.json"
     laid = index.stat().st_mtime_ns
-    assert channel.lay(one(), silent) == first
+    assert channel.lay(matrix.host_platform(), torch=TORCH, report=silent) == first
     assert index.stat().st_mtime_ns == laid
     builds = {name: record["build"] for name, record in contents(first).items()}
     shutil.rmtree(first)
-    assert channel.lay(one(), silent) == first
+    assert channel.lay(matrix.host_platform(), torch=TORCH, report=silent) == first
     assert {name: record["build"] for name, record in contents(first).items()} == builds
 
 
 def test_other_tools_make_another_channel(pypi: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = channel.lay(one(), silent)
+    first = channel.lay(matrix.host_platform(), torch=TORCH, report=silent)
     monkeypatch.setattr(channel, "compiler", lambda: channel.Compiler("/usr/bin/gcc", "/usr/bin/g++", "13.1.0"))
-    assert channel.lay(one(), silent) != first
+    assert channel.lay(matrix.host_platform(), torch=TORCH, report=silent) != first
 
 
 def test_a_failure_leaves_no_half_channel(pypi: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,13 +83,13 @@ def test_a_failure_leaves_no_half_channel(pypi: Path, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(channel, "assemble_package", full)
     with pytest.raises(OSError, match="No space left"):
-        channel.lay(one(), silent)
+        channel.lay(matrix.host_platform(), torch=TORCH, report=silent)
     assert not list((pypi / "work" / "channels").glob("*"))
 
 
 def test_serves_its_own_machine_only() -> None:
     with pytest.raises(channel.ChannelError, match=r"serves the Linux machine.*win-64.*--channel conda-forge"):
-        channel.lay(one("win-64"), silent)
+        channel.lay("win-64", torch=TORCH, report=silent)
 
 
 def test_says_that_there_is_no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
