@@ -70,8 +70,8 @@ def ours(kernel: str) -> Attention:
     """`sageattn` on a kernel of our choosing."""
 
     def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> torch.Tensor:
-        operator = torch.ops.sageattention.qk_int8_pv_f16
-        return operator(q, k, v, "HND", causal, q.shape[-1] ** -0.5, True, False, kernel)[0]
+        operator = torch.ops.sageattention.attention
+        return operator(q, k, v, None, "HND", causal, q.shape[-1] ** -0.5, True, False, False, kernel)[0]
 
     return attention
 
@@ -82,7 +82,7 @@ def methods() -> dict[str, Attention]:
         BASELINE: sdpa(SDPBackend.CUDNN_ATTENTION),
         "FlashAttention-2 bf16": sdpa(SDPBackend.FLASH_ATTENTION),
         "sageattn": lambda q, k, v, causal: sageattention.sageattn(q, k, v, is_causal=causal),
-        "its mma.sync kernel": ours("sm80"),
+        "its mma.sync kernel": ours("sm80_qk_int8_pv_f16"),
     }
 
 

@@ -132,5 +132,6 @@ def sageattn_qk_int8_pv_fp16_cuda(
     for name, flag in (("is_causal", is_causal), ("smooth_k", smooth_k), ("return_lse", return_lse)):
         validation.boolean(name, flag)
     scale = q.shape[-1] ** -0.5 if sm_scale is None else validation.number("sm_scale", sm_scale)
-    out, lse = _ops.qk_int8_pv_f16(q, k, v, tensor_layout, is_causal, scale, smooth_k, return_lse, "auto")
+    kernel = _ops.kernel_for(q.device)
+    out, lse = _ops.attention(q, k, v, None, tensor_layout, is_causal, scale, smooth_k, False, return_lse, kernel)
     return (out, lse) if return_lse else out

@@ -22,7 +22,8 @@ import sageattention
 from sageattention import _library, sageattn, sageattn_qk_int8_pv_fp16_cuda
 
 FUNCTIONS: list[Callable[..., Any]] = [sageattn, sageattn_qk_int8_pv_fp16_cuda]
-OPERATOR = torch.ops.sageattention.qk_int8_pv_f16.default
+OPERATOR = torch.ops.sageattention.attention.default
+KERNEL = "sm80_qk_int8_pv_f16"
 BUILD = _library.Build("2.2.0", "2.8.0", "12.8")
 
 
@@ -108,12 +109,11 @@ def test_functions_and_options_agree() -> None:
 
 
 def test_gradients_are_not_pretended() -> None:
-    """Forward only. Inputs that want gradients are accepted; going back gives them none, and PyTorch says so."""
+    """Forward only. Inputs that want gradients are accepted; going back is an error, not zeros."""
     tensors = [x.requires_grad_() for x in qkv(1, 2, 20, 64)]
     out: Any = sageattn(*tensors)
-    with pytest.warns(UserWarning, match="autograd kernel was not registered"):
+    with pytest.raises(RuntimeError, match="derivative for sageattention::attention is not implemented"):
         out.float().sum().backward()
-    assert [x.grad for x in tensors] == [None, None, None]
     with torch.inference_mode():
         assert torch.equal(out, sageattn(*tensors))
 
@@ -199,12 +199,12 @@ def test_errors_come_through_compile() -> None:
 def test_opcheck(layout: str, lse: bool) -> None:
     q, k, v = qkv(1, 4, 9, 40)
     k, v = (x[:, :2] if layout == "HND" else x[:, :, :3] for x in (k, v))
-    torch.library.opcheck(OPERATOR, (q, k, v, layout, False, 0.125, True, lse, "auto"))
+    torch.library.opcheck(OPERATOR, (q, k, v, None, layout, False, 0.125, True, False, lse, KERNEL))
 
 
 def test_opcheck_with_other_strides() -> None:
     q, k, v = (x.transpose(1, 2) for x in qkv(1, 9, 4, 40, dtype=torch.bfloat16))
-    torch.library.opcheck(OPERATOR, (q, k, v, "HND", True, 0.125, False, True, "auto"))
+    torch.library.opcheck(OPERATOR, (q, k, v, None, "HND", True, 0.125, False, False, True, KERNEL))
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])

@@ -148,18 +148,13 @@ CUkernel KernelStore::kernel(Device& device, const Launch& launch) {
 
 void KernelStore::launch(const Launch& launch, void* params) {
   const Driver& driver = Driver::get();
-  CUcontext context;
-  CUkernel kernel;
-  bool waits;  // the code was compiled for 9.0 or later, so it has griddepcontrol.wait; PTX of 8.0 has not
-  {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    Device& device = this->device(launch.device);
-    context = device.context;
-    waits = built_for(device.architecture) >= 90;
-    const CurrentContext current(driver, context);
-    kernel = this->kernel(device, launch);
-  }
-  const CurrentContext current(driver, context);
+  std::unique_lock<std::mutex> lock(mutex_);
+  Device& device = this->device(launch.device);
+  const CurrentContext current(driver, device.context);
+  const CUkernel kernel = this->kernel(device, launch);
+  // Code compiled for 9.0 or later has griddepcontrol.wait; PTX of 8.0 has not.
+  const bool waits = built_for(device.architecture) >= 90;
+  lock.unlock();
   CUlaunchAttribute overlap{};
   overlap.id = kLaunchAttributeProgrammaticStreamSerialization;
   overlap.value.programmatic_stream_serialization = 1;

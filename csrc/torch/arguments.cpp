@@ -32,11 +32,14 @@ AttentionShape check_attention(const at::Tensor& q, const at::Tensor& k, const a
   check_tensor("v", v, q);
   const bool heads_first = tensor_layout == "HND";
   const int head_dimension = heads_first ? 1 : 2, token_dimension = heads_first ? 2 : 1;
-  TORCH_CHECK_VALUE(k.sizes() == v.sizes(), "v: expected the shape of k, ", k.sizes(), ", got ", v.sizes());
+  TORCH_CHECK_VALUE(k.sizes().slice(0, 3) == v.sizes().slice(0, 3), "v: expected the shape of k but for head_dim, ",
+                    k.sizes(), ", got ", v.sizes());
   TORCH_CHECK_VALUE(k.size(0) == q.size(0) && k.size(3) == q.size(3), "k: expected batch ", q.size(0),
                     " and head_dim ", q.size(3), " as q, got ", k.sizes());
   TORCH_CHECK_VALUE(q.size(3) >= 1 && q.size(3) <= largest_head_dim, "q: expected head_dim 1 to ", largest_head_dim,
                     ", got ", q.size(3));
+  TORCH_CHECK_VALUE(v.size(3) >= 1 && v.size(3) <= largest_head_dim, "v: expected head_dim 1 to ", largest_head_dim,
+                    ", got ", v.size(3));
   const int64_t kv_heads = k.size(head_dimension);
   TORCH_CHECK_VALUE(kv_heads >= 1 && q.size(head_dimension) % kv_heads == 0, "k: expected heads that divide q's ",
                     q.size(head_dimension), ", got ", kv_heads);
@@ -54,6 +57,7 @@ AttentionShape check_attention(const at::Tensor& q, const at::Tensor& k, const a
           narrow(q.size(token_dimension)),
           narrow(k.size(token_dimension)),
           narrow(q.size(3)),
+          narrow(v.size(3)),
           heads_first};
 }
 
@@ -80,7 +84,7 @@ bool copy_engine_reads(const at::Tensor& tensor, const TensorView& view) {
 
 int32_t kernel_head_dim(int32_t head_dim) { return head_dim <= 64 ? 64 : 128; }
 
-std::string instance_name(const char* stem, int32_t kernel_head_dim, const at::Tensor& tensor) {
+std::string instance_name(c10::string_view stem, int32_t kernel_head_dim, const at::Tensor& tensor) {
   return std::string(stem) + "-d" + std::to_string(kernel_head_dim) +
          (tensor.scalar_type() == at::kHalf ? "-fp16" : "-bf16");
 }

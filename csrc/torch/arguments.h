@@ -19,7 +19,8 @@ struct AttentionShape {
   int32_t kv_heads;
   int32_t qo_len;
   int32_t kv_len;
-  int32_t head_dim;
+  int32_t head_dim;    // of q and k
+  int32_t v_head_dim;  // of v and the output
   bool heads_first;  // [batch, head, token, channel], else [batch, token, head, channel]
 };
 
@@ -34,7 +35,7 @@ bool copy_engine_reads(const at::Tensor& tensor, const TensorView& view);
 
 // <stem>-d<head_dim>-<dtype>, as kernels.json spells them; head_dim is that of the smallest kernel that holds it.
 int32_t kernel_head_dim(int32_t head_dim);
-std::string instance_name(const char* stem, int32_t kernel_head_dim, const at::Tensor& tensor);
+std::string instance_name(c10::string_view stem, int32_t kernel_head_dim, const at::Tensor& tensor);
 
 // PyTorch's current stream of the device.
 runtime::CUstream current_stream(int device);

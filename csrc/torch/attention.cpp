@@ -1,8 +1,11 @@
 #include "torch/attention.h"
 
 #include <ATen/ops/empty.h>
+#include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <string>
+#include <vector>
 
 #include "kernels/attention/sm80_qk_int8_pv_f16.h"
 #include "kernels/attention/sm90_qk_int8_pv_f16.h"
@@ -17,14 +20,43 @@ namespace {
 
 constexpr double kLog2E = 1.4426950408889634;
 
+// What an attention kernel is launched with and what it can do.
+struct AttentionKernel {
+  c10::string_view name;
+  int32_t block_m;
+  int32_t threads;
+  int (*shared_bytes)(int head_dim);
+  int32_t largest_head_dim;
+  const char* only_on;  // the one architecture it is compiled for; null: any
+  bool persistent;      // one block a multiprocessor, each takes tile after tile
+};
+
+constexpr AttentionKernel kAttentionKernels[] = {
+    {"sm80_qk_int8_pv_f16", Sm80QkInt8PvF16::kBlockM, Sm80QkInt8PvF16::kThreads, &Sm80QkInt8PvF16::shared_bytes, 128, nullptr,
+     false},
+    {"sm90_qk_int8_pv_f16", Sm90QkInt8PvF16::kBlockM, Sm90QkInt8PvF16::kThreads, &Sm90QkInt8PvF16::shared_bytes, 128,
+     "sm_90a", true},
+};
+
+const AttentionKernel& attention_kernel(c10::string_view name) {
+  std::string names;
+  for (const AttentionKernel& kernel : kAttentionKernels) {
+    if (kernel.name == name) return kernel;
+    names += (names.empty() ? "" : ", ") + std::string(kernel.name);
+  }
+  TORCH_CHECK_VALUE(false, "kernel: expected one of ", names, "; got '", name, "'");
+}
+
 struct Outputs {
   at::Tensor out;
   at::Tensor lse;  // empty where it is not wanted
 };
 
 Outputs allocate_outputs(const at::Tensor& q, const AttentionShape& shape, bool return_lse) {
+  std::vector<int64_t> sizes = q.sizes().vec();
+  sizes.back() = shape.v_head_dim;
   const auto options = q.options().dtype(at::kFloat);
-  return {at::empty(q.sizes(), q.options()),
+  return {at::empty(sizes, q.options()),
           return_lse ? at::empty({shape.batch, shape.q_heads, shape.qo_len}, options) : at::empty({0}, options)};
 }
 
@@ -51,7 +83,7 @@ QuantisedK quantise_k(const at::Tensor& k, const AttentionShape& shape, bool smo
   params.k = view(k, shape.heads_first);
   params.k_int8 = static_cast<int8_t*>(result.int8.data_ptr());
   params.k_scale = static_cast<float*>(result.scale.data_ptr());
-  params.k_mean = smooth_k ? static_cast<float*>(result.mean.data_ptr()) : nullptr;
+  params.k_mean = data_or_null(result.mean);
   params.kv_heads = shape.kv_heads;
   params.kv_len = shape.kv_len;
   params.head_dim = shape.head_dim;
@@ -62,11 +94,9 @@ QuantisedK quantise_k(const at::Tensor& k, const AttentionShape& shape, bool smo
   return result;
 }
 
-// What both attention kernels' parameters have in common.
-template <typename Params>
-Params common_params(const at::Tensor& q, const at::Tensor& v, const QuantisedK& k, const Outputs& outputs,
-                     const AttentionShape& shape, bool is_causal, double sm_scale) {
-  Params params{};
+AttentionParams attention_params(const at::Tensor& q, const at::Tensor& v, const QuantisedK& k, const Outputs& outputs,
+                                 const AttentionShape& shape, bool is_causal, double sm_scale) {
+  AttentionParams params{};
   params.q = view(q, shape.heads_first);
   params.v = view(v, shape.heads_first);
   params.out = view(outputs.out, shape.heads_first);
@@ -74,11 +104,13 @@ Params common_params(const at::Tensor& q, const at::Tensor& v, const QuantisedK&
   params.k_scale = static_cast<const float*>(k.scale.data_ptr());
   params.k_mean = data_or_null(k.mean);
   params.lse = data_or_null(outputs.lse);
+  params.batch = shape.batch;
   params.q_heads = shape.q_heads;
   params.kv_heads = shape.kv_heads;
   params.qo_len = shape.qo_len;
   params.kv_len = shape.kv_len;
   params.head_dim = shape.head_dim;
+  params.v_head_dim = shape.v_head_dim;
   params.causal = is_causal ? 1 : 0;
   params.scale_log2 = static_cast<float>(sm_scale * kLog2E);
   return params;
@@ -86,48 +118,52 @@ Params common_params(const at::Tensor& q, const at::Tensor& v, const QuantisedK&
 
 }  // namespace
 
-std::tuple<at::Tensor, at::Tensor> qk_int8_pv_f16(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                                                  c10::string_view tensor_layout, bool is_causal, double sm_scale,
-                                                  bool smooth_k, bool return_lse, c10::string_view kernel) {
-  TORCH_CHECK_VALUE(kernel == "auto" || kernel == "sm80" || kernel == "sm90",
-                    "kernel: expected 'auto', 'sm80' or 'sm90', got '", kernel, "'");
-  const AttentionShape shape = check_attention(q, k, v, tensor_layout, /*largest_head_dim=*/128);
-  const int32_t head_dim = kernel_head_dim(shape.head_dim);
+std::tuple<at::Tensor, at::Tensor> attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                             const std::optional<at::Tensor>& attn_mask, c10::string_view tensor_layout,
+                                             bool is_causal, double sm_scale, bool smooth_k, bool smooth_v,
+                                             bool return_lse, c10::string_view kernel_name) {
+  static_cast<void>(smooth_v);  // for kernels that round V
+  const AttentionKernel& kernel = attention_kernel(kernel_name);
+  const AttentionShape shape = check_attention(q, k, v, tensor_layout, kernel.largest_head_dim);
+  TORCH_CHECK_VALUE(!attn_mask.has_value(), "attn_mask: the kernel ", kernel.name, " takes none");
+  TORCH_CHECK_VALUE(shape.v_head_dim == shape.head_dim, "v: the kernel ", kernel.name, " wants the head_dim of q, ",
+                    shape.head_dim, ", got ", shape.v_head_dim);
   const Outputs outputs = allocate_outputs(q, shape, return_lse);
   if (outputs.out.numel() == 0) return {outputs.out, outputs.lse};
 
   const int device = q.get_device();
   runtime::KernelStore& store = runtime::KernelStore::get();
-  const bool hopper = store.architecture(device) == "sm_90a";
-  TORCH_CHECK_VALUE(hopper || kernel != "sm90", "kernel: 'sm90' runs on compute capability 9.0 only, and here is ",
-                    store.architecture(device));
+  const std::string architecture = store.architecture(device);
+  TORCH_CHECK_VALUE(kernel.only_on == nullptr || architecture == kernel.only_on, "kernel: ", kernel.name, " runs on ",
+                    kernel.only_on == nullptr ? "" : kernel.only_on, " only, and here is ", architecture);
   const runtime::CUstream stream = current_stream(device);
   const QuantisedK quantised = quantise_k(k, shape, smooth_k, stream);
+  AttentionParams params = attention_params(q, v, quantised, outputs, shape, is_causal, sm_scale);
 
-  const auto blocks_of = [&](int64_t rows) {
-    return grid_size((shape.qo_len + rows - 1) / rows * shape.q_heads * int64_t{shape.batch});
-  };
-  if (hopper && kernel != "sm80") {
-    using Kernel = Sm90QkInt8PvF16;
-    auto params = common_params<Kernel::Params>(q, v, quantised, outputs, shape, is_causal, sm_scale);
-    params.batch = shape.batch;
-    params.v_mapped = copy_engine_reads(v, params.v) ? 1 : 0;
-    if (params.v_mapped) {
-      params.v_map = runtime::encode_tensor_map(device, params.v, shape.batch, shape.kv_heads, shape.kv_len,
-                                                shape.head_dim, Kernel::tile_n(head_dim));
-    }
-    const uint32_t multiprocessors = static_cast<uint32_t>(store.multiprocessors(device));
-    store.launch({instance_name("sm90_qk_int8_pv_f16", head_dim, q), "sm90_qk_int8_pv_f16", device, stream,
-                  std::min(blocks_of(Kernel::kBlockM), multiprocessors), Kernel::kThreads,
-                  static_cast<uint32_t>(Kernel::shared_bytes(head_dim)), /*overlaps_previous=*/true},
-                 &params);
+  const int32_t head_dim = kernel_head_dim(shape.head_dim);
+  const std::string name(kernel.name);
+  const int64_t row_blocks = (shape.qo_len + kernel.block_m - 1) / kernel.block_m;
+  runtime::Launch launch{instance_name(kernel.name, head_dim, q),
+                         name.c_str(),
+                         device,
+                         stream,
+                         grid_size(row_blocks * shape.q_heads * shape.batch),
+                         static_cast<uint32_t>(kernel.threads),
+                         static_cast<uint32_t>(kernel.shared_bytes(head_dim)),
+                         /*overlaps_previous=*/true};
+  if (!kernel.persistent) {
+    store.launch(launch, &params);
   } else {
-    using Kernel = Sm80QkInt8PvF16;
-    auto params = common_params<Kernel::Params>(q, v, quantised, outputs, shape, is_causal, sm_scale);
-    store.launch({instance_name("sm80_qk_int8_pv_f16", head_dim, q), "sm80_qk_int8_pv_f16", device, stream,
-                  blocks_of(Kernel::kBlockM), Kernel::kThreads, static_cast<uint32_t>(Kernel::shared_bytes(head_dim)),
-                  /*overlaps_previous=*/true},
-                 &params);
+    using Kernel = Sm90QkInt8PvF16;
+    Kernel::Params mapped{};
+    static_cast<AttentionParams&>(mapped) = params;
+    mapped.v_mapped = copy_engine_reads(v, params.v) ? 1 : 0;
+    if (mapped.v_mapped) {
+      mapped.v_map = runtime::encode_tensor_map(device, params.v, shape.batch, shape.kv_heads, shape.kv_len,
+                                                shape.v_head_dim, Kernel::tile_n(head_dim));
+    }
+    launch.grid = std::min(launch.grid, static_cast<uint32_t>(store.multiprocessors(device)));
+    store.launch(launch, &mapped);
   }
   return {outputs.out, outputs.lse};
 }

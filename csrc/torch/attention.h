@@ -5,14 +5,15 @@
 #include <ATen/core/Tensor.h>
 #include <c10/util/string_view.h>
 
-#include <string>
+#include <optional>
 #include <tuple>
 
 namespace sage {
 
-// `kernel`: "sm80" (mma.sync) or "sm90" (wgmma, compute capability 9.0 only); "auto" takes the best there is.
-std::tuple<at::Tensor, at::Tensor> qk_int8_pv_f16(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                                                  c10::string_view tensor_layout, bool is_causal, double sm_scale,
-                                                  bool smooth_k, bool return_lse, c10::string_view kernel);
+// `kernel` is the attention kernel's name, as kernels/attention/ spells it: which one suits is decided in Python.
+std::tuple<at::Tensor, at::Tensor> attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                             const std::optional<at::Tensor>& attn_mask, c10::string_view tensor_layout,
+                                             bool is_causal, double sm_scale, bool smooth_k, bool smooth_v,
+                                             bool return_lse, c10::string_view kernel);
 
 }  // namespace sage

@@ -1,6 +1,7 @@
 // The operators as PyTorch sees them: schemas and CUDA implementations. Fakes and the CPU reference are registered from
 // Python (sageattention/_ops.py).
 #include <ATen/DynamicLibrary.h>
+#include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
 #include <torch/library.h>
 
 #include <string>
@@ -31,8 +32,13 @@ TORCH_LIBRARY(sageattention, library) {
   library.def("set_kernel_directory(str directory, str[] architectures) -> ()", &set_kernel_directory);
   library.def("kernel_architecture(int device) -> str", &kernel_architecture);
   library.def(
-      "qk_int8_pv_f16(Tensor q, Tensor k, Tensor v, str tensor_layout, bool is_causal, float sm_scale, bool smooth_k, "
-      "bool return_lse, str kernel) -> (Tensor, Tensor)");
+      "attention(Tensor q, Tensor k, Tensor v, Tensor? attn_mask, str tensor_layout, bool is_causal, float sm_scale, "
+      "bool smooth_k, bool smooth_v, bool return_lse, str kernel) -> (Tensor, Tensor)");
 }
 
-TORCH_LIBRARY_IMPL(sageattention, CUDA, library) { library.impl("qk_int8_pv_f16", &sage::qk_int8_pv_f16); }
+TORCH_LIBRARY_IMPL(sageattention, CUDA, library) { library.impl("attention", &sage::attention); }
+
+// There is no gradient: asking for one is an error, not silence.
+TORCH_LIBRARY_IMPL(sageattention, Autograd, library) {
+  library.impl("attention", torch::autograd::autogradNotImplementedFallback());
+}

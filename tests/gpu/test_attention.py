@@ -19,14 +19,13 @@ pytestmark = [
 DTYPES = [torch.float16, torch.bfloat16]
 
 
-@pytest.fixture(autouse=True, params=["sm80", "sm90"])
+@pytest.fixture(autouse=True, params=["sm80_qk_int8_pv_f16", "sm90_qk_int8_pv_f16"])
 def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Every test runs on every kernel that this GPU can run, whichever one `sageattn` would take."""
     name: str = request.param
-    if name == "sm90" and torch.cuda.get_device_capability() != (9, 0):
+    if name.startswith("sm90") and torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("wgmma needs compute capability 9.0")
-    operator = _ops.qk_int8_pv_f16
-    monkeypatch.setattr(_ops, "qk_int8_pv_f16", lambda *arguments: operator(*arguments[:-1], name))
+    monkeypatch.setattr(_ops, "kernel_for", lambda _: name)
     return name
 
 
@@ -278,14 +277,15 @@ def test_compile_fullgraph() -> None:
     torch.testing.assert_close(torch.compile(layer, fullgraph=True)(q, k, v), layer(q, k, v))
 
 
-def test_opcheck() -> None:
+def test_opcheck(kernel: str) -> None:
     for layout in ("HND", "NHD"):
         for lse in (False, True):
             q, k, v = qkv(1, 2, 70, 64)
             if layout == "NHD":
                 q, k, v = (x.transpose(1, 2) for x in (q, k, v))
             torch.library.opcheck(
-                torch.ops.sageattention.qk_int8_pv_f16.default, (q, k, v, layout, False, 0.125, True, lse, "auto")
+                torch.ops.sageattention.attention.default,
+                (q, k, v, None, layout, False, 0.125, True, False, lse, kernel),
             )
 
 
@@ -329,24 +329,36 @@ def test_other_device_than_the_current() -> None:
     assert torch.equal(out.to("cuda:0"), expected)
 
 
-def test_mixed_devices_are_refused() -> None:
+def test_mixed_devices_are_refused(kernel: str) -> None:
     q, k, v = qkv(1, 2, 64, 64)
     with pytest.raises(ValueError, match=r"k: expected device cuda:0 as q, got cpu"):
         sageattn(q, k.cpu(), v)
     with pytest.raises(ValueError, match=r"k: expected device"):
-        torch.ops.sageattention.qk_int8_pv_f16(q, k.cpu(), v, "HND", False, 0.1, True, False, "auto")
+        torch.ops.sageattention.attention(q, k.cpu(), v, None, "HND", False, 0.1, True, False, False, kernel)
 
 
-def test_operator_checks_memory_safety_itself() -> None:
+def test_operator_checks_memory_safety_itself(kernel: str) -> None:
     q, k, v = qkv(1, 2, 64, 64)
-    call = torch.ops.sageattention.qk_int8_pv_f16
+
+    def call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, kernel: str = kernel) -> None:
+        torch.ops.sageattention.attention(q, k, v, None, "HND", False, 0.1, True, False, False, kernel)
+
     with pytest.raises(ValueError, match="v: expected the shape of k"):
-        call(q, k, v[:, :, :32], "HND", False, 0.1, True, False, "auto")
-    wide = randn(1, 2, 64, 200)
-    with pytest.raises(ValueError, match="head_dim 1 to 128, got 200"):
-        call(wide, wide, wide, "HND", False, 0.1, True, False, "auto")
+        call(q, k, v[:, :, :32])
+    wide = randn(1, 2, 64, 300)
+    with pytest.raises(ValueError, match=r"head_dim 1 to \d+, got 300"):
+        call(wide, wide, wide)
     with pytest.raises(TypeError, match="float16 or bfloat16"):
-        call(q.float(), k.float(), v.float(), "HND", False, 0.1, True, False, "auto")
+        call(q.float(), k.float(), v.float())
+    with pytest.raises(ValueError, match="kernel: expected one of sm80_qk_int8_pv_f16, .*; got 'auto'"):
+        call(q, k, v, "auto")
+
+
+def test_backward_is_an_error() -> None:
+    q, k, v = qkv(1, 2, 64, 64)
+    out = sageattn(q.requires_grad_(), k, v)
+    with pytest.raises(RuntimeError, match="not implemented"):
+        out.sum().backward()
 
 
 def test_empty_batch() -> None:

@@ -1,7 +1,7 @@
 // Attention with INT8 QK^T and FP16/BF16 PV on mma.sync: what host and device agree on.
 #pragma once
 
-#include "kernels/tensor_view.h"
+#include "kernels/attention/params.h"
 
 namespace sage {
 
@@ -17,22 +17,7 @@ struct Sm80QkInt8PvF16 {
 
   static constexpr int shared_bytes(int head_dim) { return kStages * kBlockN * head_dim * (1 + 2); }
 
-  struct Params {
-    TensorView q;
-    TensorView v;
-    TensorView out;
-    const int8_t* k_int8;  // as QuantKInt8 leaves them
-    const float* k_scale;
-    const float* k_mean;   // null: K was not smoothed
-    float* lse;            // [batch, q_heads, qo_len], natural logarithm; null: not wanted
-    int32_t q_heads;
-    int32_t kv_heads;
-    int32_t qo_len;
-    int32_t kv_len;
-    int32_t head_dim;      // of the tensors; the kernel's own may be larger
-    int32_t causal;        // query i sees keys 0..i
-    float scale_log2;      // sm_scale * log2(e)
-  };
+  using Params = AttentionParams;
 };
 
 }  // namespace sage

@@ -1,8 +1,8 @@
 // Attention with INT8 QK^T and FP16/BF16 PV on Hopper's wgmma: what host and device agree on.
 #pragma once
 
+#include "kernels/attention/params.h"
 #include "kernels/quant/quant_k_int8.h"
-#include "kernels/tensor_view.h"
 
 namespace sage {
 
@@ -24,24 +24,9 @@ struct Sm90QkInt8PvF16 {
            kBlockM * 8 + 4 * stages(head_dim) * 8;
   }
 
-  struct Params {
-    TensorMap v_map;       // of V, in boxes of 64 channels x tile_n keys; if v_mapped
-    TensorView q;
-    TensorView v;
-    TensorView out;
-    const int8_t* k_int8;  // as QuantKInt8 leaves them
-    const float* k_scale;
-    const float* k_mean;   // null: K was not smoothed
-    float* lse;            // [batch, q_heads, qo_len], natural logarithm; null: not wanted
-    int32_t batch;
-    int32_t q_heads;
-    int32_t kv_heads;
-    int32_t qo_len;
-    int32_t kv_len;
-    int32_t head_dim;      // of the tensors; the kernel's own may be larger
-    int32_t causal;        // query i sees keys 0..i
-    int32_t v_mapped;      // the copy engine can read V; else the kernel's threads copy it
-    float scale_log2;      // sm_scale * log2(e)
+  struct Params : AttentionParams {
+    TensorMap v_map;   // of V, in boxes of 64 channels x tile_n keys; if v_mapped
+    int32_t v_mapped;  // the copy engine can read V; else the kernel's threads copy it
   };
 };
 
