@@ -166,7 +166,7 @@ def nvcc(cuda: matrix.Cuda, suffix: str, found: Compiler, report: Report) -> Thi
         return Thin(f"cuda-nvcc_{suffix}", release, texts={"bin/nvcc": text, **stamp})
     release = cuda.pypi["nvidia-cuda-nvrtc-cu12"]
     place = "libexec/nvrtc_nvcc.py"
-    text = f'#!/bin/sh\nexec "{sys.executable}" -I "$(dirname "$0")/../{place}" "{target}" {release} "$@"\n'
+    text = f'#!/bin/sh\nexec "{sys.executable}" -IS "$(dirname "$0")/../{place}" "{target}" {release} "$@"\n'
     return Thin(f"cuda-nvcc_{suffix}", release, texts={"bin/nvcc": text, place: SHIM.read_text(encoding="utf-8"), **stamp})
 
 

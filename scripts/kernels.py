@@ -30,7 +30,10 @@ def compiler(cuda: str) -> tuple[str, dict[str, str]]:
         if found is None or release != cuda:
             there = f"nvcc on PATH is CUDA {release}, not {cuda}" if found else "no nvcc on PATH"
             tag = f"cu{cuda.replace('.', '')}"
-            raise KernelsError(f"{there}: run `pixi run -e {tag} kernels --cuda {cuda}`, or `python3 scripts/run.py kernels`")
+            raise KernelsError(
+                f"{there}: run `pixi run -e {tag} kernels --cuda {cuda}`, where pixi.toml has that environment, "
+                f"or `python3 scripts/run.py kernels --cuda {cuda}`"
+            )
         return found, dict(os.environ)
     venvs.ensure("tools")
     package = channel.nvcc(matrix.load().cuda[cuda], matrix.host_platform(), channel.compiler(), _say)
@@ -79,11 +82,11 @@ def compile_kernels(cuda: str, architectures: list[str]) -> Path:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cuda", default="12.8", help="CUDA version (default: 12.8)")
+    parser.add_argument("--cuda", help="CUDA version (default: development_cuda of variants.yaml)")
     parser.add_argument("--architecture", action="append", default=[], help="such as 9.0; default: all of that CUDA version")
     args = parser.parse_args()
     try:
-        print(compile_kernels(args.cuda, args.architecture))
+        print(compile_kernels(args.cuda or matrix.load().development_cuda, args.architecture))
     except (KernelsError, matrix.MatrixError, channel.ChannelError, venvs.SetupError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

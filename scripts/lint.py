@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,9 @@ CHECKS = (
 
 
 def main() -> int:
+    if missing := {check[0] for check in CHECKS if shutil.which(check[0]) is None}:
+        print(f"error: no {' and no '.join(sorted(missing))} here: run `python3 scripts/run.py lint`", file=sys.stderr)
+        return 1
     # All of them, whatever the first says: the reader wants every fault at once.
     failed = [check for check in CHECKS if subprocess.run(check, cwd=ROOT, check=False).returncode]
     for check in failed:

@@ -43,8 +43,8 @@ CAUSES: tuple[tuple[tuple[str, ...], str], ...] = (
     ),
     (
         ("No matching distribution found", "Could not find a version"),
-        "pip found no wheel for Python {python} on this machine. "
-        "Either the index cannot be reached or this Python is not supported: use Python 3.11, 3.12 or 3.13",
+        "pip found no wheel for Python {python} on this machine. Either the index cannot be reached or a package "
+        "has none for this Python: start with another one, such as the build_python of variants.yaml",
     ),
 )  # fmt: skip
 

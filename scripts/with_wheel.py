@@ -48,7 +48,7 @@ def choose(directory: Path, torch: str, cuda: str) -> Path:
     there = ", ".join(path.name for path in sorted(directory.glob("*.whl"))) or "nothing"
     raise InstallError(
         f"{directory.name}/ has no wheel for PyTorch {torch}, CUDA {cuda} and {python}: it holds {there}. "
-        f"`python3 scripts/run.py build-cu{cuda.replace('.', '')}` makes one"
+        f"`python3 scripts/run.py build --cuda {cuda} --torch {torch}` makes one"
     )
 
 
@@ -118,7 +118,7 @@ def arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
         allow_abbrev=False,
         usage="%(prog)s [--cuda CUDA] [--wheels WHEELS] (-m MODULE | SCRIPT) [ARGUMENT ...]",
     )
-    parser.add_argument("--cuda", default="12.8", help="CUDA version of the wheel (default: 12.8)")
+    parser.add_argument("--cuda", help="CUDA version of the wheel (default: development_cuda of variants.yaml)")
     parser.add_argument("--wheels", type=Path, default=ROOT / "dist" / "wheels", help="default: dist/wheels")
     own, command = parser.parse_known_args(argv)
     if not command:
@@ -129,7 +129,7 @@ def arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
 def main() -> int:
     args, handed_on = arguments(sys.argv[1:])
     try:
-        wheel = choose(args.wheels, torch_version(), args.cuda)
+        wheel = choose(args.wheels, torch_version(), args.cuda or matrix.load().development_cuda)
         python = install(wheel, own_folder(INSTALLED))
     except (InstallError, matrix.MatrixError, OSError, subprocess.CalledProcessError) as error:
         print(f"error: {error}", file=sys.stderr)

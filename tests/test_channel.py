@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import alone
 import channel
 import kernels
 import matrix
@@ -75,6 +78,26 @@ def test_other_tools_make_another_channel(pypi: Path, monkeypatch: pytest.Monkey
     first = channel.lay(matrix.host_platform(), torch=TORCH, report=silent)
     monkeypatch.setattr(channel, "compiler", lambda: channel.Compiler("/usr/bin/gcc", "/usr/bin/g++", "13.1.0"))
     assert channel.lay(matrix.host_platform(), torch=TORCH, report=silent) != first
+
+
+def test_as_a_command_it_waits_for_a_build(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    held: list[Path] = []
+
+    @contextlib.contextmanager
+    def hold(path: Path, *_rest: object) -> Iterator[None]:
+        held.append(path)
+        yield
+        held.clear()
+
+    def lay(*_args: object, **_kwargs: object) -> Path:
+        assert held == [matrix.ROOT / "build" / "build.lock"]
+        return tmp_path
+
+    monkeypatch.setattr(alone, "alone", hold)
+    monkeypatch.setattr(channel, "lay", lay)
+    monkeypatch.setattr(sys, "argv", ["channel.py", "--cuda", CUDA])
+    assert channel.main() == 0
+    assert held == []
 
 
 def test_a_failure_leaves_no_half_channel(pypi: Path, monkeypatch: pytest.MonkeyPatch) -> None:

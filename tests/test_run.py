@@ -129,6 +129,15 @@ def test_an_old_python_is_told_so() -> None:
     assert "Traceback" not in done.stderr
 
 
+def test_lint_without_its_tools_says_how_to_run_it(tmp_path: Path) -> None:
+    script = RUN.with_name("lint.py")
+    done = subprocess.run(
+        [sys.executable, script], capture_output=True, text=True, check=False, env=os.environ | {"PATH": str(tmp_path)}
+    )
+    assert done.returncode == 1
+    assert done.stderr == "error: no mypy and no ruff here: run `python3 scripts/run.py lint`\n"
+
+
 # ── running ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
