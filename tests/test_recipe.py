@@ -46,7 +46,8 @@ def test_kernels_and_operators_do_not_share_a_compiler(name: str) -> None:
     assert not cubins.get("run")
     # On conda-forge a PyTorch of one CUDA cannot be solved for beside the compiler of another.
     assert "cuda" not in str([operators["build"], operators["host"], operators["run"]]).replace("sageattention-cubins", "")
-    assert operators["run_constraints"] == ["__cuda >=12"]
+    major = int(build.cuda.split(".")[0])
+    assert operators["run_constraints"] == [f"__cuda >={major}", f"cuda-version >={build.cuda},<{major + 1}"]
 
 
 @pytest.mark.parametrize("name", [n for n in BUILDS if n.startswith("linux")])
