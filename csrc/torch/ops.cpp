@@ -34,6 +34,10 @@ TORCH_LIBRARY(sageattention, library) {
   library.def(
       "attention(Tensor q, Tensor k, Tensor v, Tensor? attn_mask, str tensor_layout, bool is_causal, float sm_scale, "
       "bool smooth_k, bool smooth_v, bool return_lse, str kernel) -> (Tensor, Tensor)");
+  library.def(
+      "attention_varlen(Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor cu_seqlens_k, int max_seqlen_q, "
+      "int max_seqlen_k, bool is_causal, float sm_scale, bool smooth_k, bool smooth_v, bool return_lse, str kernel) "
+      "-> (Tensor, Tensor)");
 }
 
 TORCH_LIBRARY_IMPL(sageattention, CUDA, library) { library.impl("attention", &sage::attention); }
@@ -41,4 +45,5 @@ TORCH_LIBRARY_IMPL(sageattention, CUDA, library) { library.impl("attention", &sa
 // There is no gradient: asking for one is an error, not silence.
 TORCH_LIBRARY_IMPL(sageattention, Autograd, library) {
   library.impl("attention", torch::autograd::autogradNotImplementedFallback());
+  library.impl("attention_varlen", torch::autograd::autogradNotImplementedFallback());
 }
