@@ -1,7 +1,8 @@
 @echo on
 rem Compiles the operators against PyTorch's headers, without importing PyTorch, and installs the Python package.
-rem /Brepro: nothing of the time of the build in the binary.
-set "CXXFLAGS=%CXXFLAGS% /Brepro"
+rem Nothing of the time and the place of the build in the binary.
+set "CXXFLAGS=%CXXFLAGS% /Brepro /experimental:deterministic"
+set "CXXFLAGS=%CXXFLAGS% /pathmap:%SRC_DIR%=. /pathmap:%PREFIX%=/host /pathmap:%BUILD_PREFIX%=/build"
 set "LDFLAGS=%LDFLAGS% /Brepro"
 rem Activated environments name another one.
 set "CMAKE_GENERATOR=Ninja"
@@ -11,6 +12,8 @@ rem In two steps, because pip notes where it installed a folder or file from: th
   -C cmake.source-dir=csrc/torch ^
   -C wheel.install-dir=sageattention ^
   -C cmake.define.SAGE_TORCH_DIR="%SP_DIR%\torch" ^
+  -C cmake.define.SAGE_TORCH_PREFIX="%LIBRARY_PREFIX%" ^
+  -C cmake.define.SAGE_TORCH_RELEASE="%SAGE_TORCH_RELEASE%" ^
   -C cmake.define.SAGE_VERSION="%SAGE_VERSION%" ^
   -C cmake.define.SAGE_COMMIT="%SAGE_COMMIT%" ^
   -C cmake.define.SAGE_CUDA_VERSION="%SAGE_CUDA_VERSION%"

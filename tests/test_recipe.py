@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import matrix
 import package
 import pytest
 import variant
+import venvs
 
 DIGESTS = {"kernels_digest": "0123456789", "operators_digest": "abcdef0123", "sageattention_commit": "c" * 40}
 BUILDS = {f"{b.platform}-torch{b.torch}-cu{b.cuda}": b for b in matrix.builds()}
@@ -35,6 +40,8 @@ def test_every_variant_renders_to_two_packages_pinned_together(name: str) -> Non
     assert {"pin_subpackage": {"name": "sageattention-cubins", "exact": True}} in run
     assert f"pytorch {build.torch_series}.*" in run
     assert f"pytorch {build.torch_series}.*" in operators["requirements"]["host"]
+    # Whichever release of the series the channel has, the package is named after the table's.
+    assert operators["build"]["script"]["env"]["SAGE_TORCH_RELEASE"] == build.torch
 
 
 @pytest.mark.parametrize("name", BUILDS)
@@ -92,3 +99,31 @@ def test_no_script_imports_torch_and_no_recipe_states_a_version() -> None:
     recipe = package.RECIPE.read_text(encoding="utf-8")
     for version in ("2.2.0", *matrix.load().cuda, *matrix.load().pytorch):
         assert version not in recipe
+
+
+def test_operators_find_a_pytorch_laid_as_conda_forge_lays_it(tmp_path: Path) -> None:
+    """Headers and import libraries in the environment's folders, another release of the series than the package's name."""
+    cmake, ninja = (venvs.bin_dir("tools") / name for name in ("cmake", "ninja"))
+    if not cmake.is_file() or os.name == "nt":
+        pytest.skip("no CMake from PyPI here: `python3 scripts/run.py build-cu128` brings it")
+    package, prefix = tmp_path / "site-packages" / "torch", tmp_path / "prefix"
+    for library in (package / "lib" / "libtorch_cpu.so", prefix / "lib" / "libc10.so"):
+        library.parent.mkdir(parents=True)
+        library.touch()
+    (package / "version.py").write_text("__version__ = '2.9.1'\n")
+
+    def configured(release: str) -> subprocess.CompletedProcess[str]:
+        values = {"MAKE_PROGRAM": ninja, "TORCH_DIR": package, "TORCH_PREFIX": prefix, "TORCH_RELEASE": release}
+        options = [f"-D{'CMAKE' if key == 'MAKE_PROGRAM' else 'SAGE'}_{key}={value}" for key, value in values.items()]
+        command = [cmake, "-S", matrix.ROOT / "csrc" / "torch", "-B", tmp_path / release, "-G", "Ninja", *options]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+    done = configured("2.9.0")
+    assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "2.9.0" / "_build.json").read_text())["torch"] == "2.9.0"
+    ninja_file = (tmp_path / "2.9.0" / "build.ninja").read_text()
+    assert f"-isystem {prefix}/include" in ninja_file
+    assert f"{prefix}/lib/libc10.so" in ninja_file
+    wrong = configured("2.8.0")
+    assert wrong.returncode == 1
+    assert "PyTorch 2.8.0 cannot be compiled against PyTorch 2.9.1" in " ".join(wrong.stderr.split())
