@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from functools import cache
 
+import matrix
 from auditwheel.architecture import Architecture
 from auditwheel.libc import Libc
 from auditwheel.policy import Policy, WheelPolicies
@@ -16,8 +17,6 @@ from elftools.elf.elffile import ELFFile
 from elftools.elf.gnuversions import GNUVerNeedSection
 from packaging.version import InvalidVersion, Version
 
-MACHINES = {"linux-64": "EM_X86_64", "linux-aarch64": "EM_AARCH64"}
-ARCHITECTURES = {"linux-64": Architecture.x86_64, "linux-aarch64": Architecture.aarch64}
 EM_CUDA = 190
 # libpython would tie the library to one Python, the others to a PyTorch with CUDA or to one CUDA runtime.
 FORBIDDEN = re.compile(r"lib(python|cudart|cuda\.|torch_cuda|c10_cuda|torch_python|nvrtc|cublas)")
@@ -28,12 +27,18 @@ BUILD_PATHS = re.compile(
 )
 
 
+def machine(platform: str) -> str:
+    """The processor of a Linux platform as compilers name it, such as x86_64."""
+    return matrix.load().platforms[platform].wheel.removeprefix("linux_")
+
+
 def host_faults(name: str, data: bytes, platform: str, glibc: str | None) -> Iterator[str]:
     """What keeps a Linux library from working on every machine of `platform`."""
     try:
         elf = ELFFile(io.BytesIO(data))
-        if elf["e_machine"] != MACHINES[platform]:
-            yield f"{name} is code for {elf['e_machine']}, expected {MACHINES[platform]} ({platform})"
+        expected = f"EM_{machine(platform).upper()}"
+        if not expected.startswith(str(elf["e_machine"])):  # EM_PPC64 is ppc64le's too
+            yield f"{name} is code for {elf['e_machine']}, expected {expected} ({platform})"
         dynamic = [s for s in elf.iter_sections() if isinstance(s, DynamicSection)]
         if not dynamic:
             yield f"{name} has no dynamic section: not a shared library, or truncated"
@@ -58,8 +63,8 @@ def _dynamic_faults(name: str, section: DynamicSection) -> Iterator[str]:
 @cache
 def policy(platform: str, glibc: str) -> Policy:
     """auditwheel's table of what a machine with this glibc has at least."""
-    name = f"manylinux_{glibc.replace('.', '_')}_{ARCHITECTURES[platform].value}"
-    return WheelPolicies(libc=Libc.GLIBC, arch=ARCHITECTURES[platform]).get_policy_by_name(name)
+    name = f"manylinux_{glibc.replace('.', '_')}_{machine(platform)}"
+    return WheelPolicies(libc=Libc.GLIBC, arch=Architecture(machine(platform))).get_policy_by_name(name)
 
 
 def _version_faults(name: str, elf: ELFFile, platform: str, glibc: str | None) -> Iterator[str]:

@@ -115,7 +115,16 @@ def test_operators_find_a_pytorch_laid_as_conda_forge_lays_it(tmp_path: Path) ->
     def configured(release: str) -> subprocess.CompletedProcess[str]:
         values = {"MAKE_PROGRAM": ninja, "TORCH_DIR": package, "TORCH_PREFIX": prefix, "TORCH_RELEASE": release}
         options = [f"-D{'CMAKE' if key == 'MAKE_PROGRAM' else 'SAGE'}_{key}={value}" for key, value in values.items()]
-        command = [cmake, "-S", matrix.ROOT / "csrc" / "torch", "-B", tmp_path / release, "-G", "Ninja", *options]
+        command: list[str | Path] = [
+            cmake,
+            "-S",
+            matrix.ROOT / "csrc" / "torch",
+            "-B",
+            tmp_path / release,
+            "-G",
+            "Ninja",
+            *options,
+        ]
         return subprocess.run(command, capture_output=True, text=True, check=False)
 
     done = configured("2.9.0")
