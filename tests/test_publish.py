@@ -1,0 +1,434 @@
+"""Publishing: the whole profile or nothing, each file once, finished by the next run; and what clients make of the channel."""
+
+from __future__ import annotations
+
+import asyncio
+import email.parser
+import email.policy
+import functools
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import artifact
+import collect
+import loopback
+import matrix
+import publish
+import pytest
+import samples
+import wheel
+from rattler import BuildString, Gateway, GenericVirtualPackage, PackageName, Version, solve
+from rattler.exceptions import SolverError
+from rattler.index import index_fs
+from rattler_build import assemble_package
+
+PROFILE = "sample"
+BUILDS = tuple(samples.build(python) for python in ("3.11", "3.12"))
+ALL_BUILDS = matrix.builds
+
+
+def chosen(profile: str | None = None, *, platform: str | None = None, **conditions: Any) -> tuple[matrix.Build, ...]:
+    """matrix.builds, with a profile that the samples fill."""
+    return BUILDS if profile == PROFILE else ALL_BUILDS(profile, platform=platform, **conditions)
+
+
+@pytest.fixture(autouse=True)
+def _sample_profile(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(matrix, "builds", chosen)
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+
+
+@pytest.fixture
+def dist(tmp_path: Path) -> Path:
+    """A folder like dist/ that holds the whole profile."""
+    folder = tmp_path / "dist"
+    operators = samples.operators_conda(folder / "conda" / "linux-64")
+    kernels = samples.cubins_conda(folder / "conda" / "noarch")
+    for build in BUILDS:
+        wheel.emit(operators, kernels, python=build.python, build=build, out_dir=folder / "wheels")
+    return folder
+
+
+def files(folder: Path) -> dict[str, str]:
+    found = (p for p in folder.rglob("*") if p.is_file() and p.name != ".lock")
+    return {str(p.relative_to(folder)): artifact.sha256(p.read_bytes()) for p in found}
+
+
+# What is published: all of a profile.
+
+
+def test_a_whole_profile_is_collected_dependencies_first(dist: Path) -> None:
+    stray = samples.conda(dist / "conda" / "linux-64", {}, {**samples.index("sageattention"), "build": "torch270_cu128_h3_0"})
+    found = collect.collect(dist, PROFILE)
+    assert [path.name for path in found.packages] == [
+        "sageattention-cubins-2.2.0-cu128_h1_0.conda",
+        "sageattention-2.2.0-torch280_cu128_h2_0.conda",
+    ]
+    assert [path.name for path in found.wheels] == [build.wheel_name for build in BUILDS]
+    assert found.others == (stray,)
+    assert found.groups[0].made["commit"] == "c" * 40
+
+
+def first(folder: Path, pattern: str) -> Path:
+    return sorted(folder.glob(pattern))[0]
+
+
+def remove(pattern: str) -> Callable[[Path], None]:
+    return lambda dist: first(dist, pattern).unlink()
+
+
+def truncate(pattern: str) -> Callable[[Path], None]:
+    return lambda dist: first(dist, pattern).write_bytes(first(dist, pattern).read_bytes()[:-100])
+
+
+def second_build(dist: Path) -> None:
+    samples.conda(dist / "conda" / "linux-64", {}, {**samples.index("sageattention"), "build": "torch280_cu128_h9_0"})
+
+
+def packed_of_others(dist: Path) -> None:
+    """A wheel that is good in itself, of other sources than the conda package."""
+    content = {**samples.operators(), "site-packages/sageattention/__init__.py": b"# newer\n"}
+    operators = samples.operators_conda(dist / "elsewhere", content)
+    kernels = first(dist, "conda/noarch/*.conda")
+    wheel.emit(operators, kernels, python="3.12", build=BUILDS[1], out_dir=dist / "wheels")
+
+
+@pytest.mark.parametrize(
+    ("harm", "said"),
+    [
+        (shutil.rmtree, "holds neither wheels nor conda packages: there is nothing to publish"),
+        (remove("wheels/*cp312*"), f"not the whole of profile sample, which has 2 builds:\n  wheels/{BUILDS[1].wheel_name} is missing"),
+        (remove("conda/linux-64/*"), "conda/linux-64/sageattention-2.2.0-torch280_cu128_h….conda is missing"),
+        (remove("conda/noarch/*"), "conda/noarch/sageattention-cubins-2.2.0-cu128_h1_0.conda is missing, which"),
+        (truncate("wheels/*cp311*"), f"{BUILDS[0].wheel_name}: {BUILDS[0].wheel_name} is not a whole zip archive"),
+        (truncate("conda/noarch/*"), "sageattention-cubins-2.2.0-cu128_h1_0.conda is not a whole zip archive"),
+        (second_build, "there are 2 builds of the same package: sageattention-2.2.0-torch280_cu128_h2_0.conda, "),
+        (packed_of_others, f"{BUILDS[1].wheel_name} was not packed from sageattention-2.2.0-torch280_cu128_h2_0.conda"),
+    ],
+    ids=["nothing", "no wheel", "no operators", "no kernels", "broken wheel", "broken package", "two builds", "other sources"],
+)  # fmt: skip
+def test_nothing_is_published_of_a_folder_with_a_fault(
+    harm: Callable[[Path], None], said: str, dist: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    harm(dist)
+    to = ["--channel", str(tmp_path / "channel"), "--index", str(tmp_path / "site")]
+    assert publish.main(["--profile", PROFILE, "--dist", str(dist), *to]) == 1
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "channel").exists()
+    assert not (tmp_path / "site").exists()
+
+
+# A folder as the channel.
+
+
+def run(dist: Path, folder: Path, *more: str) -> int:
+    to = ["--channel", str(folder / "channel"), "--index", str(folder / "site")]
+    return publish.main(["--profile", PROFILE, "--dist", str(dist), *to, *more])
+
+
+def test_a_dry_run_shows_and_changes_nothing(dist: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(dist, tmp_path / "out", "--dry-run") == 0
+    said = capsys.readouterr().out
+    assert "4 would be new, 4 files of profile sample in all" in said
+    for path in (*dist.glob("wheels/*"), *dist.glob("conda/*/*.conda")):
+        assert path.name in said
+    assert not (tmp_path / "out").exists()
+
+
+def test_publishing_again_changes_nothing(dist: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(dist, tmp_path / "out") == 0
+    assert "4 new, 4 files" in capsys.readouterr().out
+    before = files(tmp_path / "out")
+    assert {"channel/noarch/repodata.json", "channel/linux-64/repodata.json", "site/index.html"} <= before.keys()
+    assert run(dist, tmp_path / "out") == 0
+    said = capsys.readouterr().out
+    assert "0 new, 4 files" in said
+    assert said.count("there already") == 4
+    assert files(tmp_path / "out") == before
+
+
+def test_a_published_package_is_never_replaced(dist: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(dist, tmp_path / "out") == 0
+    published = first(tmp_path / "out" / "channel", "noarch/*.conda")
+    published.write_bytes(published.read_bytes() + b"\0")
+    before = files(tmp_path / "out")
+    assert run(dist, tmp_path / "out") == 1
+    assert (
+        f"published files are never replaced, and {tmp_path / 'out' / 'channel'} has other content" in capsys.readouterr().err
+    )
+    assert files(tmp_path / "out") == before
+
+
+COMMAND = """
+import sys; sys.path[:0] = [{scripts!r}, {tests!r}]
+import test_publish, matrix, publish
+matrix.builds = test_publish.chosen
+sys.exit(publish.main(sys.argv[1:]))
+"""
+
+
+def command(*arguments: str) -> list[str]:
+    """publish.py in a process of its own, with the samples' profile."""
+    code = COMMAND.format(scripts=str(matrix.ROOT / "scripts"), tests=str(Path(__file__).parent))
+    return [sys.executable, "-c", code, "--profile", PROFILE, *arguments]
+
+
+def test_a_killed_run_is_finished_by_the_next(dist: Path, tmp_path: Path) -> None:
+    assert run(dist, tmp_path / "whole") == 0
+    whole = files(tmp_path / "whole")
+    to = ["--dist", str(dist), "--channel", str(tmp_path / "out" / "channel"), "--index", str(tmp_path / "out" / "site")]
+    for moment in range(4):
+        with subprocess.Popen(command(*to), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+            # Early ones die while importing, so wait for the first file and then a little.
+            for _ in range(400):
+                if (tmp_path / "out" / "channel").exists() or process.poll() is not None:
+                    break
+                time.sleep(0.005)
+            time.sleep(0.004 * moment)
+            process.send_signal(signal.SIGKILL)
+        for name, digest in files(tmp_path / "out").items():
+            if name.endswith((".conda", ".whl")) and not Path(name).name.startswith("."):
+                assert ".index-" in name or whole[name] == digest, f"{name} is there, but not whole"
+    assert run(dist, tmp_path / "out") == 0
+    # conda's index says since when each package is there.
+    left, whole = ({k: v for k, v in found.items() if "repodata" not in k} for found in (files(tmp_path / "out"), whole))
+    assert left == whole
+    for subdir, count in (("noarch", 1), ("linux-64", 1)):
+        content = json.loads((tmp_path / "out" / "channel" / subdir / "repodata.json").read_text(encoding="utf-8"))
+        assert len(content["packages.conda"]) == count
+
+
+# What clients make of the channel.
+
+PYTORCHES = {"2.7.1": ["12.6"], "2.8.0": ["12.8", "12.9"], "2.9.1": ["12.8", "13.0"]}
+
+
+class World(NamedTuple):
+    """Channels, and how a client gets at them."""
+
+    channels: list[str]
+    gateway: Gateway
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    """Two channels on loopback: ours as `publish` leaves it, and one with Pythons and PyTorches like conda-forge's."""
+    root = tmp_path_factory.mktemp("world")
+    ours = root / "packages"
+    for torch, cudas in PYTORCHES.items():
+        for cuda in cudas:
+            series, tag, major = torch.rpartition(".")[0], f"cu{cuda.replace('.', '')}", cuda.split(".")[0]
+            kernels = {**samples.index("sageattention-cubins"), "build": f"{tag}_h1_0", "timestamp": 1}
+            samples.conda(ours / "noarch", {}, kernels)
+            depends = ["python >=3.9", f"pytorch {series}.*", f"sageattention-cubins ==2.2.0 {tag}_h1_0"]
+            constrains = [f"__cuda >={major}", f"cuda-version >={cuda},<{int(major) + 1}"]
+            described = samples.index("sageattention") | {"depends": depends, "constrains": constrains, "timestamp": 1}
+            samples.conda(ours / "linux-64", {}, described | {"build": f"torch{torch.replace('.', '')}_{tag}_h2_0"})
+    publish.Folder(root / "ours").put(sorted(ours.glob("*/*.conda")))
+
+    def make(name: str, version: str, build: str, subdir: str = "linux-64", **more: Any) -> None:
+        when = datetime(2026, 1, 1, tzinfo=UTC)
+        assemble_package(name, version, subdir, build, root / "forge" / subdir, timestamp=when, **more)
+
+    for python in ("3.9", "3.12", "3.14"):
+        make("python", f"{python}.0", "h0_0")
+    for cuda in ("12.6", "12.8", "12.9", "13.0"):
+        make("cuda-version", cuda, "h0_0", "noarch")
+    for torch, cudas in PYTORCHES.items():
+        pythons = f"python >={'3.10' if torch == '2.9.1' else '3.9'},<3.14"
+        make("pytorch", torch, "cpu_0", depends=[pythons])
+        newest = int(cudas[-1].split(".")[0])
+        needs = [pythons, f"cuda-version >={cudas[-1]},<{newest + 1}", f"__cuda >={newest}"]
+        make("pytorch", torch, "cuda_1", build_number=1, depends=needs)
+    asyncio.run(index_fs(root / "forge", write_shards=False))
+    with loopback.offering(root) as server:
+        yield World([f"{server.url}/ours", f"{server.url}/forge"], Gateway(root / "cache"))
+
+
+def solved(world: World, *specs: str, driver: str | None = None) -> dict[str, str]:
+    """What a conda client would install on a machine with this driver: build strings by name."""
+    machine = [("__unix", "0"), ("__linux", "6.1"), ("__glibc", "2.28")] + ([("__cuda", driver)] if driver else [])
+    virtual = [GenericVirtualPackage(PackageName(name), Version(version), BuildString("0")) for name, version in machine]
+    platforms: list[Any] = ["linux-64", "noarch"]
+    wanted = solve(world.channels, list(specs), world.gateway, platforms=platforms, virtual_packages=virtual)
+    found = asyncio.run(wanted)
+    return {record.name.normalized: f"{record.version} {record.build}" for record in found}
+
+
+@pytest.mark.parametrize(
+    ("specs", "driver", "built"),
+    [
+        (["pytorch 2.8.*", "python 3.12.*"], None, "torch280_cu12"),
+        (["pytorch 2.8.*", "cuda-version 12.9.*"], "12.9", "torch280_cu12"),
+        (["pytorch 2.8.* cpu_*", "cuda-version 12.8.*"], "12.8", "torch280_cu128"),
+        (["pytorch 2.7.*", "python 3.9.*"], "12.9", "torch271_cu126"),
+        (["pytorch 2.9.* cuda_*"], "13.0", "torch291_cu130"),
+        (["pytorch 2.9.*"], "12.9", "torch291_cu128"),  # kernels of CUDA 13 do not run on this driver
+        (["sageattention * *cu128*", "pytorch 2.8.*"], "12.9", "torch280_cu128"),
+    ],
+)
+def test_a_solver_picks_the_build_for_the_pytorch_and_cuda(
+    world: World, specs: list[str], driver: str | None, built: str
+) -> None:
+    found = solved(world, "sageattention", *specs, driver=driver)
+    version, build = found["sageattention"].split()
+    assert (version, build.startswith(built)) == ("2.2.0", True), build
+    assert found["sageattention-cubins"].split()[1].split("_")[0] == build.split("_")[1]
+    assert found["pytorch"].split()[0].replace(".", "") == build.split("_")[0].removeprefix("torch")
+
+
+@pytest.mark.parametrize(
+    ("specs", "driver", "said"),
+    [
+        (["pytorch 2.6.*"], None, "pytorch"),
+        (["python 3.14.*"], None, "python"),  # that PyTorch has none
+        (["pytorch 2.7.*", "cuda-version 13.*"], "13.0", "cuda-version"),
+        (["sageattention * *cu130*"], "12.9", "__cuda"),
+        (["sageattention * torch280*", "pytorch 2.9.*"], None, "pytorch"),
+    ],
+)
+def test_a_solver_refuses_what_does_not_fit(world: World, specs: list[str], driver: str | None, said: str) -> None:
+    with pytest.raises(SolverError, match=said):
+        solved(world, "sageattention", *specs, driver=driver)
+
+
+# A server as the channel.
+
+
+class PackageServer(loopback.Server):
+    """Takes uploads as prefix.dev does. A process of its own: the uploader holds the interpreter while it waits."""
+
+    refuse = ""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.folder = folder
+        self.RequestHandlerClass = functools.partial(Uploads, directory=str(folder))
+
+
+class Uploads(loopback.Handler):
+    def do_POST(self) -> None:  # noqa: N802 - http.server's name
+        server = self.server
+        assert isinstance(server, PackageServer)
+        body = self.rfile.read(int(self.headers["content-length"]))
+        head = f"content-type: {self.headers['content-type']}\r\n\r\n".encode()
+        message = email.parser.BytesParser(policy=email.policy.HTTP).parsebytes(head + body)
+        (part,) = [p for p in message.iter_parts() if p.get_filename()]
+        name = str(part.get_filename())
+        status = 201 if self.headers["authorization"] == "Bearer secret" else 401
+        if (server.folder / "refuse").exists() and (server.folder / "refuse").read_text() in name:
+            status = 403
+        if status == 201:
+            target = server.folder / "channel" / ("noarch" if "cubins" in name else "linux-64") / name
+            content = part.get_payload(decode=True)
+            assert isinstance(content, bytes)
+            target.write_bytes(content)
+            asyncio.run(index_fs(server.folder / "channel", force=True))
+        self.send_response(status)
+        self.send_header("content-length", "0")
+        self.end_headers()
+        with (server.folder / "log").open("a") as log:
+            log.write(f"{self.path} {name} {status}\n")
+
+
+@pytest.fixture
+def remote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A package server's folder; its address is in `address`."""
+    folder = tmp_path / "server"
+    for subdir in ("noarch", "linux-64"):
+        (folder / "channel" / subdir).mkdir(parents=True)
+    asyncio.run(index_fs(folder / "channel"))
+    serve = "import test_publish, pathlib; s = test_publish.PackageServer(pathlib.Path({!r})); print(s.url, flush=True); s.serve_forever()"
+    path = os.pathsep.join([str(matrix.ROOT / "scripts"), str(Path(__file__).parent)])
+    with subprocess.Popen(
+        [sys.executable, "-c", serve.format(str(folder))],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": path},
+    ) as process:
+        assert process.stdout is not None
+        (folder / "address").write_text(process.stdout.readline().strip())
+        (tmp_path / "auth.json").write_text(json.dumps({"127.0.0.1": {"BearerToken": "secret"}}))
+        monkeypatch.setenv("RATTLER_AUTH_FILE", str(tmp_path / "auth.json"))
+        monkeypatch.setenv("RATTLER_CACHE_DIR", str(tmp_path / "cache"))
+        yield folder
+        process.kill()
+
+
+def upload(dist: Path, server: Path, *more: str) -> subprocess.CompletedProcess[str]:
+    to = ["--dist", str(dist), "--channel", (server / "address").read_text() + "/channel", *more]
+    return subprocess.run(command(*to), capture_output=True, text=True, check=False)
+
+
+def log(server: Path) -> list[str]:
+    return (server / "log").read_text().splitlines() if (server / "log").exists() else []
+
+
+def test_uploads_are_resumed_and_not_repeated(dist: Path, remote: Path) -> None:
+    dry = upload(dist, remote, "--dry-run")
+    assert (dry.returncode, log(remote)) == (0, [])
+    assert "2 would be new" in dry.stdout
+    (remote / "refuse").write_text("torch280")
+    failed = upload(dist, remote)
+    assert failed.returncode == 1
+    assert "sageattention-2.2.0-torch280_cu128_h2_0.conda was not accepted by http://127.0.0.1:" in failed.stderr
+    (remote / "refuse").unlink()
+    assert "1 new, 4 files" in upload(dist, remote).stdout
+    assert "0 new, 4 files" in upload(dist, remote).stdout
+    names = [line.split()[1] for line in log(remote) if line.endswith(" 201")]
+    assert names == ["sageattention-cubins-2.2.0-cu128_h1_0.conda", "sageattention-2.2.0-torch280_cu128_h2_0.conda"]
+    assert {line.split()[0] for line in log(remote)} == {"/api/v1/upload/channel"}
+
+
+def test_a_server_that_has_other_content_gets_nothing(dist: Path, remote: Path) -> None:
+    samples.conda(remote / "channel" / "noarch", {"other": b"content"}, samples.index("sageattention-cubins"))
+    asyncio.run(index_fs(remote / "channel", force=True))
+    done = upload(dist, remote)
+    assert done.returncode == 1
+    assert "published files are never replaced" in done.stderr
+    assert log(remote) == []
+
+
+def test_a_channel_that_is_not_there(dist: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with loopback.offering(tmp_path) as server:
+        assert publish.main(["--profile", PROFILE, "--dist", str(dist), "--channel", f"{server.url}/none"]) == 1
+    assert "cannot be read" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("destination", "kind"),
+    [("https://prefix.dev/ours", publish.Remote), ("s3://bucket/ours", publish.Remote), ("dist/channel", publish.Folder),
+     ("file:///srv/ours", publish.Folder)],
+)  # fmt: skip
+def test_destinations(destination: str, kind: type) -> None:
+    assert isinstance(publish.channel(destination), kind)
+
+
+def test_a_destination_of_no_kind() -> None:
+    with pytest.raises(publish.PublishError, match="ftp://somewhere is no destination"):
+        publish.channel("ftp://somewhere")
+
+
+def test_anaconda_and_s3_get_their_own_uploads(dist: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(publish, "upload_package_to_anaconda", lambda files, owner: asked.append((files, owner)))
+    packages = collect.collect(dist, PROFILE).packages
+    publish.Remote("https://anaconda.org/someone").put(packages)
+    assert asked == [([str(path)], "someone") for path in packages]
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(publish.PublishError, match="`rattler-build`, which publishes to S3, is not installed"):
+        publish.Remote("s3://bucket/ours").put(packages)
+    program = tmp_path / "rattler-build"
+    program.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/asked\n')
+    program.chmod(0o755)
+    publish.Remote("s3://bucket/ours").put(packages)
+    assert (tmp_path / "asked").read_text().splitlines() == [f"publish {path} --to s3://bucket/ours" for path in packages]
