@@ -6,6 +6,23 @@ from sageattention._library import build
 
 __version__ = build.version
 
-from sageattention.core import sageattn, sageattn_qk_int8_pv_fp16_cuda
+from sageattention.core import (
+    explain,
+    sageattn,
+    sageattn_qk_int8_pv_fp8_cuda,
+    sageattn_qk_int8_pv_fp8_cuda_sm90,
+    sageattn_qk_int8_pv_fp16_cuda,
+    sageattn_qk_int8_pv_fp16_triton,
+    sageattn_varlen,
+)
 
-__all__ = ["__version__", "sageattn", "sageattn_qk_int8_pv_fp16_cuda"]
+__all__ = [
+    "__version__",
+    "explain",
+    "sageattn",
+    "sageattn_qk_int8_pv_fp8_cuda",
+    "sageattn_qk_int8_pv_fp8_cuda_sm90",
+    "sageattn_qk_int8_pv_fp16_cuda",
+    "sageattn_qk_int8_pv_fp16_triton",
+    "sageattn_varlen",
+]

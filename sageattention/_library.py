@@ -77,25 +77,33 @@ def load_operators(package: Path) -> None:
         raise ImportError(message) from error
 
 
-def name_kernels(directories: tuple[Path, ...]) -> None:
+def name_kernels(directories: tuple[Path, ...]) -> dict[str, frozenset[str]]:
     """Tell the runtime where the kernels are. None at all is no error until a GPU asks for one.
+
+    Returns:
+        The kernels of each folder: {"sm_80": {"quant_k_int8", "sm80_qk_int8_pv_f16"}}.
 
     Raises:
         ImportError: a manifest is there but damaged.
     """
     directory = next((d for d in directories if (d / "manifest.json").exists()), directories[0])
     architectures: list[str] = []
+    kernels: dict[str, frozenset[str]] = {}
     manifest = directory / "manifest.json"
     if manifest.exists():
         try:
-            architectures = list(json.loads(manifest.read_text(encoding="utf-8"))["architectures"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            content = json.loads(manifest.read_text(encoding="utf-8"))
+            architectures = list(content["architectures"])
+            files = [name.split("/") for name in content["files"]]
+            kernels = {a: frozenset(name.split("-")[0] for folder, name in files if folder == a) for a in architectures}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             message = f"sageattention: the kernel manifest {manifest} is damaged ({error}); reinstall the package"
             raise ImportError(message) from error
     torch.ops.sageattention.set_kernel_directory(str(directory), architectures)
+    return kernels
 
 
 build = read_build(PACKAGE / "_build.json")
 check_torch(build, torch.__version__)
 load_operators(PACKAGE)
-name_kernels(KERNEL_DIRECTORIES)
+kernels = name_kernels(KERNEL_DIRECTORIES)

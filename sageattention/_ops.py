@@ -1,4 +1,4 @@
-"""What an operator needs besides its CUDA kernel: shapes for `torch.compile`, and the reference on CPU tensors."""
+"""What the operators need besides their CUDA kernels: shapes for `torch.compile`, and the reference on CPU tensors."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _(
 
 
 @torch.library.impl("sageattention::attention", "CPU")
-@torch.no_grad()  # as on a GPU: no gradient, rather than that of rounded numbers
+@torch.no_grad()
 def _(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -43,21 +43,69 @@ def _(
     return_lse: bool,
     kernel: str,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    del kernel, smooth_v
-    if attn_mask is not None:
-        raise NotImplementedError("attn_mask: not on CPU tensors")
     if tensor_layout == "NHD":
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    out, lse = reference.qk_int8_pv_f16(q, k, v, is_causal=is_causal, sm_scale=sm_scale, smooth_k=smooth_k)
+    out, lse = reference.attention(
+        q, k, v, attn_mask, is_causal=is_causal, sm_scale=sm_scale, smooth_k=smooth_k, smooth_v=smooth_v, kernel=kernel
+    )
     if tensor_layout == "NHD":
         out = out.transpose(1, 2)
     return out.contiguous(), lse if return_lse else lse.new_empty(0)
 
 
+@torch.library.register_fake("sageattention::attention_varlen")
+def _(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    cu_seqlens_k: torch.Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    is_causal: bool,
+    sm_scale: float,
+    smooth_k: bool,
+    smooth_v: bool,
+    return_lse: bool,
+    kernel: str,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    del k, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, is_causal, sm_scale, smooth_k, smooth_v, kernel
+    shape = (q.shape[1], q.shape[0]) if return_lse else (0,)
+    return q.new_empty((*q.shape[:2], v.shape[2])), q.new_empty(shape, dtype=torch.float32)
+
+
+@torch.library.impl("sageattention::attention_varlen", "CPU")
+@torch.no_grad()
+def _(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    cu_seqlens_k: torch.Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    is_causal: bool,
+    sm_scale: float,
+    smooth_k: bool,
+    smooth_v: bool,
+    return_lse: bool,
+    kernel: str,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    del max_seqlen_q, max_seqlen_k
+    out, lse = reference.attention_varlen(
+        q,
+        k,
+        v,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        is_causal=is_causal,
+        sm_scale=sm_scale,
+        smooth_k=smooth_k,
+        smooth_v=smooth_v,
+        kernel=kernel,
+    )
+    return out, lse if return_lse else lse.new_empty(0)
+
+
 attention = torch.ops.sageattention.attention.default
-
-
-def kernel_for(device: torch.device) -> str:
-    """The fastest kernel with 16-bit probabilities and values."""
-    hopper = device.type == "cuda" and torch.cuda.get_device_capability(device) == (9, 0)
-    return "sm90_qk_int8_pv_f16" if hopper else "sm80_qk_int8_pv_f16"
+attention_varlen = torch.ops.sageattention.attention_varlen.default

@@ -1,15 +1,17 @@
-"""The public attention functions."""
+"""The public attention functions: signatures as SageAttention's clients call them, and what they share."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, overload
 
-from sageattention import _ops, validation
+import torch
+
+from sageattention import _ops, dispatch, validation
 
 if TYPE_CHECKING:
-    from typing import Literal
+    from typing import Literal, NoReturn, Union
 
-    import torch
+    Result = Union[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]
 
 
 @overload
@@ -22,6 +24,11 @@ def sageattn(
     sm_scale: float | None = ...,
     return_lse: Literal[False] = ...,
     smooth_k: bool = ...,
+    attn_mask: torch.Tensor | None = ...,
+    *,
+    dropout_p: float = ...,
+    scale: float | None = ...,
+    enable_gqa: bool = ...,
 ) -> torch.Tensor: ...
 @overload
 def sageattn(
@@ -34,6 +41,10 @@ def sageattn(
     *,
     return_lse: Literal[True],
     smooth_k: bool = ...,
+    attn_mask: torch.Tensor | None = ...,
+    dropout_p: float = ...,
+    scale: float | None = ...,
+    enable_gqa: bool = ...,
 ) -> tuple[torch.Tensor, torch.Tensor]: ...
 @overload
 def sageattn(
@@ -45,7 +56,12 @@ def sageattn(
     sm_scale: float | None = ...,
     return_lse: bool = ...,
     smooth_k: bool = ...,
-) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]: ...
+    attn_mask: torch.Tensor | None = ...,
+    *,
+    dropout_p: float = ...,
+    scale: float | None = ...,
+    enable_gqa: bool = ...,
+) -> Result: ...
 
 
 def sageattn(
@@ -57,44 +73,56 @@ def sageattn(
     sm_scale: float | None = None,
     return_lse: bool = False,
     smooth_k: bool = True,
-) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    attn_mask: torch.Tensor | None = None,
+    *,
+    dropout_p: float = 0.0,
+    scale: float | None = None,
+    enable_gqa: bool = True,
+    **unknown: NoReturn,
+) -> Result:
     """Attention with 8-bit scores, in place of `torch.nn.functional.scaled_dot_product_attention`.
 
-    Takes the fastest kernel of this package for the device; on CPU tensors it runs the reference, which does the
-    kernels' arithmetic step by step. Forward only. Inputs are not changed.
+    Takes the kernel that `sageattention.explain` names, the fastest of this package for the GPU at no less than the
+    documented accuracy; on CPU tensors it runs the reference, which does the kernels' arithmetic step by step. Forward only.
+    Inputs are not changed.
 
     Args:
-        q: [batch, q_heads, qo_len, head_dim] ("HND") or [batch, qo_len, q_heads, head_dim] ("NHD"), float16 or
-            bfloat16, head_dim 1 to 128 with stride 1; any other strides.
+        q: [batch, q_heads, qo_len, head_dim] ("HND") or [batch, qo_len, q_heads, head_dim] ("NHD"), float16, bfloat16 or
+            float32, head_dim 1 to 256 with stride 1; any other strides. float32 is computed as bfloat16, which has its range.
         k: like q, with kv_heads, which divides q_heads (GQA, MQA), and kv_len.
-        v: shape of k.
+        v: like k; its head_dim may differ.
         tensor_layout: "HND" or "NHD".
         is_causal: query i sees keys 0..i, as PyTorch's `is_causal` has it also where qo_len and kv_len differ.
         sm_scale: factor on the scores; head_dim ** -0.5 if None.
         return_lse: also return the log-sum-exp of the scores.
         smooth_k: subtract an estimate of K's mean over the tokens before rounding K to 8 bits. Softmax does not see
             it, and log-sum-exp is corrected for it. Off, K with large per-channel offsets loses accuracy.
+        attn_mask: broadcastable to [batch, q_heads, qo_len, kv_len] whatever the layout: bool (True: attend) or float16,
+            bfloat16, float32, added to the scores (below -1e30: hidden). Beside `is_causal` both hold. A query that sees no
+            key gets zeros, and log-sum-exp -inf.
+        dropout_p, scale, enable_gqa: as `scaled_dot_product_attention` calls them, whose place `sageattn` may be put in:
+            dropout_p must be 0, scale is sm_scale, grouped heads need no permission.
 
     Returns:
-        The output, in q's shape, layout and dtype, contiguous; with `return_lse` also [batch, q_heads, qo_len] float32,
-        natural logarithm.
+        The output, in q's shape (with v's head_dim), layout and dtype, contiguous; with `return_lse` also
+        [batch, q_heads, qo_len] float32, natural logarithm.
 
     Raises:
-        TypeError, ValueError: an argument is not as said above.
+        TypeError, ValueError: an argument is not as said above, or no kernel of this GPU computes it; the message says what can.
         RuntimeError: no kernel runs on this GPU, or a kernel file is missing or damaged.
 
     Source: SageAttention (arXiv 2410.02367) and SageAttention2 (arXiv 2411.10958).
     """
-    return sageattn_qk_int8_pv_fp16_cuda(
-        q,
-        k,
-        v,
-        tensor_layout=tensor_layout,
-        is_causal=is_causal,
-        sm_scale=sm_scale,
-        return_lse=return_lse,
-        smooth_k=smooth_k,
-    )
+    del enable_gqa
+    if unknown:
+        validation.nothing_unknown(sageattn, unknown)
+    if dropout_p != 0.0:
+        raise ValueError(f"dropout_p: expected 0, got {dropout_p}; there is no dropout here")
+    if scale is not None:
+        if sm_scale is not None:
+            raise TypeError("scale: sm_scale is given already, and means the same")
+        sm_scale = scale
+    return _attend("sageattn", None, q, k, v, attn_mask, tensor_layout, is_causal, sm_scale, return_lse, smooth_k)
 
 
 def sageattn_qk_int8_pv_fp16_cuda(
@@ -109,29 +137,309 @@ def sageattn_qk_int8_pv_fp16_cuda(
     smooth_k: bool = True,
     smooth_v: bool = False,
     return_lse: bool = False,
-) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    attn_mask: torch.Tensor | None = None,
+    **unknown: NoReturn,
+) -> Result:
     """Attention with INT8 scores and 16-bit probabilities and values: compute capability 8.0 and later.
 
-    On compute capability 9.0 it runs on wgmma, elsewhere on mma.sync; the arithmetic is the same.
-
-    Q is rounded with one scale a row, K with one for each 16 keys. P and V are multiplied in the inputs' dtype: bfloat16
-    values keep their range.
+    Q is rounded with one scale a row, K with one for each 16 keys. P and V are multiplied in the inputs' dtype with "fp32",
+    so that bfloat16 values keep their range.
 
     Args:
-        q, k, v, tensor_layout, is_causal, sm_scale, smooth_k, return_lse: as in `sageattn`.
-        qk_quant_gran: "per_thread" or "per_warp". One kernel serves both names: its scales are finer than either's.
-        pv_accum_dtype: "fp32", which no model's values overflow.
-        smooth_v: of no effect: float32 accumulation has no need for it.
+        q, k, v, tensor_layout, is_causal, sm_scale, smooth_k, return_lse, attn_mask: as in `sageattn`.
+        qk_quant_gran: "per_thread" or "per_warp". Every kernel serves both names: its scales are finer than either's.
+        pv_accum_dtype: "fp32", which no model's values overflow; "fp16+fp32" and "fp16" multiply V as float16 and sum 32 keys
+            in it: up to twice as fast on GeForce, infinite where V exceeds 65504.
+        smooth_v: of no effect: V is not rounded to 8 bits, and float16 sums do not exceed V's largest value.
 
     Returns, Raises: as in `sageattn`.
     """
-    del smooth_v
+    if unknown:
+        validation.nothing_unknown(sageattn_qk_int8_pv_fp16_cuda, unknown)
+    return _attend(
+        "sageattn_qk_int8_pv_fp16_cuda",
+        pv_accum_dtype,
+        q,
+        k,
+        v,
+        attn_mask,
+        tensor_layout,
+        is_causal,
+        sm_scale,
+        return_lse,
+        smooth_k,
+        smooth_v,
+        qk_quant_gran,
+    )
+
+
+def sageattn_qk_int8_pv_fp16_triton(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    tensor_layout: str = "HND",
+    quantization_backend: str = "triton",
+    is_causal: bool = False,
+    attn_mask: torch.Tensor | None = None,
+    sm_scale: float | None = None,
+    smooth_k: bool = True,
+    return_lse: bool = False,
+    **unknown: NoReturn,
+) -> Result:
+    """`sageattn_qk_int8_pv_fp16_cuda` with float32 sums, under the name of SageAttention's Triton kernel. Nothing here uses Triton.
+
+    Args:
+        q, k, v, tensor_layout, is_causal, attn_mask, sm_scale, smooth_k, return_lse: as in `sageattn`.
+        quantization_backend: "triton" or "cuda", of no effect.
+
+    Returns, Raises: as in `sageattn`.
+    """
+    if unknown:
+        validation.nothing_unknown(sageattn_qk_int8_pv_fp16_triton, unknown)
+    validation.one_of("quantization_backend", quantization_backend, ("triton", "cuda"))
+    return _attend(
+        "sageattn_qk_int8_pv_fp16_cuda", "fp32", q, k, v, attn_mask, tensor_layout, is_causal, sm_scale, return_lse, smooth_k
+    )
+
+
+def sageattn_qk_int8_pv_fp8_cuda(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    tensor_layout: str = "HND",
+    is_causal: bool = False,
+    qk_quant_gran: str = "per_thread",
+    sm_scale: float | None = None,
+    pv_accum_dtype: str = "fp32+fp32",
+    smooth_k: bool = True,
+    smooth_v: bool = False,
+    return_lse: bool = False,
+    attn_mask: torch.Tensor | None = None,
+    **unknown: NoReturn,
+) -> Result:
+    """Attention with INT8 scores and FP8 (e4m3) probabilities and values: compute capability 8.9 and later.
+
+    V is rounded with one scale a channel.
+
+    Args:
+        q, k, v, tensor_layout, is_causal, sm_scale, smooth_k, return_lse, attn_mask: as in `sageattn`.
+        qk_quant_gran: as in `sageattn_qk_int8_pv_fp16_cuda`.
+        pv_accum_dtype: "fp32+fp32", the default, and "fp32": float32 sums. "fp32+fp16": float16 sums of 32 keys
+            (SageAttention2++), up to twice as fast on GeForce; P and V are scaled so that they do not overflow.
+        smooth_v: subtract V's mean over the tokens and add it to the output: more exact where V has large per-channel offsets.
+
+    Returns, Raises: as in `sageattn`.
+    """
+    if unknown:
+        validation.nothing_unknown(sageattn_qk_int8_pv_fp8_cuda, unknown)
+    return _attend(
+        "sageattn_qk_int8_pv_fp8_cuda",
+        pv_accum_dtype,
+        q,
+        k,
+        v,
+        attn_mask,
+        tensor_layout,
+        is_causal,
+        sm_scale,
+        return_lse,
+        smooth_k,
+        smooth_v,
+        qk_quant_gran,
+    )
+
+
+def sageattn_qk_int8_pv_fp8_cuda_sm90(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    tensor_layout: str = "HND",
+    is_causal: bool = False,
+    qk_quant_gran: str = "per_thread",
+    sm_scale: float | None = None,
+    pv_accum_dtype: str = "fp32+fp32",
+    smooth_k: bool = True,
+    return_lse: bool = False,
+    attn_mask: torch.Tensor | None = None,
+    **unknown: NoReturn,
+) -> Result:
+    """Attention with INT8 scores and FP8 probabilities and values under the name of SageAttention's Hopper kernel.
+
+    Args:
+        q, k, v, tensor_layout, is_causal, sm_scale, smooth_k, return_lse, attn_mask: as in `sageattn`.
+        qk_quant_gran: as in `sageattn_qk_int8_pv_fp16_cuda`.
+        pv_accum_dtype: "fp32+fp32" or "fp32", which mean the same.
+
+    Returns, Raises: as in `sageattn`.
+    """
+    if unknown:
+        validation.nothing_unknown(sageattn_qk_int8_pv_fp8_cuda_sm90, unknown)
+    return _attend(
+        "sageattn_qk_int8_pv_fp8_cuda_sm90",
+        pv_accum_dtype,
+        q,
+        k,
+        v,
+        attn_mask,
+        tensor_layout,
+        is_causal,
+        sm_scale,
+        return_lse,
+        smooth_k,
+        False,
+        qk_quant_gran,
+    )
+
+
+def sageattn_varlen(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    cu_seqlens_k: torch.Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    is_causal: bool = False,
+    sm_scale: float | None = None,
+    smooth_k: bool = True,
+    return_lse: bool = False,
+    **unknown: NoReturn,
+) -> Result:
+    """`sageattn` for sequences of different lengths, packed one after the other. The GPU is never waited for.
+
+    Args:
+        q: [tokens, q_heads, head_dim], dtype and strides as in `sageattn`.
+        k: [kv_tokens, kv_heads, head_dim].
+        v: like k; its head_dim may differ.
+        cu_seqlens_q: [sequences + 1] int32 on q's device, ascending from 0 to tokens: sequence i has q[cu[i]:cu[i + 1]]. Lengths
+            may be 0.
+        cu_seqlens_k: the same for k and v. A query whose sequence has no keys gets zeros, and log-sum-exp -inf.
+        max_seqlen_q, max_seqlen_k: at least the largest length of each.
+        is_causal, sm_scale, smooth_k: as in `sageattn`, for each sequence.
+        return_lse: also return the log-sum-exp of the scores.
+
+    Returns:
+        [tokens, q_heads, head_dim of v] in q's dtype; with `return_lse` also [q_heads, tokens] float32, natural logarithm.
+
+    Raises: as in `sageattn`.
+    """
+    if unknown:
+        validation.nothing_unknown(sageattn_varlen, unknown)
+    validation.tensors(q, k, v, "packed")
+    validation.cumulative_lengths("cu_seqlens_q", cu_seqlens_q, q)
+    validation.cumulative_lengths("cu_seqlens_k", cu_seqlens_k, q)
+    if cu_seqlens_q.shape != cu_seqlens_k.shape:
+        raise ValueError(
+            f"cu_seqlens_k: expected the length of cu_seqlens_q, {cu_seqlens_q.shape[0]}, got {cu_seqlens_k.shape[0]}"
+        )
+    longest_q = validation.length("max_seqlen_q", max_seqlen_q)
+    longest_k = validation.length("max_seqlen_k", max_seqlen_k)
+    validation.flags(is_causal=is_causal, smooth_k=smooth_k, return_lse=return_lse)
+    factor = q.shape[-1] ** -0.5 if sm_scale is None else validation.number("sm_scale", sm_scale)
+    dtype = q.dtype
+    if dtype == torch.float32:
+        q, k, v = q.bfloat16(), k.bfloat16(), v.bfloat16()
+    kernel = _kernel("sageattn", None, q, v, masked=False, packed=True)
+    out, lse = _ops.attention_varlen(
+        q, k, v, cu_seqlens_q, cu_seqlens_k, longest_q, longest_k, is_causal, factor, smooth_k, False, return_lse, kernel
+    )
+    out = out.float() if dtype == torch.float32 else out
+    return (out, lse) if return_lse else out
+
+
+def _attend(
+    function: str,
+    pv_accum_dtype: str | None,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    attn_mask: torch.Tensor | None,
+    tensor_layout: str,
+    is_causal: bool,
+    sm_scale: float | None,
+    return_lse: bool,
+    smooth_k: bool,
+    smooth_v: bool = False,
+    qk_quant_gran: str = "per_thread",
+) -> Result:
+    validation.one_of("tensor_layout", tensor_layout, ("HND", "NHD"))
     validation.tensors(q, k, v, tensor_layout)
     validation.one_of("qk_quant_gran", qk_quant_gran, ("per_thread", "per_warp"))
-    validation.one_of("pv_accum_dtype", pv_accum_dtype, ("fp32",))
-    for name, flag in (("is_causal", is_causal), ("smooth_k", smooth_k), ("return_lse", return_lse)):
-        validation.boolean(name, flag)
-    scale = q.shape[-1] ** -0.5 if sm_scale is None else validation.number("sm_scale", sm_scale)
-    kernel = _ops.kernel_for(q.device)
-    out, lse = _ops.attention(q, k, v, None, tensor_layout, is_causal, scale, smooth_k, False, return_lse, kernel)
+    if pv_accum_dtype is not None:
+        validation.one_of("pv_accum_dtype", pv_accum_dtype, dispatch.ACCUMULATORS[function])
+    validation.flags(is_causal=is_causal, smooth_k=smooth_k, smooth_v=smooth_v, return_lse=return_lse)
+    if attn_mask is not None:
+        validation.mask(attn_mask, q, k, tensor_layout)
+    factor = q.shape[-1] ** -0.5 if sm_scale is None else validation.number("sm_scale", sm_scale)
+    dtype = q.dtype
+    if dtype == torch.float32:
+        q, k, v = q.bfloat16(), k.bfloat16(), v.bfloat16()
+    kernel = _kernel(function, pv_accum_dtype, q, v, masked=attn_mask is not None, packed=False)
+    out, lse = _ops.attention(q, k, v, attn_mask, tensor_layout, is_causal, factor, smooth_k, smooth_v, return_lse, kernel)
+    out = out.float() if dtype == torch.float32 else out
     return (out, lse) if return_lse else out
+
+
+def _kernel(function: str, pv_accum_dtype: str | None, q: torch.Tensor, v: torch.Tensor, *, masked: bool, packed: bool) -> str:
+    head_dim, v_head_dim = q.shape[-1], v.shape[-1]
+    # Branches, so that torch.compile makes constants of what it may not know.
+    largest = max(head_dim, v_head_dim)
+    size = 64 if largest <= 64 else 128 if largest <= 128 else 256
+    differs = True if head_dim != v_head_dim else False  # noqa: SIM210
+    device = q.device
+    return dispatch.kernel_for(  # type: ignore[no-any-return, unused-ignore]
+        function, pv_accum_dtype, size, differs, masked, packed, device.type, device.index
+    )
+
+
+def explain(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    tensor_layout: str = "HND",
+    is_causal: bool = False,
+    sm_scale: float | None = None,
+    return_lse: bool = False,
+    smooth_k: bool = True,
+    attn_mask: torch.Tensor | None = None,
+    *,
+    function: str = "sageattn",
+    pv_accum_dtype: str | None = None,
+    architecture: str | None = None,
+) -> dispatch.Choice:
+    """Which kernel serves a call, and why. Nothing is computed.
+
+    Args:
+        q, k, v, tensor_layout, is_causal, sm_scale, return_lse, smooth_k, attn_mask: the arguments of `sageattn`; with
+            tensors of three dimensions those of `sageattn_varlen`.
+        function: the name of the function that is called, if not `sageattn`.
+        pv_accum_dtype: its argument of that name; the default if None.
+        architecture: a compute capability such as "8.9", to ask about another GPU, as if every kernel were installed for it; the
+            device of the tensors if None.
+
+    Returns:
+        The kernel's name, the reason, the GPU, and the kernels that were passed over with what each lacks; `print` shows it.
+
+    Raises:
+        TypeError, ValueError: the call would fail, with the same message.
+        RuntimeError: no kernel runs on this GPU.
+    """
+    del is_causal, sm_scale, return_lse, smooth_k
+    packed = isinstance(q, torch.Tensor) and q.dim() == 3
+    validation.tensors(q, k, v, "packed" if packed else tensor_layout)
+    if attn_mask is not None:
+        validation.mask(attn_mask, q, k, tensor_layout)
+    function = _SERVED_AS.get(function, function)
+    validation.one_of("function", function, [*dispatch.ACCUMULATORS, *_SERVED_AS])
+    allowed = dispatch.ACCUMULATORS[function]
+    if pv_accum_dtype is not None or allowed:
+        pv_accum_dtype = allowed[0] if pv_accum_dtype is None else pv_accum_dtype
+        validation.one_of("pv_accum_dtype", pv_accum_dtype, allowed)
+    largest = max(q.shape[-1], v.shape[-1])
+    request = dispatch.Request(function, pv_accum_dtype, largest, q.shape[-1] != v.shape[-1], attn_mask is not None, packed)
+    if architecture is None:
+        return dispatch.choose(request, *dispatch.gpu_of(q.device.type, q.device.index))
+    return dispatch.choose(request, validation.capability("architecture", architecture))
+
+
+_SERVED_AS = {"sageattn_qk_int8_pv_fp16_triton": "sageattn_qk_int8_pv_fp16_cuda", "sageattn_varlen": "sageattn"}

@@ -7,19 +7,42 @@ constants are those of csrc/kernels/quant/quant_k_int8.h and csrc/kernels/attent
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 
-BLOCK_N = 64  # keys that share K's scales
-SAMPLED_KEYS = 64  # keys from which K's mean is estimated
-RESCALE_THRESHOLD = 8.0  # growth of a row's maximum, in powers of two, that rescales the output
+BLOCK_N = 64  # keys that share scales of K and of V
+SAMPLED_KEYS = 64  # keys from which a mean is estimated
 MAGIC = 12582912.0  # 1.5 * 2**23: the accumulators' start, so that they read as a float
 SMALLEST_MAGNITUDE = 1e-30  # keeps the scale of zeros positive
+LEAST_MASK = -1e30  # what a mask adds below this hides
 
 
-def chunk_n(head_dim: int) -> int:
+class Precision(NamedTuple):
+    """How a kernel rounds P and V."""
+
+    dtype: torch.dtype | None = None  # of P and V; None: the caller's
+    threshold: float = 8.0  # growth of a row's maximum, in powers of two, that rescales the output
+    log_of_one: float = 0.0  # what P is at that maximum, as a power of two
+    largest_v: float | None = None  # V's largest magnitude after its division by a scale for each block and channel
+    sums: torch.dtype = torch.float32  # of the products of `summed` keys
+    summed: int = 64
+
+
+PRECISION = {
+    "sm80_qk_int8_pv_f16": Precision(),
+    "sm80_qk_int8_pv_f16_accum_f16": Precision(torch.float16, 2.0, -7.0, None, torch.float16, 32),
+    "sm89_qk_int8_pv_f8": Precision(torch.float8_e4m3fn, 4.0, 4.5, 4.5),
+    "sm89_qk_int8_pv_f8_accum_f16": Precision(torch.float8_e4m3fn, 4.0, 4.5, 4.5, torch.float16, 32),
+    "sm90_qk_int8_pv_f16": Precision(),
+}
+
+
+def chunk_n(head_dim: int, precision: Precision) -> int:
     """Keys between two looks at the running maximum."""
-    return 64 if head_dim <= 64 else 16
+    if head_dim <= 64:
+        return 64
+    return 16 if precision.dtype is None else 32
 
 
 def sampled_mean(k: torch.Tensor) -> torch.Tensor:
@@ -49,52 +72,153 @@ def quantise_k(k: torch.Tensor, mean: torch.Tensor) -> tuple[torch.Tensor, torch
     return round_to_int8(centred, magnitude), magnitude.squeeze(-1) / 127.0
 
 
-def qk_int8_pv_f16(
+def quantise_v(v: torch.Tensor, precision: Precision, *, smooth_v: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """V as a kernel multiplies it: (V - mean) / scale, rounded.
+
+    v: [batch, heads, kv_len, head_dim] → float32 of that shape, scale [batch, heads, blocks of 64 keys, head_dim], mean
+    [batch, heads, 1, head_dim].
+    """
+    values = v.float()
+    blocks = -(-v.shape[2] // BLOCK_N)
+    scale = values.new_ones(*v.shape[:2], blocks, v.shape[3])
+    mean = torch.zeros_like(values[:, :, :1])
+    if precision.dtype is None:
+        return values, scale, mean
+    if precision.largest_v is not None:
+        if smooth_v:
+            mean = sampled_mean(values)
+            values = values - mean
+        padded = torch.nn.functional.pad(values, (0, 0, 0, -v.shape[2] % BLOCK_N)).unflatten(2, (blocks, BLOCK_N))
+        scale = padded.abs().amax(dim=3).clamp_min(SMALLEST_MAGNITUDE) / precision.largest_v
+        values = values / scale.repeat_interleave(BLOCK_N, 2)[:, :, : v.shape[2]]
+    return values.to(precision.dtype).float(), scale, mean
+
+
+def weigh(p: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """p @ v, in which a weight of zero takes nothing from a NaN or an infinity: a hidden key must not show."""
+    finite = v.isfinite()
+    if finite.all():
+        return p @ v
+    seen = (p > 0).float() @ (~finite).float() > 0
+    return (p @ v.masked_fill(~finite, 0.0)).masked_fill(seen, math.nan)
+
+
+def mask_log2(attn_mask: torch.Tensor) -> torch.Tensor:
+    """What a mask adds to the scores, in log2 units. The least numbers of a type are meant as -infinity."""
+    if attn_mask.dtype == torch.bool:
+        return torch.zeros(attn_mask.shape).masked_fill(~attn_mask, -math.inf)
+    return (attn_mask.float() * math.log2(math.e)).masked_fill(attn_mask < LEAST_MASK, -math.inf)
+
+
+def attention(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
     *,
     is_causal: bool,
     sm_scale: float,
     smooth_k: bool,
+    smooth_v: bool = False,
+    kernel: str = "sm80_qk_int8_pv_f16",
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """INT8 scores, 16-bit P and V, float32 sums.
+    """INT8 scores, P and V as the kernel rounds them.
 
-    q: [batch, q_heads, qo_len, head_dim], k and v: [batch, kv_heads, kv_len, head_dim], all float16 or bfloat16 →
-    output in q's shape and dtype, log-sum-exp [batch, q_heads, qo_len] float32.
+    Args:
+        q: [batch, q_heads, qo_len, head_dim] float16 or bfloat16.
+        k: [batch, kv_heads, kv_len, head_dim].
+        v: [batch, kv_heads, kv_len, v_head_dim].
+        attn_mask: broadcastable to [batch, q_heads, qo_len, kv_len]; bool, or added to the scores.
+        is_causal, sm_scale, smooth_k, smooth_v: as in `sageattn`.
+        kernel: whose rounding of P and V.
+
+    Returns:
+        Output [batch, q_heads, qo_len, v_head_dim] in q's dtype and log-sum-exp [batch, q_heads, qo_len] float32; 0 and -inf
+        where a query sees no key.
     """
     (q_heads, qo_len), (kv_heads, kv_len) = q.shape[1:3], k.shape[1:3]
+    heads = (kv_heads, q_heads // kv_heads)  # those that share a key head stand beside each other: [batch, *heads, ...]
+    precision = PRECISION[kernel]
     k = k.float()
     mean = sampled_mean(k) if smooth_k else torch.zeros_like(k[:, :, :1])
     k_int, k_scale = quantise_k(k, mean)
+    values, v_scale, v_mean = (x.unsqueeze(2) for x in quantise_v(v, precision, smooth_v=smooth_v))
 
-    # Heads that share a key head stand beside each other: [batch, kv_heads, group, ...].
-    queries = q.float().unflatten(1, (kv_heads, q_heads // kv_heads)) * torch.tensor(sm_scale * math.log2(math.e))
+    queries = q.float().unflatten(1, heads) * torch.tensor(sm_scale * math.log2(math.e))
     magnitude = queries.abs().amax(dim=-1, keepdim=True).clamp_min(SMALLEST_MAGNITUDE)
     q_int, q_scale = round_to_int8(queries, magnitude), magnitude / 127.0
-    k_int, k_scale, values = k_int.unsqueeze(2), k_scale[:, :, None, None], v.float().unsqueeze(2)
+    k_int, k_scale = k_int.unsqueeze(2), k_scale[:, :, None, None]
+    bias = torch.zeros(1, 1, 1, 1, 1)
+    if attn_mask is not None:
+        bias = mask_log2(attn_mask).expand(q.shape[0], q_heads, qo_len, kv_len).unflatten(1, heads)
 
-    row_max = torch.full_like(q_scale, -math.inf)
+    base = torch.full_like(q_scale, -math.inf)  # what probabilities are relative to, in log2 units
     row_sum = torch.zeros_like(q_scale)
-    out = torch.zeros_like(queries)
-    chunk = chunk_n(q.shape[-1])
+    out = queries.new_zeros(*queries.shape[:-1], v.shape[-1])
+    chunk = chunk_n(max(q.shape[-1], v.shape[-1]), precision)
     for start in range(0, kv_len, chunk):
         keys = slice(start, min(start + chunk, kv_len))
         scale = q_scale * k_scale[..., keys]
         scores = MAGIC + q_int @ k_int[..., keys, :].transpose(-1, -2)  # exact: integers below 2**22
+        added = bias if attn_mask is None else bias[..., keys]
         if is_causal:
             hidden = torch.arange(keys.start, keys.stop) > torch.arange(qo_len)[:, None]
-            scores = scores.masked_fill(hidden, -math.inf)
-        largest = ((scores - MAGIC) * scale).amax(dim=-1, keepdim=True)
-        grown = largest > row_max + RESCALE_THRESHOLD
-        factor = torch.where(grown, torch.exp2(row_max - largest), 1.0)
-        row_max = torch.where(grown, largest, row_max)
-        # One fused multiply-add: float64 holds the product exactly, and rounds once.
-        offset = -MAGIC * scale - row_max
-        p = torch.exp2((scores.double() * scale.double() + offset.double()).float())
+            added = torch.where(hidden, -math.inf, added)
+        logits = (scores - MAGIC) * scale + added
+        largest = logits.amax(dim=-1, keepdim=True) - precision.log_of_one
+        grown = largest > base + precision.threshold
+        factor = torch.where(grown, torch.exp2(base - largest), 1.0)
+        base = torch.where(grown, largest, base)
+        finite_base = base.masked_fill(base == -math.inf, 0.0)  # of rows that have seen no key
+        if attn_mask is None:
+            # One fused multiply-add: float64 holds the product exactly, and rounds once.
+            offset = -MAGIC * scale - finite_base + added
+            p = torch.exp2((scores.double() * scale.double() + offset.double()).float())
+        else:
+            p = torch.exp2(logits - finite_base)
         row_sum = row_sum * factor + p.sum(dim=-1, keepdim=True)
-        out = out * factor + p.to(q.dtype).float() @ values[..., keys, :]
+        out = out * factor
+        weights = p.to(precision.dtype or q.dtype).float()
+        for first in range(keys.start, keys.stop, precision.summed):
+            some = slice(first, min(first + precision.summed, keys.stop))
+            product = weigh(weights[..., first - start : some.stop - start], values[..., some, :])
+            block = first // BLOCK_N
+            out = out + product.to(precision.sums).float() * v_scale[..., block : block + 1, :]
 
     shift = queries @ mean.unsqueeze(2).transpose(-1, -2)
-    lse = (row_max + torch.log2(row_sum) + shift) * math.log(2.0)
-    return (out / row_sum).to(q.dtype).flatten(1, 2), lse.squeeze(-1).flatten(1, 2)
+    empty = row_sum == 0.0
+    lse = ((base + torch.log2(row_sum) + shift) * math.log(2.0)).masked_fill(empty, -math.inf)
+    out = (out / row_sum + v_mean).masked_fill(empty, 0.0)
+    return out.to(q.dtype).flatten(1, 2), lse.squeeze(-1).flatten(1, 2)
+
+
+def attention_varlen(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    cu_seqlens_k: torch.Tensor,
+    *,
+    is_causal: bool,
+    sm_scale: float,
+    smooth_k: bool,
+    smooth_v: bool = False,
+    kernel: str = "sm80_qk_int8_pv_f16",
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`attention` of packed sequences, one after the other.
+
+    q: [tokens, q_heads, head_dim], k: [kv_tokens, kv_heads, head_dim], v: [kv_tokens, kv_heads, v_head_dim], `cu_seqlens_*`:
+    [sequences + 1] → [tokens, q_heads, v_head_dim] in q's dtype, log-sum-exp [q_heads, tokens] float32.
+    """
+    out = q.new_zeros(*q.shape[:2], v.shape[2])
+    lse = torch.full((q.shape[1], q.shape[0]), -math.inf)
+    ends_q, ends_k = cu_seqlens_q.tolist(), cu_seqlens_k.tolist()
+    for queries, keys in zip(map(slice, ends_q, ends_q[1:]), map(slice, ends_k, ends_k[1:])):
+        sequence = [x.transpose(0, 1).unsqueeze(0) for x in (q[queries], k[keys], v[keys])]
+        if sequence[0].numel() == 0 or sequence[1].numel() == 0:
+            continue
+        some_out, some_lse = attention(
+            *sequence, is_causal=is_causal, sm_scale=sm_scale, smooth_k=smooth_k, smooth_v=smooth_v, kernel=kernel
+        )
+        out[queries], lse[:, queries] = some_out[0].transpose(0, 1), some_lse[0]
+    return out, lse

@@ -1,15 +1,25 @@
-"""Checks of the public functions' arguments: each message names the argument, what was expected and what came."""
+"""Checks of the public functions' arguments: each message names the argument, what was expected, what came and what helps."""
 
 from __future__ import annotations
 
+import difflib
+import inspect
+import operator
+import re
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-LARGEST_HEAD_DIM = 128
+LARGEST_HEAD_DIM = 256
+DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+AXES = {
+    "HND": "[batch, heads, tokens, head_dim]",
+    "NHD": "[batch, tokens, heads, head_dim]",
+    "packed": "[tokens, heads, head_dim]",
+}
 
 
 def token_dimension(tensor_layout: str) -> int:
@@ -27,14 +37,15 @@ def one_of(name: str, value: object, allowed: Sequence[str]) -> None:
         raise ValueError(f"{name}: expected one of {', '.join(map(repr, allowed))}, got {value!r}")
 
 
-def boolean(name: str, value: object) -> None:
-    """Check a flag.
+def flags(**values: object) -> None:
+    """Check flags, given by name.
 
     Raises:
-        TypeError: it is not a bool.
+        TypeError: one is not a bool.
     """
-    if not isinstance(value, bool):
-        raise TypeError(f"{name}: expected True or False, got {value!r}")
+    for name, value in values.items():
+        if value is not True and value is not False:
+            raise TypeError(f"{name}: expected True or False, got {value!r}")
 
 
 def number(name: str, value: Any) -> float:
@@ -51,41 +62,133 @@ def number(name: str, value: Any) -> float:
     raise TypeError(f"{name}: expected a number or None, got {value!r}")
 
 
+def length(name: str, value: Any) -> int:
+    """A number of tokens.
+
+    Raises:
+        TypeError, ValueError: it is not an integer, or negative.
+    """
+    if isinstance(value, torch.Tensor) and value.device.type != "cpu":
+        raise TypeError(f"{name}: expected an int, got a tensor on {value.device}; reading it would wait for the GPU")
+    try:
+        value = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name}: expected an int, got {value!r}") from None
+    if value < 0:
+        raise ValueError(f"{name}: expected 0 or more, got {value}")
+    return value  # type: ignore[no-any-return, unused-ignore]
+
+
+def capability(name: str, value: object) -> tuple[int, int]:
+    """A compute capability such as "8.9".
+
+    Raises:
+        ValueError: it is none.
+    """
+    found = re.fullmatch(r"(\d+)\.(\d+)", str(value))
+    if found is None:
+        raise ValueError(f"{name}: expected a compute capability such as '8.9', got {value!r}")
+    return int(found[1]), int(found[2])
+
+
+def nothing_unknown(function: Callable[..., object], unknown: Mapping[str, object]) -> None:
+    """Refuse keyword arguments that a function has not.
+
+    Raises:
+        TypeError: there are some; names the nearest that it has.
+    """
+    known = list(inspect.signature(function).parameters)[:-1]
+    for name in unknown:
+        near = difflib.get_close_matches(name, known, 1)
+        meant = f"did you mean {near[0]!r}?" if near else f"it takes {', '.join(known)}"
+        raise TypeError(f"{function.__name__}() has no argument {name!r}: {meant}")
+
+
 def tensors(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, tensor_layout: str) -> None:
     """Check the three tensors of an attention call against each other.
 
+    Args:
+        q, k, v: as the public functions describe them.
+        tensor_layout: "HND", "NHD" or, for `sageattn_varlen`, "packed".
+
     Raises:
-        TypeError: not a tensor, or a dtype other than float16 and bfloat16, or dtypes that differ.
+        TypeError: not a tensor, or a dtype that is not computed, or dtypes that differ.
         ValueError: anything else that the kernels cannot compute.
     """
-    one_of("tensor_layout", tensor_layout, ("HND", "NHD"))
+    rank = 3 if tensor_layout == "packed" else 4
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, torch.Tensor):
             raise TypeError(f"{name}: expected a torch.Tensor, got {type(x).__name__}")
-        if x.dim() != 4:
-            axes = "[batch, heads, tokens, head_dim]" if tensor_layout == "HND" else "[batch, tokens, heads, head_dim]"
-            raise ValueError(f"{name}: expected 4 dimensions {axes}, got {x.dim()}: {tuple(x.shape)}")
-        if x.dtype not in (torch.float16, torch.bfloat16):
-            raise TypeError(f"{name}: expected dtype float16 or bfloat16, got {x.dtype}")
-        if x.dtype != q.dtype:
-            raise TypeError(f"{name}: expected dtype {q.dtype} as q, got {x.dtype}")
-        if x.device != q.device:
-            raise ValueError(f"{name}: expected device {q.device} as q, got {x.device}")
-        if x.stride(3) != 1 and x.shape[3] > 1:
+        if x.dim() != rank:
+            raise ValueError(f"{name}: expected {rank} dimensions {AXES[tensor_layout]}, got {x.dim()}: {tuple(x.shape)}")
+        if x.dtype not in DTYPES:
+            raise TypeError(f"{name}: expected dtype float16, bfloat16 or float32, got {x.dtype}; convert it, with x.to(…)")
+        if x.stride(-1) != 1 and x.shape[-1] > 1:
             raise ValueError(
-                f"{name}: expected a contiguous last dimension, got stride {x.stride(3)}; call .contiguous() on it"
+                f"{name}: expected a contiguous last dimension, got stride {x.stride(-1)}; call .contiguous() on it"
             )
-    tokens = token_dimension(tensor_layout)
-    heads = 3 - tokens
-    if k.shape != v.shape:
-        raise ValueError(f"v: expected the shape of k, {tuple(k.shape)}, got {tuple(v.shape)}")
-    if k.shape[0] != q.shape[0]:
-        raise ValueError(f"k: expected batch {q.shape[0]} as q, got {k.shape[0]}")
-    if k.shape[3] != q.shape[3]:
-        raise ValueError(f"k: expected head_dim {q.shape[3]} as q, got {k.shape[3]}")
-    if not 1 <= q.shape[3] <= LARGEST_HEAD_DIM:
-        raise ValueError(f"q: expected head_dim 1 to {LARGEST_HEAD_DIM}, got {q.shape[3]}")
-    if k.shape[heads] < 1 or q.shape[heads] % k.shape[heads] != 0:
-        raise ValueError(f"k: expected a number of heads that divides q's {q.shape[heads]}, got {k.shape[heads]}")
-    if k.shape[tokens] < 1 and q.numel() > 0:
+    if k.dtype != q.dtype or v.dtype != q.dtype:
+        name, x = ("k", k) if k.dtype != q.dtype else ("v", v)
+        raise TypeError(f"{name}: expected dtype {q.dtype} as q, got {x.dtype}; convert it, with x.to(q.dtype)")
+    if k.device != q.device or v.device != q.device:
+        name, x = ("k", k) if k.device != q.device else ("v", v)
+        raise ValueError(f"{name}: expected device {q.device} as q, got {x.device}; move it, with x.to(q.device)")
+    _shapes(tuple(q.shape), tuple(k.shape), tuple(v.shape), tensor_layout)
+
+
+def _shapes(q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...], tensor_layout: str) -> None:
+    tokens, heads = {"HND": (2, 1), "NHD": (1, 2), "packed": (0, 1)}[tensor_layout]
+    if k[:-1] != v[:-1]:
+        raise ValueError(f"v: expected the shape of k but for head_dim, {k}, got {v}")
+    if tensor_layout != "packed" and k[0] != q[0]:
+        raise ValueError(f"k: expected batch {q[0]} as q, got {k[0]}")
+    if k[-1] != q[-1]:
+        raise ValueError(f"k: expected head_dim {q[-1]} as q, got {k[-1]}")
+    for name, shape in (("q", q), ("v", v)):
+        if not 1 <= shape[-1] <= LARGEST_HEAD_DIM:
+            raise ValueError(f"{name}: expected head_dim 1 to {LARGEST_HEAD_DIM}, got {shape[-1]}")
+    if k[heads] < 1 or q[heads] % k[heads] != 0:
+        raise ValueError(f"k: expected a number of heads that divides q's {q[heads]}, got {k[heads]}")
+    if k[tokens] < 1 and tensor_layout != "packed" and 0 not in q:
         raise ValueError("k: expected at least one token, got none")
+
+
+def mask(attn_mask: torch.Tensor, q: torch.Tensor, k: torch.Tensor, tensor_layout: str) -> None:
+    """Check `attn_mask` against the scores, [batch, q_heads, qo_len, kv_len] in either layout.
+
+    Raises:
+        TypeError: not a tensor, or neither bool nor a floating dtype.
+        ValueError: another device, or not broadcastable.
+    """
+    if not isinstance(attn_mask, torch.Tensor):
+        raise TypeError(f"attn_mask: expected a torch.Tensor or None, got {type(attn_mask).__name__}")
+    if attn_mask.dtype != torch.bool and attn_mask.dtype not in DTYPES:
+        raise TypeError(
+            f"attn_mask: expected dtype bool (True: attend), float16, bfloat16 or float32 (added to the scores), "
+            f"got {attn_mask.dtype}"
+        )
+    if attn_mask.device != q.device:
+        raise ValueError(f"attn_mask: expected device {q.device} as q, got {attn_mask.device}")
+    tokens = token_dimension(tensor_layout)
+    scores = (q.shape[0], q.shape[3 - tokens], q.shape[tokens], k.shape[tokens])
+    shape = tuple(attn_mask.shape)
+    if len(shape) > 4 or any(a not in (1, b) for a, b in zip(shape[::-1], scores[::-1])):
+        raise ValueError(
+            f"attn_mask: expected a shape that broadcasts to [batch, q_heads, qo_len, kv_len], {scores}, got {shape}"
+        )
+
+
+def cumulative_lengths(name: str, value: torch.Tensor, q: torch.Tensor) -> None:
+    """Check `cu_seqlens_q` or `cu_seqlens_k`; what they hold is not read, which would wait for the GPU.
+
+    Raises:
+        TypeError, ValueError: not one dimension of int32 on q's device, or empty.
+    """
+    if not isinstance(value, torch.Tensor):
+        raise TypeError(f"{name}: expected a torch.Tensor, got {type(value).__name__}")
+    if value.dtype != torch.int32:
+        raise TypeError(f"{name}: expected dtype int32, got {value.dtype}; convert it, with x.int()")
+    if value.dim() != 1 or value.shape[0] < 1:
+        raise ValueError(f"{name}: expected one dimension [sequences + 1], got shape {tuple(value.shape)}")
+    if value.device != q.device:
+        raise ValueError(f"{name}: expected device {q.device} as q, got {value.device}; move it, with x.to(q.device)")

@@ -1,11 +1,10 @@
-"""What users and other programs see: signatures and call forms, errors in words, `torch.compile`, a broken installation."""
+"""What users see: signatures, errors in words, `torch.compile`, a broken installation. Call forms: test_clients.py."""
 
 from __future__ import annotations
 
 import inspect
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -19,10 +18,26 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import sageattention
-from sageattention import _library, sageattn, sageattn_qk_int8_pv_fp16_cuda
+from sageattention import (
+    _library,
+    dispatch,
+    sageattn,
+    sageattn_qk_int8_pv_fp8_cuda,
+    sageattn_qk_int8_pv_fp8_cuda_sm90,
+    sageattn_qk_int8_pv_fp16_cuda,
+    sageattn_qk_int8_pv_fp16_triton,
+    sageattn_varlen,
+)
 
-FUNCTIONS: list[Callable[..., Any]] = [sageattn, sageattn_qk_int8_pv_fp16_cuda]
+FUNCTIONS: list[Callable[..., Any]] = [
+    sageattn,
+    sageattn_qk_int8_pv_fp16_cuda,
+    sageattn_qk_int8_pv_fp16_triton,
+    sageattn_qk_int8_pv_fp8_cuda,
+    sageattn_qk_int8_pv_fp8_cuda_sm90,
+]
 OPERATOR = torch.ops.sageattention.attention.default
+VARLEN = torch.ops.sageattention.attention_varlen.default
 KERNEL = "sm80_qk_int8_pv_f16"
 BUILD = _library.Build("2.2.0", "2.8.0", "12.8")
 
@@ -38,64 +53,66 @@ def qkv(*shape: int, dtype: torch.dtype = torch.float16) -> list[torch.Tensor]:
 # ── Signatures and the ways they are called ──────────────────────────────────────────────────────────────────────────
 
 
-def test_signatures_are_upstreams() -> None:
-    """Names, order and defaults, since some callers pass them by position."""
-    assert list(inspect.signature(sageattn).parameters)[:7] == [
-        "q", "k", "v", "tensor_layout", "is_causal", "sm_scale", "return_lse",
-    ]  # fmt: skip
-    parameters = inspect.signature(sageattn_qk_int8_pv_fp16_cuda).parameters
-    assert {name: p.default for name, p in list(parameters.items())[3:]} == {
-        "tensor_layout": "HND", "is_causal": False, "qk_quant_gran": "per_thread", "sm_scale": None,
-        "pv_accum_dtype": "fp32", "smooth_k": True, "smooth_v": False, "return_lse": False,
-    }  # fmt: skip
+# Names, order and defaults, since some callers pass them by position. pv_accum_dtype of FP8 differs from SageAttention's
+# "fp32+fp16" on purpose: no default may overflow.
+SIGNATURES: list[tuple[Callable[..., Any], str]] = [
+    (sageattn, "tensor_layout='HND', is_causal=False, sm_scale=None, return_lse=False, smooth_k=True, attn_mask=None"),
+    (
+        sageattn_qk_int8_pv_fp16_cuda,
+        "tensor_layout='HND', is_causal=False, qk_quant_gran='per_thread', sm_scale=None, pv_accum_dtype='fp32', "
+        "smooth_k=True, smooth_v=False, return_lse=False, attn_mask=None",
+    ),
+    (
+        sageattn_qk_int8_pv_fp16_triton,
+        "tensor_layout='HND', quantization_backend='triton', is_causal=False, attn_mask=None, sm_scale=None, smooth_k=True, "
+        "return_lse=False",
+    ),
+    (
+        sageattn_qk_int8_pv_fp8_cuda,
+        "tensor_layout='HND', is_causal=False, qk_quant_gran='per_thread', sm_scale=None, pv_accum_dtype='fp32+fp32', "
+        "smooth_k=True, smooth_v=False, return_lse=False, attn_mask=None",
+    ),
+    (
+        sageattn_qk_int8_pv_fp8_cuda_sm90,
+        "tensor_layout='HND', is_causal=False, qk_quant_gran='per_thread', sm_scale=None, pv_accum_dtype='fp32+fp32', "
+        "smooth_k=True, return_lse=False, attn_mask=None",
+    ),
+    (
+        sageattn_varlen,
+        "cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, is_causal=False, sm_scale=None, smooth_k=True, "
+        "return_lse=False",
+    ),
+]
+
+
+@pytest.mark.parametrize(("function", "expected"), SIGNATURES, ids=lambda x: getattr(x, "__name__", ""))
+def test_signatures_are_sageattentions(function: Callable[..., Any], expected: str) -> None:
+    parameters = [
+        p.replace(annotation=p.empty)
+        for p in inspect.signature(function).parameters.values()
+        if p.kind is p.POSITIONAL_OR_KEYWORD
+    ]
+    assert ", ".join(map(str, parameters)) == f"q, k, v, {expected}"
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)
 def test_nothing_is_swallowed(function: Callable[..., Any]) -> None:
-    kinds = {p.kind for p in inspect.signature(function).parameters.values()}
-    assert kinds == {inspect.Parameter.POSITIONAL_OR_KEYWORD}
-    # ComfyUI passes a mask only where the signature has it: it must not be there before masks are computed.
-    assert "attn_mask" not in inspect.signature(function).parameters
-    with pytest.raises(TypeError, match="attn_mask"):
-        function(*qkv(1, 2, 8, 64), attn_mask=None)
+    tensors = qkv(1, 2, 8, 64)
+    name = function.__name__
+    with pytest.raises(TypeError) as caught:
+        function(*tensors, atn_mask=None)
+    assert str(caught.value) == f"{name}() has no argument 'atn_mask': did you mean 'attn_mask'?"
+    with pytest.raises(TypeError, match=rf"{name}\(\) has no argument 'window': it takes q, k, v, tensor_layout, .*attn_mask"):
+        function(*tensors, window=None)
+    # ComfyUI passes a mask only where the signature has it.
+    assert "attn_mask" in inspect.signature(function).parameters
 
 
 def test_what_is_exported() -> None:
     assert sageattention.__version__ == _library.build.version
-    assert set(sageattention.__all__) == {"__version__", *(f.__name__ for f in FUNCTIONS)}
-
-
-@pytest.mark.parametrize("function", FUNCTIONS)
-def test_diffusers_form(function: Callable[..., Any]) -> None:
-    q, k, v = qkv(2, 40, 3, 64, dtype=torch.bfloat16)
-    out, lse, *_ = function(q=q, k=k, v=v, tensor_layout="NHD", is_causal=False, sm_scale=0.1, return_lse=True)
-    assert out.shape == q.shape
-    assert lse.shape == (2, 3, 40)
-    alone = function(q=q, k=k, v=v, tensor_layout="NHD", is_causal=True, sm_scale=None, return_lse=False)
-    assert isinstance(alone, torch.Tensor)
-    assert alone.dtype == torch.bfloat16
-
-
-@pytest.mark.parametrize("layout", ["HND", "NHD"])
-def test_comfyui_form(layout: str) -> None:
-    q, k, v = qkv(1, 6, 6, 64)
-    out: Any = sageattn(q, k, v, is_causal=False, tensor_layout=layout, sm_scale=None, smooth_k=False)
-    assert out.shape == q.shape
-    assert torch.equal(out, sageattn(q, k, v, layout, False, None, False, False))
-
-
-def test_kjnodes_form() -> None:
-    q, k, v = qkv(1, 2, 30, 128)
-    out: Any = sageattn_qk_int8_pv_fp16_cuda(q, k, v, is_causal=False, pv_accum_dtype="fp32", tensor_layout="NHD")
-    assert out.shape == q.shape
-
-
-def test_xdit_form() -> None:
-    q, k, v = qkv(1, 4, 50, 64)
-    out, lse = sageattn(q, k, v, is_causal=True, return_lse=True)
-    assert out.shape == q.shape
-    assert lse.shape == (1, 4, 50)
-    assert lse.dtype == torch.float32
+    functions = {f.__name__ for f in FUNCTIONS} | {"sageattn_varlen", "explain"}
+    assert set(sageattention.__all__) == {"__version__", *functions}
+    assert all(callable(getattr(sageattention, name)) for name in functions)
 
 
 def test_functions_and_options_agree() -> None:
@@ -131,10 +148,19 @@ ERRORS: list[tuple[str, dict[str, Any], type[Exception], str]] = [
         "k rank NHD", {"k": K[..., None], "tensor_layout": "NHD"}, ValueError,
         "k: expected 4 dimensions [batch, tokens, heads, head_dim], got 5: (2, 4, 10, 64, 1)",
     ),
-    ("q dtype", {"q": Q.float()}, TypeError, "q: expected dtype float16 or bfloat16, got torch.float32"),
-    ("k dtype", {"k": K.to(torch.int8)}, TypeError, "k: expected dtype float16 or bfloat16, got torch.int8"),
-    ("dtypes differ", {"v": V.bfloat16()}, TypeError, "v: expected dtype torch.float16 as q, got torch.bfloat16"),
-    ("devices differ", {"k": K.to("meta")}, ValueError, "k: expected device cpu as q, got meta"),
+    (
+        "q dtype", {"q": Q.double()}, TypeError,
+        "q: expected dtype float16, bfloat16 or float32, got torch.float64; convert it, with x.to(…)",
+    ),
+    (
+        "k dtype", {"k": K.to(torch.int8)}, TypeError,
+        "k: expected dtype float16, bfloat16 or float32, got torch.int8; convert it, with x.to(…)",
+    ),
+    (
+        "dtypes differ", {"v": V.bfloat16()}, TypeError,
+        "v: expected dtype torch.float16 as q, got torch.bfloat16; convert it, with x.to(q.dtype)",
+    ),
+    ("devices differ", {"k": K.to("meta")}, ValueError, "k: expected device cpu as q, got meta; move it, with x.to(q.device)"),
     (
         "strided channels", {"v": torch.empty(2, 4, 10, 128, dtype=torch.float16)[..., ::2]}, ValueError,
         "v: expected a contiguous last dimension, got stride 2; call .contiguous() on it",
@@ -143,16 +169,19 @@ ERRORS: list[tuple[str, dict[str, Any], type[Exception], str]] = [
         "transposed channels", {"q": Q.transpose(2, 3)}, ValueError,
         "q: expected a contiguous last dimension, got stride 64; call .contiguous() on it",
     ),
-    ("k and v differ", {"v": V[:, :, :9]}, ValueError, "v: expected the shape of k, (2, 4, 10, 64), got (2, 4, 9, 64)"),
+    (
+        "k and v differ", {"v": V[:, :, :9]}, ValueError,
+        "v: expected the shape of k but for head_dim, (2, 4, 10, 64), got (2, 4, 9, 64)",
+    ),
     ("batch", {"k": K[:1], "v": V[:1]}, ValueError, "k: expected batch 2 as q, got 1"),
     ("head_dim differs", {"k": K[..., :32], "v": V[..., :32]}, ValueError, "k: expected head_dim 64 as q, got 32"),
     (
-        "head_dim", dict.fromkeys("qkv", torch.empty(1, 1, 5, 129, dtype=torch.float16)), ValueError,
-        "q: expected head_dim 1 to 128, got 129",
+        "head_dim", dict.fromkeys("qkv", torch.empty(1, 1, 5, 257, dtype=torch.float16)), ValueError,
+        "q: expected head_dim 1 to 256, got 257",
     ),
     (
         "no head_dim", dict.fromkeys("qkv", torch.empty(1, 1, 5, 0, dtype=torch.float16)), ValueError,
-        "q: expected head_dim 1 to 128, got 0",
+        "q: expected head_dim 1 to 256, got 0",
     ),
     ("heads", {"k": K[:, :3], "v": V[:, :3]}, ValueError, "k: expected a number of heads that divides q's 4, got 3"),
     ("more kv heads", {"q": Q[:, :2]}, ValueError, "k: expected a number of heads that divides q's 2, got 4"),
@@ -162,6 +191,29 @@ ERRORS: list[tuple[str, dict[str, Any], type[Exception], str]] = [
         "k: expected a number of heads that divides q's 10, got 3",
     ),
     ("no keys", {"k": K[:, :, :0], "v": V[:, :, :0]}, ValueError, "k: expected at least one token, got none"),
+    (
+        "v head_dim", {"v": torch.empty(2, 4, 10, 300, dtype=torch.float16)}, ValueError,
+        "v: expected head_dim 1 to 256, got 300",
+    ),
+    ("mask no tensor", {"attn_mask": [0]}, TypeError, "attn_mask: expected a torch.Tensor or None, got list"),
+    (
+        "mask dtype", {"attn_mask": torch.ones(10, 10, dtype=torch.int64)}, TypeError,
+        "attn_mask: expected dtype bool (True: attend), float16, bfloat16 or float32 (added to the scores), got torch.int64",
+    ),
+    (
+        "mask device", {"attn_mask": torch.ones(10, 10, device="meta")}, ValueError,
+        "attn_mask: expected device cpu as q, got meta",
+    ),
+    (
+        "mask shape", {"attn_mask": torch.ones(3, 1, 1, 10)}, ValueError,
+        "attn_mask: expected a shape that broadcasts to [batch, q_heads, qo_len, kv_len], (2, 4, 10, 10), got (3, 1, 1, 10)",
+    ),
+    (
+        "mask rank", {"attn_mask": torch.ones(1, 1, 1, 1, 10)}, ValueError,
+        "attn_mask: expected a shape that broadcasts to [batch, q_heads, qo_len, kv_len], (2, 4, 10, 10), got (1, 1, 1, 1, 10)",
+    ),
+    ("flag", {"is_causal": 1}, TypeError, "is_causal: expected True or False, got 1"),
+    ("no number", {"sm_scale": "0.1"}, TypeError, "sm_scale: expected a number or None, got '0.1'"),
 ]  # fmt: skip
 
 
@@ -174,16 +226,65 @@ def test_argument_errors(function: Callable[..., Any], arguments: dict[str, Any]
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "allowed"),
+    ("function", "name", "value", "allowed"),
     [
-        ("qk_quant_gran", "per_block", "'per_thread', 'per_warp'"),
-        ("pv_accum_dtype", "fp16", "'fp32'"),
-        ("pv_accum_dtype", "fp16+fp32", "'fp32'"),
+        (sageattn_qk_int8_pv_fp16_cuda, "qk_quant_gran", "per_block", "'per_thread', 'per_warp'"),
+        (sageattn_qk_int8_pv_fp16_cuda, "pv_accum_dtype", "fp32+fp32", "'fp32', 'fp16+fp32', 'fp16'"),
+        (sageattn_qk_int8_pv_fp8_cuda, "pv_accum_dtype", "fp16", "'fp32+fp32', 'fp32', 'fp32+fp16'"),
+        (sageattn_qk_int8_pv_fp8_cuda_sm90, "pv_accum_dtype", "fp32+fp16", "'fp32+fp32', 'fp32'"),
+        (sageattn_qk_int8_pv_fp16_triton, "quantization_backend", "cpu", "'triton', 'cuda'"),
     ],
 )
-def test_option_errors(name: str, value: str, allowed: str) -> None:
-    with pytest.raises(ValueError, match=f"^{name}: expected one of {allowed}, got {re.escape(repr(value))}$"):
-        FUNCTIONS[1](Q, K, V, **{name: value})
+def test_option_errors(function: Callable[..., Any], name: str, value: str, allowed: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        function(Q, K, V, **{name: value})
+    assert str(caught.value) == f"{name}: expected one of {allowed}, got {value!r}"
+
+
+CU = torch.tensor([0, 4, 10], dtype=torch.int32)
+PACKED = {"q": Q[0].transpose(0, 1), "k": K[0].transpose(0, 1), "v": V[0].transpose(0, 1)}
+VARLEN_ERRORS: list[tuple[str, dict[str, Any], type[Exception], str]] = [
+    ("rank", {"q": Q}, ValueError, "q: expected 3 dimensions [tokens, heads, head_dim], got 4: (2, 4, 10, 64)"),
+    (
+        "int64", {"cu_seqlens_q": CU.long()}, TypeError,
+        "cu_seqlens_q: expected dtype int32, got torch.int64; convert it, with x.int()",
+    ),
+    ("no tensor", {"cu_seqlens_k": [0, 10]}, TypeError, "cu_seqlens_k: expected a torch.Tensor, got list"),
+    (
+        "cu rank", {"cu_seqlens_k": CU[None]}, ValueError,
+        "cu_seqlens_k: expected one dimension [sequences + 1], got shape (1, 3)",
+    ),
+    ("cu length", {"cu_seqlens_k": CU[:2]}, ValueError, "cu_seqlens_k: expected the length of cu_seqlens_q, 3, got 2"),
+    (
+        "cu device", {"cu_seqlens_q": CU.to("meta")}, ValueError,
+        "cu_seqlens_q: expected device cpu as q, got meta; move it, with x.to(q.device)",
+    ),
+    ("max", {"max_seqlen_q": 5.5}, TypeError, "max_seqlen_q: expected an int, got 5.5"),
+    ("negative", {"max_seqlen_k": -1}, ValueError, "max_seqlen_k: expected 0 or more, got -1"),
+    (
+        "max on a GPU", {"max_seqlen_k": torch.ones((), device="meta")}, TypeError,
+        "max_seqlen_k: expected an int, got a tensor on meta; reading it would wait for the GPU",
+    ),
+    ("unknown", {"cu_seqlens_kv": CU}, TypeError, "sageattn_varlen() has no argument 'cu_seqlens_kv': did you mean 'cu_seqlens_k'?"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("arguments", "error", "message"), [pytest.param(*e[1:], id=e[0]) for e in VARLEN_ERRORS])
+def test_varlen_errors(arguments: dict[str, Any], error: type[Exception], message: str) -> None:
+    good = {**PACKED, "cu_seqlens_q": CU, "cu_seqlens_k": CU, "max_seqlen_q": 6, "max_seqlen_k": 6}
+    with pytest.raises(error) as caught:
+        sageattn_varlen(**{**good, **arguments})
+    assert str(caught.value) == message
+
+
+def test_names_of_scaled_dot_product_attention() -> None:
+    """It is replaced by `sageattn` in programs that call it with its own names."""
+    expected: Any = sageattn(Q, K[:, :2], V[:, :2], sm_scale=0.2)
+    assert torch.equal(sageattn(Q, K[:, :2], V[:, :2], attn_mask=None, dropout_p=0.0, scale=0.2, enable_gqa=True), expected)
+    with pytest.raises(ValueError, match=r"dropout_p: expected 0, got 0\.1; there is no dropout here"):
+        sageattn(Q, K, V, dropout_p=0.1)
+    with pytest.raises(TypeError, match="scale: sm_scale is given already, and means the same"):
+        sageattn(Q, K, V, sm_scale=0.1, scale=0.1)
 
 
 def test_errors_come_through_compile() -> None:
@@ -207,6 +308,16 @@ def test_opcheck_with_other_strides() -> None:
     torch.library.opcheck(OPERATOR, (q, k, v, None, "HND", True, 0.125, False, False, True, KERNEL))
 
 
+@pytest.mark.parametrize("kernel", dispatch.KERNELS)
+def test_opcheck_of_every_kernel(kernel: str) -> None:
+    q, k, v = qkv(1, 4, 9, 40)
+    mask = torch.ones(9, 9, dtype=torch.bool).tril()
+    torch.library.opcheck(OPERATOR, (q, k, v[..., :24], mask, "HND", False, 0.125, True, True, True, kernel))
+    cu = torch.tensor([0, 3, 3, 9], dtype=torch.int32)
+    packed = [x[0].transpose(0, 1) for x in (q, k, v[..., :24])]
+    torch.library.opcheck(VARLEN, (*packed, cu, cu, 6, 6, False, 0.125, True, True, True, kernel))
+
+
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_compile_fullgraph(backend: str, dynamic: bool) -> None:
@@ -220,6 +331,29 @@ def test_compile_fullgraph(backend: str, dynamic: bool) -> None:
     for tokens in (6, 11):
         q, k, v = qkv(1, 6, tokens, 64)
         for got, expected in zip(compiled(q, k, v), layer(q, k, v), strict=True):
+            torch.testing.assert_close(got, expected)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_everything_compiles_fullgraph(dynamic: bool) -> None:
+    """Every function and option: which kernel is asked for does not break the graph."""
+    cu = torch.tensor([0, 2, 6], dtype=torch.int32)
+
+    def layer(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor) -> list[Any]:
+        outputs: list[Any] = [f(q, k, v, attn_mask=mask) for f in FUNCTIONS]
+        outputs.append(sageattn_qk_int8_pv_fp8_cuda(q, k, v, pv_accum_dtype="fp32+fp16", smooth_v=True))
+        outputs.append(sageattn(q.float(), k.float(), v.float(), sm_scale=0.3, smooth_k=False))
+        a, b, c = (x[0].transpose(0, 1) for x in (q, k, v))
+        longest = q.shape[2]
+        outputs.extend(sageattn_varlen(a, b, c, cu, cu, longest, longest, is_causal=True, return_lse=True))
+        return outputs
+
+    torch._dynamo.reset()
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager", dynamic=dynamic)
+    for head_dim in (64, 80):
+        q, k, v = qkv(1, 2, 6, head_dim)
+        mask = torch.ones(6, 6, dtype=torch.bool).tril()
+        for got, expected in zip(compiled(q, k, v, mask), layer(q, k, v, mask), strict=True):
             torch.testing.assert_close(got, expected)
 
 
@@ -314,7 +448,9 @@ def _kernels_restored() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_kernels_restored")
-@pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"architectures": 5}'])
+@pytest.mark.parametrize(
+    "content", ["", "{", "[]", "{}", '{"architectures": 5}', '{"architectures": ["sm_80"], "files": ["x"]}']
+)
 def test_a_damaged_manifest(tmp_path: Path, content: str) -> None:
     (tmp_path / "manifest.json").write_text(content, encoding="utf-8")
     with pytest.raises(ImportError, match=r"the kernel manifest .*manifest\.json is damaged .*; reinstall"):

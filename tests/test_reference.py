@@ -317,7 +317,8 @@ def test_the_threshold_of_rescaling_does_not_matter(monkeypatch: pytest.MonkeyPa
     q, k, v = qkv(2, 200, 128, dtype=torch.float16)
     q = q * 8  # scores far apart, so that maxima do grow
     lazy, lazy_lse = attend_lse(q, k, v)
-    monkeypatch.setattr(reference, "RESCALE_THRESHOLD", 0.0)
+    precision = reference.PRECISION["sm80_qk_int8_pv_f16"]
+    monkeypatch.setitem(reference.PRECISION, "sm80_qk_int8_pv_f16", precision._replace(threshold=0.0))
     eager, eager_lse = attend_lse(q, k, v)
     torch.testing.assert_close(lazy, eager, rtol=5e-3, atol=2e-3)
     torch.testing.assert_close(lazy_lse, eager_lse, rtol=0, atol=1e-3)
@@ -375,29 +376,52 @@ def test_rounding_is_to_nearest_even() -> None:
     assert reference.round_to_int8(x, torch.tensor(127.0)).tolist() == [-127, -2, -2, 0, 0, 2, 2, 127]
 
 
+F16, F16_SUMS, F8, F8_SUMS, HOPPER = reference.PRECISION.values()
+NUMBER = r"(-?[\d.e-]+)f?"
+
+
 @pytest.mark.parametrize(
-    ("file", "pattern", "value"),
+    ("file", "pattern", "values"),
     [
-        ("quant/quant_k_int8.h", r"kBlockN = (\d+);", reference.BLOCK_N),
-        ("quant/quant_k_int8.h", r"kSampledKeys = (\d+);", reference.SAMPLED_KEYS),
-        ("quant/quant_k_int8.cu", r"magnitude = ([\d.e-]+)f;", reference.SMALLEST_MAGNITUDE),
-        ("attention/sm80_qk_int8_pv_f16.cu", r"magnitude = ([\d.e-]+)f;", reference.SMALLEST_MAGNITUDE),
-        ("attention/sm80_qk_int8_pv_f16.cu", r"kRescaleThreshold = ([\d.]+)f;", reference.RESCALE_THRESHOLD),
-        ("attention/sm90_qk_int8_pv_f16.cu", r"magnitude = ([\d.e-]+)f;", reference.SMALLEST_MAGNITUDE),
-        ("attention/sm90_qk_int8_pv_f16.cu", r"kRescaleThreshold = ([\d.]+)f;", reference.RESCALE_THRESHOLD),
-        ("attention/sm80_qk_int8_pv_f16.cu", r"kMagic = ([\d.]+)f;", reference.MAGIC),
-        ("attention/sm80_qk_int8_pv_f16.cu", r"kChunkN = kHeadDim <= 64 \? (\d+) : \d+;", reference.chunk_n(64)),
-        ("attention/sm80_qk_int8_pv_f16.cu", r"kChunkN = kHeadDim <= 64 \? \d+ : (\d+);", reference.chunk_n(128)),
+        ("quant/quant_k_int8.h", rf"kBlockN = {NUMBER};", [reference.BLOCK_N]),
+        ("quant/quant_k_int8.h", rf"kSampledKeys = {NUMBER};", [reference.SAMPLED_KEYS]),
+        ("quant/quant_k_int8.cu", rf"magnitude = {NUMBER};", [reference.SMALLEST_MAGNITUDE]),
+        ("attention/mma_sync/load.cuh", rf"magnitude = {NUMBER};", [reference.SMALLEST_MAGNITUDE]),
+        ("attention/sm90_qk_int8_pv_f16.cu", rf"magnitude = {NUMBER};", [reference.SMALLEST_MAGNITUDE]),
+        ("attention/sm90_qk_int8_pv_f16.cu", rf"kRescaleThreshold = {NUMBER};", [HOPPER.threshold]),
+        (
+            "attention/mma_sync/config.cuh",
+            rf"kRescaleThreshold = kValues == Values::kF8 \? {NUMBER} : kSums == Sums::kHalf \? {NUMBER} : {NUMBER};",
+            [F8.threshold, F16_SUMS.threshold, F16.threshold],
+        ),
+        (
+            "attention/mma_sync/config.cuh",
+            rf"kLogOfOne = kValues == Values::kF8 \? {NUMBER} : kSums == Sums::kHalf \? {NUMBER} : {NUMBER};",
+            [F8.log_of_one, F16_SUMS.log_of_one, F16.log_of_one],
+        ),
+        ("attention/mma_sync/config.cuh", rf"kMagic = {NUMBER};", [reference.MAGIC]),
+        (
+            "attention/mma_sync/config.cuh",
+            rf"kChunkN = kHeadDim <= 64 \? {NUMBER} : \(kSums == Sums::kFloat \? kStepN : {NUMBER}\);",
+            [reference.chunk_n(64, F16), reference.chunk_n(128, F16_SUMS)],
+        ),
+        (
+            "attention/mma_sync/config.cuh",
+            rf"kStepN = kValues == Values::kF16 \? {NUMBER} : {NUMBER};",
+            [reference.chunk_n(128, F16), reference.chunk_n(128, F8)],
+        ),
+        ("attention/mma_sync/scores.cuh", rf"< {NUMBER} \? -INFINITY", [reference.LEAST_MASK]),
     ],
 )
-def test_constants_are_the_kernels(file: str, pattern: str, value: float) -> None:
+def test_constants_are_the_kernels(file: str, pattern: str, values: list[float]) -> None:
     text = (CSRC / "kernels" / file).read_text(encoding="utf-8")
-    assert [float(found) for found in re.findall(pattern, text)] == [value]
+    (found,) = re.finditer(pattern, text)
+    assert [float(number) for number in found.groups()] == values
 
 
 def test_magic_is_what_its_bits_say() -> None:
     """An int32 accumulator that starts at these bits reads as the float MAGIC plus the sum, for every possible sum."""
     bits = torch.tensor([0x4B400000], dtype=torch.int32)
-    largest = 127 * 127 * 128
+    largest = 127 * 127 * 256
     sums = torch.tensor([0, 1, -1, largest, -largest, 12345, -54321], dtype=torch.int32)
     assert torch.equal((bits + sums).view(torch.float32), reference.MAGIC + sums.float())

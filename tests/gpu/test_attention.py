@@ -9,7 +9,7 @@ import torch
 from accuracy import QK_INT8_PV_F16, exact, relative_l1
 
 import sageattention
-from sageattention import _ops, sageattn, sageattn_qk_int8_pv_fp16_cuda
+from sageattention import dispatch, sageattn, sageattn_qk_int8_pv_fp16_cuda
 
 pytestmark = [
     pytest.mark.gpu,
@@ -25,7 +25,7 @@ def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
     name: str = request.param
     if name.startswith("sm90") and torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("wgmma needs compute capability 9.0")
-    monkeypatch.setattr(_ops, "kernel_for", lambda _: name)
+    monkeypatch.setattr(dispatch, "kernel_for", lambda *_: name)
     return name
 
 
@@ -350,7 +350,7 @@ def test_operator_checks_memory_safety_itself(kernel: str) -> None:
         call(wide, wide, wide)
     with pytest.raises(TypeError, match="float16 or bfloat16"):
         call(q.float(), k.float(), v.float())
-    with pytest.raises(ValueError, match="kernel: expected one of sm80_qk_int8_pv_f16, .*; got 'auto'"):
+    with pytest.raises(ValueError, match=r"kernel: expected one of sm80_qk_int8_pv_f16, .*; got 'auto'"):
         call(q, k, v, "auto")
 
 

@@ -1,0 +1,227 @@
+"""Which kernel serves a call, and why: `TABLE` says it row by row, `KERNELS` what each kernel can do.
+
+The first row of a function whose GPUs include the caller's and whose kernel can do what is asked is taken.
+`sageattention.explain` prints the same choice.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Callable, NamedTuple
+
+import torch
+
+from sageattention import _library
+
+Capability = tuple[int, int]
+
+# On the CPU there is a reference of every kernel that is not for one GPU alone.
+CPU: Capability = (1000, 0)
+
+# Which GPUs, by compute capability. On Ada and the Blackwell of GeForce and workstations, FP16 products with float32 sums
+# run at half the rate of FP8's.
+GPUS: dict[str, Callable[[Capability], bool]] = {
+    "8.0 and later": lambda c: c >= (8, 0),
+    "8.9 and later": lambda c: c >= (8, 9),
+    "8.9 and 12.x": lambda c: c == (8, 9) or c[0] == 12,
+    "9.0 alone": lambda c: c == (9, 0),
+}
+
+
+class Kernel(NamedTuple):
+    """What an attention kernel can do. On the CPU its reference can do everything."""
+
+    gpus: str  # that it runs on
+    error: float  # largest relative L1 error against float64: randn, 4096 tokens, head_dim 128
+    largest_head_dim: int = 128
+    v_head_dim: bool = False  # V's head_dim may differ from Q's and K's
+    masks: bool = False
+    packed: bool = False  # sequences of any lengths one after the other (sageattn_varlen)
+
+
+KERNELS = {
+    "sm80_qk_int8_pv_f16": Kernel("8.0 and later", 0.0115),
+    "sm80_qk_int8_pv_f16_accum_f16": Kernel("8.0 and later", 0.0115),
+    "sm89_qk_int8_pv_f8": Kernel("8.9 and later", 0.0385),
+    "sm89_qk_int8_pv_f8_accum_f16": Kernel("8.9 and later", 0.0385),
+    "sm90_qk_int8_pv_f16": Kernel("9.0 alone", 0.0115),
+}
+
+
+class Row(NamedTuple):
+    """One line of the table."""
+
+    function: str
+    pv_accum_dtype: str | None  # None: the function has no such choice, or it changes nothing
+    gpus: str  # that it is the choice for
+    kernel: str
+    reason: str
+
+
+# fmt: off
+TABLE = (
+    Row("sageattn", None, "9.0 alone", "sm90_qk_int8_pv_f16",
+        "wgmma, the fastest here; 16-bit P and V cost no speed and are 3.5 times as exact as FP8"),
+    Row("sageattn", None, "8.9 and 12.x", "sm89_qk_int8_pv_f8",
+        "FP8 P and V: this GPU multiplies them twice as fast as 16-bit ones with float32 sums"),
+    Row("sageattn", None, "8.0 and later", "sm80_qk_int8_pv_f16",
+        "mma.sync with 16-bit P and V and float32 sums, which runs everywhere and no model overflows"),
+
+    Row("sageattn_qk_int8_pv_fp16_cuda", "fp32", "9.0 alone", "sm90_qk_int8_pv_f16",
+        "the same arithmetic as the mma.sync kernel, on wgmma"),
+    Row("sageattn_qk_int8_pv_fp16_cuda", "fp32", "8.0 and later", "sm80_qk_int8_pv_f16",
+        "float32 sums, which no model overflows"),
+    Row("sageattn_qk_int8_pv_fp16_cuda", "fp16+fp32", "8.0 and later", "sm80_qk_int8_pv_f16_accum_f16",
+        "asked for: sums of 32 keys in float16, added up in float32; V beyond float16's range overflows"),
+    Row("sageattn_qk_int8_pv_fp16_cuda", "fp16", "8.0 and later", "sm80_qk_int8_pv_f16_accum_f16",
+        "asked for: served like fp16+fp32, which is as fast and overflows less"),
+
+    Row("sageattn_qk_int8_pv_fp8_cuda", "fp32+fp32", "8.9 and later", "sm89_qk_int8_pv_f8",
+        "FP8 P and V, sums in float32"),
+    Row("sageattn_qk_int8_pv_fp8_cuda", "fp32", "8.9 and later", "sm89_qk_int8_pv_f8",
+        "served like fp32+fp32, which is as fast and more exact"),
+    Row("sageattn_qk_int8_pv_fp8_cuda", "fp32+fp16", "8.9 and later", "sm89_qk_int8_pv_f8_accum_f16",
+        "asked for: FP8 P and V, sums of 32 keys in float16: up to twice as fast on GeForce"),
+
+    Row("sageattn_qk_int8_pv_fp8_cuda_sm90", "fp32+fp32", "8.9 and later", "sm89_qk_int8_pv_f8",
+        "FP8 P and V, sums in float32; there is no wgmma kernel for FP8"),
+    Row("sageattn_qk_int8_pv_fp8_cuda_sm90", "fp32", "8.9 and later", "sm89_qk_int8_pv_f8",
+        "served like fp32+fp32"),
+)
+# fmt: on
+
+
+# The values of `pv_accum_dtype` that each function has.
+ACCUMULATORS = {
+    function: tuple(dict.fromkeys(row.pv_accum_dtype for row in TABLE if row.function == function and row.pv_accum_dtype))
+    for function in {row.function: None for row in TABLE}
+}
+
+
+class Request(NamedTuple):
+    """What a call asks of a kernel."""
+
+    function: str
+    pv_accum_dtype: str | None = None
+    head_dim: int = 128  # the larger of QK's and V's
+    v_differs: bool = False  # they are not the same
+    masked: bool = False
+    packed: bool = False
+
+
+class Choice(NamedTuple):
+    """A kernel and why it was taken."""
+
+    kernel: str
+    reason: str
+    gpu: str  # compute capability, or "CPU"
+    passed_over: tuple[str, ...]  # the kernels before it in the table, each with what it lacks
+
+    def __str__(self) -> str:
+        where = "the CPU's reference of it" if self.gpu == "CPU" else f"compute capability {self.gpu}"
+        return "\n".join([f"{self.kernel} on {where}: {self.reason}", *(f"  not {line}" for line in self.passed_over)])
+
+
+def choose(request: Request, capability: Capability, present: frozenset[str] | None = None) -> Choice:
+    """The kernel for a request on a GPU.
+
+    Args:
+        request: what is asked.
+        capability: the GPU's compute capability, or `CPU`.
+        present: the kernels that this installation has for the GPU; None: all.
+
+    Raises:
+        ValueError: none serves it; names what each lacks and which functions can serve it.
+    """
+    gpu = "CPU" if capability == CPU else "{}.{}".format(*capability)
+    passed_over: list[str] = []
+    for row in _rows(request.function, request.pv_accum_dtype):
+        if not GPUS[row.gpus](capability) and GPUS[KERNELS[row.kernel].gpus](capability):
+            continue
+        lack = _lack(row.kernel, request, capability, present)
+        if lack is None:
+            return Choice(row.kernel, row.reason, gpu, tuple(passed_over))
+        passed_over.append(f"{row.kernel}: {lack}")
+    others = [
+        row.function + (f" (pv_accum_dtype={row.pv_accum_dtype!r})" if row.pv_accum_dtype else "")
+        for row in TABLE
+        if GPUS[row.gpus](capability) and _lack(row.kernel, request, capability, present) is None
+    ]
+    name = "sageattn_varlen" if request.packed else request.function
+    option = "" if request.pv_accum_dtype is None else f" with pv_accum_dtype={request.pv_accum_dtype!r}"
+    what = "what can: " + ", ".join(dict.fromkeys(others)) if others else "no other function can either"
+    raise ValueError(
+        f"{name}{option} cannot be served on {'the ' if gpu == 'CPU' else 'compute capability '}{gpu}: "
+        f"{'; '.join(dict.fromkeys(passed_over))}; {what}"
+    )
+
+
+def _rows(function: str, pv_accum_dtype: str | None) -> tuple[Row, ...]:
+    return tuple(row for row in TABLE if (row.function, row.pv_accum_dtype) == (function, pv_accum_dtype))
+
+
+def _lack(name: str, request: Request, capability: Capability, present: frozenset[str] | None) -> str | None:
+    """What keeps a kernel from serving a request, in words."""
+    kernel = KERNELS[name]
+    if not GPUS[kernel.gpus](capability):
+        return f"runs on compute capability {kernel.gpus}"
+    if capability == CPU:
+        return None
+    if present is not None and name not in present:
+        return "not among the kernels installed for this GPU"
+    if request.head_dim > kernel.largest_head_dim:
+        return f"head_dim up to {kernel.largest_head_dim}, not {request.head_dim}"
+    if request.v_differs and not kernel.v_head_dim:
+        return "V's head_dim must be that of Q and K"
+    if request.masked and not kernel.masks:
+        return "no attn_mask"
+    if request.packed and not kernel.packed:
+        return "no packed sequences"
+    return None
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator, unused-ignore]
+def kernel_for(
+    function: str,
+    pv_accum_dtype: str | None,
+    head_dim: int,
+    v_differs: bool,
+    masked: bool,
+    packed: bool,
+    device: str,
+    index: int | None,
+) -> str:
+    """The kernel that serves a call on the device of its tensors: `choose`, remembered.
+
+    Raises:
+        ValueError: none serves it.
+        RuntimeError: there is no such GPU, or no kernels for it.
+    """
+    return _remembered(Request(function, pv_accum_dtype, head_dim, v_differs, masked, packed), device, index).kernel
+
+
+@functools.cache
+def _remembered(request: Request, device: str, index: int | None) -> Choice:
+    return choose(request, *gpu_of(device, index))
+
+
+def gpu_of(device: str, index: int | None) -> tuple[Capability, frozenset[str] | None]:
+    """Compute capability of a device, and the kernels that this installation has for it (None: the CPU's references).
+
+    Raises:
+        RuntimeError: there is no such GPU, or no kernels for it.
+    """
+    if device != "cuda":
+        return CPU, None
+    index = torch.cuda.current_device() if index is None else index
+    return torch.cuda.get_device_capability(index), installed(torch.ops.sageattention.kernel_architecture(index))
+
+
+def installed(folder: str) -> frozenset[str]:
+    """The kernels in a folder of the kernel set, such as "sm_90a"."""
+    return _library.kernels.get(folder, frozenset())
+
+
+def forget() -> None:
+    """Choose anew: another kernel set has been named."""
+    _remembered.cache_clear()
