@@ -54,7 +54,11 @@ def place(ready: Sequence[Path], output: Path) -> list[Path]:
         for temporary in partial:
             temporary.unlink(missing_ok=True)
         raise
-    settle(output)
+    try:
+        settle(output)
+    except KeyboardInterrupt:  # a few renames more, and dist/ is whole
+        settle(output)
+        raise
     return list(planned.values())
 
 
