@@ -50,14 +50,9 @@ def place(ready: Sequence[Path], output: Path) -> list[Path]:
                 target = output / "conda" / index.parent.name / index.name
                 partial[_copy(index, target)] = target
         _write_journal(partial, old, output)
+        settle(output)
     except BaseException:
-        for temporary in partial:
-            temporary.unlink(missing_ok=True)
-        raise
-    try:
-        settle(output)
-    except KeyboardInterrupt:  # a few renames more, and dist/ is whole
-        settle(output)
+        settle(output)  # a few renames more, or what was copied goes: all or nothing
         raise
     return list(planned.values())
 
@@ -66,11 +61,12 @@ def _write_journal(partial: Mapping[Path, Path], old: Sequence[Path], output: Pa
     """From here on the files belong into `output`, whatever happens to this process."""
     renames = {str(t.relative_to(output)): str(target.relative_to(output)) for t, target in partial.items()}
     document = {"rename": renames, "remove": [str(path.relative_to(output)) for path in old]}
-    with tempfile.NamedTemporaryFile("w", dir=output, prefix=".", suffix=".partial", delete=False, encoding="utf-8") as file:
+    unfinished = output / f"{JOURNAL}.partial"
+    with unfinished.open("w", encoding="utf-8") as file:
         json.dump(document, file)
         file.flush()
         os.fsync(file.fileno())
-    Path(file.name).replace(output / JOURNAL)
+    unfinished.replace(output / JOURNAL)
 
 
 def settle(output: Path) -> None:
@@ -132,12 +128,8 @@ def _copy(source: Path, target: Path) -> Path:
         with temporary.open("rb+") as file:  # on the disk before its name is: power may fail too
             os.fsync(file.fileno())
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         # Of the two files it is the new one that has no room.
         raise OSError(error.errno, error.strerror, str(target)) from error
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
     return temporary
 
 
