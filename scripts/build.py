@@ -312,6 +312,15 @@ def summary(console: Console, made: list[Path], factory: Factory, total: tuple[f
         console.print(f"unchanged, so not compiled again: {', '.join(factory.reused)}", highlight=False)
 
 
+def report(args: argparse.Namespace, platform: str, seconds: Mapping[str, tuple[float, float]]) -> None:
+    """What each step took, for summary.py: seconds that passed, and of processors."""
+    given = [args.profile, args.torch and f"torch{args.torch}", args.cuda and f"cu{args.cuda}"]
+    name = "-".join(["kernels" if args.kernels else platform, *filter(None, given)])
+    path = args.output / "reports" / f"{name}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"steps": seconds}, indent=1), encoding="utf-8")
+
+
 def run(args: argparse.Namespace, console: Console) -> None:
     start, cpu = time.monotonic(), _cpu()
     factory = Factory(args.channel, console)
@@ -329,7 +338,9 @@ def run(args: argparse.Namespace, console: Console) -> None:
             ready += [path for path in (*packages, *wheels) if path not in ready]
         with factory.clock.step("placing"):
             made = place.place(ready, args.output)
-    summary(console, made, factory, (time.monotonic() - start, _cpu() - cpu))
+    total = time.monotonic() - start, _cpu() - cpu
+    summary(console, made, factory, total)
+    report(args, wanted[0].build.platform, {**factory.clock.seconds, "all": total})
 
 
 def _terminated(_number: int, _frame: FrameType | None) -> None:

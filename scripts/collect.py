@@ -32,7 +32,7 @@ class Group:
     @cached_property
     def made(self) -> Mapping[str, Any]:
         """_build.json: version, torch, cuda, and the commit and compiler of the operators."""
-        return _inside(self.operators, artifact.SITE_PACKAGES + artifact.PACKAGE + "_build.json")
+        return inside(self.operators, artifact.SITE_PACKAGES + artifact.PACKAGE + "_build.json")
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def _group(folder: Path, builds: list[matrix.Build]) -> Group:
     if len(operators) > 1:
         names = ", ".join(path.name for path in operators)
         raise CollectError(f"  there are {len(operators)} builds of the same package: {names}. Remove all but one")
-    needed = [need.split() for need in _inside(operators[0], "info/index.json").get("depends", [])]
+    needed = [need.split() for need in inside(operators[0], "info/index.json").get("depends", [])]
     strings = [need[2] for need in needed if need[0] == "sageattention-cubins" and len(need) == 3]
     kernels = folder / "conda" / "noarch" / f"sageattention-cubins-{first.version}-{''.join(strings)}.conda"
     if not kernels.is_file():
@@ -140,7 +140,7 @@ def _kernels_once(found: Collection) -> Iterator[str]:
             yield f"  the packages for CUDA {cuda} need {len(names)} kernel sets, expected one: {', '.join(sorted(names))}"
 
 
-def _inside(package: Path, name: str) -> Mapping[str, Any]:
+def inside(package: Path, name: str) -> Mapping[str, Any]:
     """A JSON file of a conda package."""
     try:
         conda = artifact.read_conda(package)

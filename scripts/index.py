@@ -146,16 +146,16 @@ def put(path: Path, content: bytes) -> None:
 # ── GitHub's releases ─────────────────────────────────────────────────────────────────────────────────────
 
 
-def released(repository: str) -> list[Link]:
-    """The wheels of every release of a GitHub repository, where they are."""
+def releases(repository: str = "{owner}/{repo}") -> list[Mapping[str, Any]]:
+    """The releases of a GitHub repository, by default the checkout's, as GitHub describes them."""
     command = ["gh", "api", "--paginate", "--slurp", f"repos/{repository}/releases?per_page=100"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=True)
     except FileNotFoundError as error:
-        raise SiteError("`gh`, GitHub's command line, is not installed: `pixi run index` brings it") from error
+        raise SiteError("`gh`, GitHub's command line, is not installed: `pixi run` brings it") from error
     except subprocess.CalledProcessError as error:
         raise SiteError(f"GitHub does not list the releases of {repository}: {error.stderr.strip()}") from error
-    return links(release for page in json.loads(done.stdout) for release in page)
+    return [release for page in json.loads(done.stdout) for release in page]
 
 
 def links(releases: Iterable[Mapping[str, Any]]) -> list[Link]:
@@ -182,7 +182,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     try:
         if args.releases:
-            found = released(args.releases)
+            found = links(releases(args.releases))
             if not found:
                 raise SiteError(f"no release of {args.releases} has a wheel: there is nothing to list")
             for name, text in pages(found).items():

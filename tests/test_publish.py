@@ -86,7 +86,7 @@ def remove(pattern: str) -> Callable[[Path], None]:
     return lambda dist: first(dist, pattern).unlink()
 
 
-def truncate(pattern: str) -> Callable[[Path], None]:
+def truncate(pattern: str) -> Callable[[Path], object]:
     return lambda dist: first(dist, pattern).write_bytes(first(dist, pattern).read_bytes()[:-100])
 
 
@@ -117,7 +117,7 @@ def packed_of_others(dist: Path) -> None:
     ids=["nothing", "no wheel", "no operators", "no kernels", "broken wheel", "broken package", "two builds", "other sources"],
 )  # fmt: skip
 def test_nothing_is_published_of_a_folder_with_a_fault(
-    harm: Callable[[Path], None], said: str, dist: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    harm: Callable[[Path], object], said: str, dist: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     harm(dist)
     to = ["--channel", str(tmp_path / "channel"), "--index", str(tmp_path / "site")]
