@@ -24,6 +24,7 @@ class Build(NamedTuple):
     version: str
     torch: str
     cuda: str
+    cxx11_abi: bool = True
     commit: str = ""
     compiler: str = ""
 
@@ -59,6 +60,23 @@ def check_torch(build: Build, installed: str) -> None:
         f"is installed. Install the build for PyTorch {have}: `conda install sageattention pytorch={have}`, or the "
         f"wheel sageattention-{build.version}-{''.join(found)}*.whl; or go back to PyTorch {want}: "
         f"`pip install 'torch=={want}.*'`."
+    )
+    raise ImportError(message)
+
+
+def check_abi(build: Build, installed: str, cxx11_abi: bool) -> None:
+    """Refuse a PyTorch of the right version but of another ABI of libstdc++: for a while PyPI's wheels had the old one.
+
+    Raises:
+        ImportError: says which PyTorch this build is for.
+    """
+    if build.cxx11_abi == cxx11_abi:
+        return
+    wanted, there = ("new", "old") if build.cxx11_abi else ("old", "new")
+    source = "PyTorch's own index or conda-forge" if build.cxx11_abi else f"PyPI (`pip install torch=={build.torch}`)"
+    message = (
+        f"sageattention {build.version} here was built for a PyTorch {build.torch} with libstdc++'s {wanted} C++ ABI, but "
+        f"PyTorch {installed} here has the {there} one. Take PyTorch from {source}, or another build of sageattention."
     )
     raise ImportError(message)
 
@@ -105,5 +123,7 @@ def name_kernels(directories: tuple[Path, ...]) -> dict[str, frozenset[str]]:
 
 build = read_build(PACKAGE / "_build.json")
 check_torch(build, torch.__version__)
+if sys.platform == "linux":
+    check_abi(build, torch.__version__, torch.compiled_with_cxx11_abi())
 load_operators(PACKAGE)
 kernels = name_kernels(KERNEL_DIRECTORIES)

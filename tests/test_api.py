@@ -418,6 +418,20 @@ def test_another_pytorch_is_refused(installed: str) -> None:
     assert "pip install 'torch==2.8.*'" in message
 
 
+def test_a_pytorch_of_another_abi_is_refused() -> None:
+    _library.check_abi(BUILD, "2.8.0", cxx11_abi=True)
+    with pytest.raises(
+        ImportError, match=r"built for a PyTorch 2\.8\.0 with libstdc\+\+'s new C\+\+ ABI, but .* the old one.*own index"
+    ):
+        _library.check_abi(BUILD, "2.8.0", cxx11_abi=False)
+    old = BUILD._replace(torch="2.6.0", cxx11_abi=False)
+    _library.check_abi(old, "2.6.0+cu124", cxx11_abi=False)
+    with pytest.raises(
+        ImportError, match=r"old C\+\+ ABI, but PyTorch 2\.6\.0\+cu126 here has the new .*pip install torch==2\.6\.0"
+    ):
+        _library.check_abi(old, "2.6.0+cu126", cxx11_abi=True)
+
+
 @pytest.mark.parametrize(
     "content", [None, "", "{", "[]", '{"version": "2.2.0"}', '{"version": "1", "torch": "2", "cuda": "3", "x": "4"}']
 )
