@@ -92,6 +92,22 @@ def test_every_cuda_serves_every_gpu_that_it_can_compile_for() -> None:
             ), f"CUDA {cuda.version} has nothing for {wanted}"
 
 
+def test_the_machine_at_hand_is_one_of_the_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    for system, machine, name in (
+        ("Linux", "x86_64", "linux-64"),
+        ("Windows", "AMD64", "win-64"),
+        ("Linux", "aarch64", "linux-aarch64"),
+    ):
+        monkeypatch.setattr("platform.system", lambda answer=system: answer)
+        monkeypatch.setattr("platform.machine", lambda answer=machine: answer)
+        assert matrix.host_platform() == name
+    monkeypatch.setattr("platform.system", lambda: "Darwin")
+    with pytest.raises(
+        matrix.MatrixError, match=r"a machine of the kind 'darwin aarch64': variants\.yaml has linux x86_64, windows amd64"
+    ):
+        matrix.host_platform()
+
+
 def test_names() -> None:
     (build,) = matrix.builds(platform="linux-64", cuda="12.8", torch="2.8.0", python="3.12")
     assert build.wheel_name == "sageattention-2.2.0-280.128-cp312-cp312-linux_x86_64.whl"
