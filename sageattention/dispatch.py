@@ -214,12 +214,16 @@ def gpu_of(device: str, index: int | None) -> tuple[Capability, frozenset[str] |
     if device != "cuda":
         return CPU, None
     index = torch.cuda.current_device() if index is None else index
-    return torch.cuda.get_device_capability(index), installed(torch.ops.sageattention.kernel_architecture(index))
+    return torch.cuda.get_device_capability(index), _library.kernels.get(kernel_folder(index), frozenset())
 
 
-def installed(folder: str) -> frozenset[str]:
-    """The kernels in a folder of the kernel set, such as "sm_90a"."""
-    return _library.kernels.get(folder, frozenset())
+def kernel_folder(index: int) -> str:
+    """The folder of the kernel set that a GPU runs, such as "sm_90a".
+
+    Raises:
+        RuntimeError: there is no such GPU, or none of the folders runs on it.
+    """
+    return torch.ops.sageattention.kernel_architecture(index)  # type: ignore[no-any-return, unused-ignore]
 
 
 def forget() -> None:

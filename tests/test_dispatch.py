@@ -1,0 +1,208 @@
+"""Which kernel serves a call: the table, row by row, and what is said where none does."""
+
+from __future__ import annotations
+
+import timeit
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from accuracy import TOLERANCES
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import sageattention
+from sageattention import _library, _ops, core, dispatch, explain, reference, sageattn
+
+F16, F8, HOPPER = "sm80_qk_int8_pv_f16", "sm89_qk_int8_pv_f8", "sm90_qk_int8_pv_f16"
+Q, K, V = (torch.randn(1, 4, 20, 64, generator=torch.Generator().manual_seed(seed)).half() for seed in range(3))
+
+
+@pytest.fixture(autouse=True)
+def _choose_anew() -> Iterator[None]:
+    yield
+    dispatch.forget()
+
+
+@pytest.fixture
+def every_ability(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if every kernel could do everything, which leaves the rows of the table."""
+    for name, kernel in dispatch.KERNELS.items():
+        able = kernel._replace(largest_head_dim=256, v_head_dim=True, masks=True, packed=True)
+        monkeypatch.setitem(dispatch.KERNELS, name, able)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "expected"),
+    [
+        ("8.0", F16), ("8.6", F16), ("8.7", F16), ("8.9", F8), ("9.0", HOPPER), ("10.0", F16), ("10.3", F16), ("11.0", F16),
+        ("12.0", F8), ("12.1", F8), ("13.0", F16),
+    ],
+)  # fmt: skip
+def test_sageattn(architecture: str, expected: str) -> None:
+    assert explain(Q, K, V, architecture=architecture).kernel == expected
+
+
+@pytest.mark.parametrize(
+    ("function", "accumulators", "architecture", "expected"),
+    [
+        ("sageattn_qk_int8_pv_fp16_cuda", None, "8.6", F16),
+        ("sageattn_qk_int8_pv_fp16_cuda", None, "9.0", HOPPER),
+        ("sageattn_qk_int8_pv_fp16_cuda", "fp16+fp32", "9.0", F16 + "_accum_f16"),
+        ("sageattn_qk_int8_pv_fp16_cuda", "fp16", "12.0", F16 + "_accum_f16"),
+        ("sageattn_qk_int8_pv_fp16_triton", None, "8.9", F16),
+        ("sageattn_qk_int8_pv_fp8_cuda", None, "8.9", F8),
+        ("sageattn_qk_int8_pv_fp8_cuda", "fp32", "12.0", F8),
+        ("sageattn_qk_int8_pv_fp8_cuda", "fp32+fp16", "12.1", F8 + "_accum_f16"),
+        ("sageattn_qk_int8_pv_fp8_cuda_sm90", None, "9.0", F8),
+    ],
+)
+def test_other_functions(function: str, accumulators: str | None, architecture: str, expected: str) -> None:
+    choice = explain(Q, K, V, function=function, pv_accum_dtype=accumulators, architecture=architecture)
+    assert choice.kernel == expected
+    assert choice.gpu == architecture
+
+
+@pytest.mark.usefixtures("every_ability")
+def test_every_function_serves_every_gpu_that_it_can() -> None:
+    """Of each function on each GPU, every option is served or every option is refused for the GPU's age."""
+    for function, allowed in dispatch.ACCUMULATORS.items():
+        oldest = (8, 9) if "fp8" in function else (8, 0)
+        for capability in [(8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0), dispatch.CPU]:
+            for accumulators in allowed or (None,):
+                request = dispatch.Request(function, accumulators, 256, v_differs=True, masked=True, packed=True)
+                if capability >= oldest:
+                    assert dispatch.choose(request, capability).kernel in dispatch.KERNELS
+                else:
+                    with pytest.raises(ValueError, match=r"runs on compute capability 8\.9 and later; what can: sageattn"):
+                        dispatch.choose(request, capability)
+
+
+def test_the_cpu_computes_everything() -> None:
+    mask = torch.ones(20, 20, dtype=torch.bool)
+    wide = torch.zeros(1, 4, 20, 256, dtype=torch.float16)
+    choice = explain(wide, wide, V, attn_mask=mask)
+    assert (choice.kernel, choice.gpu) == (F16, "CPU")
+    assert explain(Q, K, V, function="sageattn_qk_int8_pv_fp8_cuda").kernel == F8
+    assert explain(Q[0].transpose(0, 1), K[0].transpose(0, 1), V[0].transpose(0, 1)).kernel == F16
+
+
+def test_each_inability_leads_to_the_next_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    able = dispatch.KERNELS[F16]._replace(largest_head_dim=256, v_head_dim=True, masks=True, packed=True)
+    monkeypatch.setitem(dispatch.KERNELS, F16, able)
+    monkeypatch.setitem(dispatch.KERNELS, HOPPER, dispatch.Kernel("9.0 alone", 0.01, largest_head_dim=128))
+    wide = torch.zeros(1, 4, 20, 136, dtype=torch.float16)
+    packed = [x[0].transpose(0, 1) for x in (Q, K, V)]
+    mask = torch.ones(20, 20, dtype=torch.bool)
+    for arguments, options, lack in (
+        ((wide, wide, wide), {}, "head_dim up to 128, not 136"),
+        ((Q, K, V[..., :32]), {}, "V's head_dim must be that of Q and K"),
+        ((Q, K, V), {"attn_mask": mask}, "no attn_mask"),
+        (packed, {}, "no packed sequences"),
+    ):
+        choice = explain(*arguments, architecture="9.0", **options)
+        assert choice.kernel == F16
+        assert choice.passed_over[0] == f"{HOPPER}: {lack}"
+        assert f"  not {HOPPER}: {lack}" in str(choice).splitlines()
+
+
+def test_a_kernel_that_is_not_installed_leads_to_the_next_row() -> None:
+    present = frozenset({F16, "quant_k_int8"})
+    choice = dispatch.choose(dispatch.Request("sageattn"), (8, 9), present)
+    assert choice.kernel == F16
+    assert f"{F8}: not among the kernels installed for this GPU" in choice.passed_over
+    with pytest.raises(ValueError) as caught:
+        dispatch.choose(dispatch.Request("sageattn_qk_int8_pv_fp8_cuda", "fp32+fp32"), (8, 9), present)
+    assert str(caught.value) == (
+        "sageattn_qk_int8_pv_fp8_cuda with pv_accum_dtype='fp32+fp32' cannot be served on compute capability 8.9: "
+        f"{F8}: not among the kernels installed for this GPU; what can: sageattn, sageattn_qk_int8_pv_fp16_cuda "
+        "(pv_accum_dtype='fp32')"
+    )
+
+
+def test_a_gpu_that_nothing_serves() -> None:
+    with pytest.raises(ValueError, match=r"^sageattn cannot be served on compute capability 7\.5: .*no other function can"):
+        explain(Q, K, V, architecture="7.5")
+
+
+@pytest.mark.parametrize("architecture", ["sm_89", "9", "", 9.0, (8, 9)])
+def test_an_architecture_that_is_none(architecture: Any) -> None:
+    if architecture == 9.0:
+        assert explain(Q, K, V, architecture=architecture).kernel == HOPPER
+        return
+    with pytest.raises(ValueError, match="architecture: expected a compute capability such as '8.9', got"):
+        explain(Q, K, V, architecture=architecture)
+
+
+def test_explain_refuses_what_the_call_refuses() -> None:
+    with pytest.raises(ValueError, match="k: expected head_dim 64 as q, got 32"):
+        explain(Q, K[..., :32], V)
+    with pytest.raises(ValueError, match="attn_mask: expected a shape that broadcasts"):
+        explain(Q, K, V, attn_mask=torch.ones(3, 3))
+    with pytest.raises(ValueError, match="pv_accum_dtype: expected one of 'fp32', 'fp16"):
+        explain(Q, K, V, function="sageattn_qk_int8_pv_fp16_cuda", pv_accum_dtype="fp8")
+    with pytest.raises(ValueError, match="function: expected one of 'sageattn', 'sageattn_qk_int8_pv_fp16_cuda'"):
+        explain(Q, K, V, function="sageattn4")
+
+
+def test_every_kernel_has_a_row_a_reference_and_a_tolerance() -> None:
+    assert {row.kernel for row in dispatch.TABLE} == set(dispatch.KERNELS)
+    assert set(reference.PRECISION) == set(dispatch.KERNELS) == set(TOLERANCES)
+    for name, kernel in dispatch.KERNELS.items():
+        assert kernel.error == TOLERANCES[name].relative_l1
+        assert kernel.gpus in dispatch.GPUS
+    for row in dispatch.TABLE:
+        assert row.gpus in dispatch.GPUS
+        assert hasattr(sageattention, row.function)
+        assert row.reason
+
+
+@pytest.fixture
+def an_ada_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is asked of PyTorch and of the runtime about GPU 0, as an Ada GPU would answer."""
+    dispatch.forget()
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (8, 9))
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(dispatch, "kernel_folder", lambda index: "sm_89")
+    monkeypatch.setattr(_library, "kernels", {"sm_89": frozenset(dispatch.KERNELS)})
+
+
+@pytest.mark.usefixtures("an_ada_gpu")
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_compile_for_a_gpu(monkeypatch: pytest.MonkeyPatch, dynamic: bool) -> None:
+    """The kernel of the tensors' GPU is a constant of the graph, without a break: traced with tensors that have no memory."""
+    graphs: list[torch.fx.GraphModule] = []
+
+    def keep(graph: torch.fx.GraphModule, _: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda q, k, v: sageattn(q, k, v, return_lse=True), fullgraph=True, backend=keep, dynamic=dynamic)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        q, k, v = (torch.empty(1, 4, 20, 64, dtype=torch.float16, device="cuda:0") for _ in range(3))
+        out, lse = compiled(q, k, v)
+    assert out.device == lse.device == q.device
+    assert out.shape == q.shape
+    (call,) = [node for node in graphs[0].graph.nodes if node.target is torch.ops.sageattention.attention.default]
+    assert call.args[-1] == F8
+
+
+@pytest.mark.usefixtures("an_ada_gpu")
+def test_a_choice_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = ("sageattn", None, 64, False, False, False, "cuda", 0)
+    assert dispatch.kernel_for(*arguments) == F8
+    monkeypatch.setattr(dispatch, "kernel_folder", None)
+    assert dispatch.kernel_for(*arguments) == F8
+    dispatch.forget()
+    with pytest.raises(TypeError):
+        dispatch.kernel_for(*arguments)
+
+
+def test_a_call_costs_little_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Below 15 µs on an idle machine; other programs may be running here, so the best of many, and twice that."""
+    nothing = (torch.empty(0), torch.empty(0))
+    monkeypatch.setattr(_ops, "attention", lambda *_: nothing)
+    best = min(timeit.repeat(lambda: sageattn(Q, K, V, is_causal=True, return_lse=True), number=200, repeat=50)) / 200
+    assert best < 30e-6
+    assert core._ops.attention(0) is nothing
