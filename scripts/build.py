@@ -137,10 +137,8 @@ class Factory:
         system = channel.compiler() if self.channel_kind == "pypi" else None
         commit = inputs.commit(inputs.OPERATORS)
         facts = self._facts(build, system, commit)
-        kernels, operators = (
-            inputs.digest(inputs.KERNELS, facts["kernels"]),
-            inputs.digest(inputs.OPERATORS, facts["operators"]),
-        )
+        kernels = inputs.digest(inputs.KERNELS, facts["kernels"])
+        operators = inputs.digest(inputs.OPERATORS, facts["operators"])
         digests = {"kernels_digest": kernels, "operators_digest": operators, "sageattention_commit": commit}
         pin = f"{channel.PYTHON}.*" if system else _conda_forge_python()
         settings = variant.of(build, python_pin=pin, digests=digests, gcc=system.major if system else None)

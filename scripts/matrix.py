@@ -143,9 +143,8 @@ class Matrix:
         chosen: set[Build] = set()
         for rule in known("profile", name, self.profiles):
             source = self.in_profile(rule["in"], platform) if "in" in rule else self.all_builds()
-            places = [p.name for p in self.platforms.values() if p.name == platform or not (platform or p.on_request)]
-            if rule.get("on_request"):
-                places = [platform] if platform else list(self.platforms)
+            everywhere = rule.get("on_request", False)
+            places = [platform] if platform else [p.name for p in self.platforms.values() if everywhere or not p.on_request]
             matching = [b for b in source if b.platform in places and _holds(rule, b)]
             chosen.update(_newest_python(matching) if rule.get("newest") == "python" else matching)
         return tuple(b for b in self.all_builds() if b in chosen)
@@ -236,6 +235,9 @@ def _check(matrix: Matrix) -> None:
                 raise MatrixError(f"PyTorch {row['pytorch']} has no release for Python {python}: it has {', '.join(pythons)}")
         for name in row.get("platforms", ()):
             known("platform", name, matrix.platforms)
+    names = [build.wheel_name for build in matrix.all_builds()]
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise MatrixError(f"two rows make {min(twice)}: remove one, or divide the Pythons and platforms between them")
     predicates = {"in", "newest", "on_request", "pytorch", "cuda", "python", "platform"}
     for name, rules in matrix.profiles.items():
         for rule in rules:

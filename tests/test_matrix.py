@@ -153,6 +153,10 @@ def _set(path: str, value: Any) -> Callable[[dict[str, Any]], None]:
         (_set("rows", [{"pytorch": "2.8.0", "cuda": "12.8", "python": ["3.14"]}]), "no release for Python 3.14"),
         (_set("rows", [{"pytorch": "2.8.0", "cuda": "12.8", "os": "linux"}]), r"unknown keys \['os'\]"),
         (_set("rows", [{"pytorch": "2.8.0", "cuda": "11.8"}]), "unknown CUDA version '11.8'"),
+        (
+            _set("rows", [{"pytorch": "2.8.0", "cuda": "12.8"}, {"pytorch": "2.8.0", "cuda": "12.8", "python": ["3.12"]}]),
+            "two rows make sageattention-2.2.0-280.128-cp312-",
+        ),
         (_set("profiles/all", [{"gpu": "9.0"}]), r"unknown predicates \['gpu'\]"),
         (_set("profiles/all", [{"pytorch": "2.5.0"}]), "profile all selects nothing"),
         (_set("platforms", None), "lacks or misnames"),
