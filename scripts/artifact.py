@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import io
+import json
 import stat
+import struct
 import tarfile
 import zipfile
 from collections.abc import Iterator
@@ -49,7 +51,11 @@ def read_conda(path: Path) -> Conda:
             if f"{kind}-{stem}.tar.zst" not in names:
                 there = ", ".join(names)
                 raise ArtifactError(f"{path.name} holds no {kind}-{stem}.tar.zst, only {there}: was the file renamed?")
-        faults: list[str] = []
+        faults = list(_zip_faults(path, archive))
+        if sorted(names) != sorted((f"pkg-{stem}.tar.zst", "metadata.json", f"info-{stem}.tar.zst")):
+            faults.append(f"the archive holds {', '.join(names)}: expected pkg-…, info-… and metadata.json, each once")
+        elif _json(_member(path, archive, "metadata.json")) != {"conda_pkg_format_version": 2}:
+            faults.append("metadata.json does not say conda_pkg_format_version 2: clients would not know how to read the rest")
         payload = _untar(path, _member(path, archive, f"pkg-{stem}.tar.zst"), faults)
         info = _untar(path, _member(path, archive, f"info-{stem}.tar.zst"), faults)
     return Conda(payload, info, faults)
@@ -58,11 +64,11 @@ def read_conda(path: Path) -> Conda:
 def read_wheel(path: Path) -> Wheel:
     """The content of a wheel; ArtifactError if it cannot be read whole."""
     files: dict[str, bytes] = {}
-    faults: list[str] = []
+    seen: set[str] = set()
     with _opened(path) as archive:
+        faults = list(_zip_faults(path, archive))
         for member in archive.infolist():
-            if member.filename in files:
-                faults.append(f"{member.filename} is in the archive twice: which of them is installed is chance")
+            faults += _twice(member.filename, seen)
             if unsafe(member.filename):
                 faults.append(f"{member.filename!r} would be unpacked outside the package: paths must be relative and plain")
             if stat.S_ISLNK(member.external_attr >> 16):
@@ -82,12 +88,49 @@ def sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
+def _zip_faults(path: Path, archive: zipfile.ZipFile) -> Iterator[str]:
+    """Whether the archive is just what zipfile writes, entry after entry, the directory behind them, and nothing else.
+
+    Some installers go by the header before each entry and others by the directory: both must see what is checked here.
+    """
+    data, end = path.read_bytes(), 0
+    for member in archive.infolist():
+        header = member.FileHeader()
+        fixed = (member.create_version, member.create_system, member.extract_version, member.reserved, member.flag_bits,
+                 member.volume, member.internal_attr, member.extra, member.comment)  # fmt: skip
+        if (end, header) != (member.header_offset, data[end : end + len(header)]) or fixed != (20, 3, 20, 0, 0, 0, 0, b"", b""):
+            yield f"the entry {member.filename} in {path.name} is not as it was written: damaged, or packed by something else"
+            return
+        if member.external_attr & ~(stat.S_IFREG << 16) not in {0o644 << 16, 0o755 << 16} and not stat.S_ISLNK(
+            member.external_attr >> 16
+        ):
+            yield f"{member.filename} has the attributes {member.external_attr:#x}, expected mode 0644 or 0755"
+        end += len(header) + member.compress_size
+    count, size = len(archive.infolist()), len(data) - end - 22
+    if data[-22:] != struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, count, count, max(size, 0), end, 0):
+        yield f"{path.name} does not end as it was written: damaged, or something was added to it"
+
+
+def _twice(name: str, seen: set[str]) -> Iterator[str]:
+    # Windows and macOS do not tell A from a.
+    if name.casefold() in seen:
+        yield f"{name} is in the archive twice: which of them is installed is chance"
+    seen.add(name.casefold())
+
+
+def _json(data: bytes) -> object:
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError):
+        return None
+
+
 def _opened(path: Path) -> zipfile.ZipFile:
     try:
         return zipfile.ZipFile(path)
     except FileNotFoundError as error:
         raise ArtifactError(f"{path} does not exist") from error
-    except (OSError, zipfile.BadZipFile) as error:
+    except Exception as error:
         raise ArtifactError(f"{path.name} is not a whole zip archive ({error}): truncated or damaged") from error
 
 
@@ -103,16 +146,14 @@ def _untar(path: Path, data: bytes, faults: list[str]) -> dict[str, bytes]:
         plain = zstandard.ZstdDecompressor().stream_reader(io.BytesIO(data)).read()
         with tarfile.open(fileobj=io.BytesIO(plain)) as archive:
             return dict(_files(archive, faults))
-    except (zstandard.ZstdError, tarfile.TarError) as error:
+    except Exception as error:
         raise ArtifactError(f"{path.name} cannot be unpacked ({error}): truncated or damaged") from error
 
 
 def _files(archive: tarfile.TarFile, faults: list[str]) -> Iterator[tuple[str, bytes]]:
     seen: set[str] = set()
     for member in archive:
-        if member.name in seen:
-            faults.append(f"{member.name} is in the archive twice: which of them is installed is chance")
-        seen.add(member.name)
+        faults += _twice(member.name, seen)
         if unsafe(member.name):
             faults.append(f"{member.name!r} would be unpacked outside the package: paths must be relative and plain")
         if not (member.isfile() or member.isdir()):

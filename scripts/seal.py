@@ -29,6 +29,7 @@ def seal(package: Path, seconds: int) -> None:
                 if name.endswith(".tar.zst"):
                     content = _tarball(content, seconds)
                 member = zipfile.ZipInfo(name, stamp)
+                member.create_system = 3  # the mode is Unix's, on Windows too
                 member.external_attr = 0o644 << 16
                 new.writestr(member, content)
         partial.replace(package)

@@ -10,38 +10,23 @@ import base64
 import csv
 import email
 import hashlib
-import json
 import re
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import artifact
-import elf
+import content
 import matrix
 from packaging.metadata import Metadata
 from packaging.requirements import InvalidRequirement, Requirement
-from packaging.specifiers import SpecifierSet
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
 ROOT = Path(__file__).resolve().parent.parent
-LIBRARIES = (".so", ".dll", ".pyd")
-
-
-@dataclass(frozen=True)
-class Said:
-    """What a file's name says was built."""
-
-    version: str
-    torch: str
-    cuda: str
-    platform: str
-    python: str | None = None
 
 
 def verify_wheel(path: Path) -> list[str]:
@@ -55,12 +40,17 @@ def verify_wheel(path: Path) -> list[str]:
     if build is None:
         return faults
     info = f"{build.package}-{build.version}.dist-info"
+    faults += [
+        f"{name} lies outside {artifact.PACKAGE} and {info}/: it would be installed beside other packages' files"
+        for name in sorted(wheel.files)
+        if not name.startswith((artifact.PACKAGE, f"{info}/")) and ".dist-info/" not in name
+    ]
     faults += _record_faults(wheel.files, f"{info}/RECORD")
     faults += _metadata_faults(wheel.files, info, build)
     faults += _wheel_file_faults(wheel.files, info, build)
-    said = Said(build.version, build.torch, build.cuda, build.platform, build.python)
-    faults += _operator_faults(_below(wheel.files, artifact.PACKAGE), said)
-    faults += _cubin_faults(_below(wheel.files, f"{artifact.PACKAGE}cubins/"), said.version, said.cuda)
+    said = content.Said(build.version, build.torch, build.cuda, build.platform, build.python)
+    faults += content.operator_faults(content.below(wheel.files, artifact.PACKAGE), said)
+    faults += content.cubin_faults(content.below(wheel.files, f"{artifact.PACKAGE}cubins/"), said.version, said.cuda)
     return faults
 
 
@@ -74,7 +64,7 @@ def verify_conda(path: Path) -> list[str]:
     except artifact.ArtifactError as error:
         return [str(error)]
     name, version, build = parts
-    index, faults = _json(conda.info, "info/index.json")
+    index, faults = content.read_json(conda.info, "info/index.json")
     faults += conda.faults
     for key, expected in (("name", name), ("version", version), ("build", build)):
         if index.get(key) != expected:
@@ -150,17 +140,17 @@ def _metadata_faults(files: Mapping[str, bytes], info: str, build: matrix.Build)
     if metadata["Requires-Python"] != expected:
         found = metadata["Requires-Python"]
         yield f"METADATA says Requires-Python {found}, expected {expected} as the tag {build.python_tag} does"
-    wanted = SpecifierSet(f"=={build.torch_series}.*")
-    pins = []
-    for text in metadata.get_all("Requires-Dist", []):
-        try:
-            pins.append(Requirement(text))
-        except InvalidRequirement as error:
-            yield f"METADATA says Requires-Dist {text!r}, which is no requirement: {error}"
-    torch = [pin for pin in pins if pin.name == "torch"]
-    if [pin.specifier for pin in torch] != [wanted]:
-        found = ", ".join(map(str, torch)) or "nothing"
-        yield f"METADATA requires {found}, expected torch{wanted} as the build tag {build.build_tag} says"
+    wanted = f"torch=={build.torch_series}.*"
+    try:
+        found = [str(Requirement(text)) for text in metadata.get_all("Requires-Dist", [])]
+    except InvalidRequirement as error:
+        yield f"METADATA holds a Requires-Dist that is no requirement: {error}"
+        return
+    if found != [wanted]:
+        yield f"METADATA requires {', '.join(found) or 'nothing'}, expected {wanted} alone as the build tag {build.build_tag} says"
+    for name in metadata.get_all("License-File", []):
+        if f"{info}/licenses/{name}" not in files:
+            yield f"METADATA names the licence file {name}, which is not in {info}/licenses/"
 
 
 def _wheel_file_faults(files: Mapping[str, bytes], info: str, build: matrix.Build) -> Iterator[str]:
@@ -169,7 +159,7 @@ def _wheel_file_faults(files: Mapping[str, bytes], info: str, build: matrix.Buil
         return
     wheel = email.message_from_bytes(files[f"{info}/WHEEL"])
     expected = f"{build.python_tag}-{build.python_tag}-{build.wheel_platform}"
-    for key, value in (("Tag", expected), ("Build", build.build_tag), ("Root-Is-Purelib", "false")):
+    for key, value in (("Wheel-Version", "1.0"), ("Tag", expected), ("Build", build.build_tag), ("Root-Is-Purelib", "false")):
         if wheel.get_all(key) != [value]:
             found = ", ".join(wheel.get_all(key) or ["nothing"])
             yield f"WHEEL says {key} {found}, expected {value}"
@@ -179,22 +169,29 @@ def _wheel_file_faults(files: Mapping[str, bytes], info: str, build: matrix.Buil
 
 
 def _paths_faults(conda: artifact.Conda) -> Iterator[str]:
-    paths, faults = _json(conda.info, "info/paths.json")
+    paths, faults = content.read_json(conda.info, "info/paths.json")
     yield from faults
-    listed = {entry["_path"]: entry for entry in paths.get("paths", [])}
+    entries = paths.get("paths", [])
+    if not isinstance(entries, list) or not all(isinstance(e, dict) and isinstance(e.get("_path"), str) for e in entries):
+        yield "info/paths.json has no list of files"
+        return
+    listed = {entry["_path"]: entry for entry in entries}
+    if len(listed) < len(entries):
+        yield "info/paths.json lists a file twice"
     for name in sorted(listed.keys() - conda.payload.keys()):
-        if listed[name].get("path_type") == "hardlink":
-            yield f"{name} is listed in info/paths.json but missing"
+        yield f"{name} is listed in info/paths.json but missing"
     for name in sorted(conda.payload.keys() - listed.keys()):
         yield f"{name} is in the package but not listed in info/paths.json"
     for name in sorted(conda.payload.keys() & listed.keys()):
         data, entry = conda.payload[name], listed[name]
+        if entry.get("path_type") != "hardlink":
+            yield f"{name} has path_type {entry.get('path_type')} in info/paths.json, expected hardlink"
         if entry.get("sha256") != artifact.sha256(data):
             yield f"{name} has sha256 {artifact.sha256(data)}, info/paths.json says {entry.get('sha256')}"
         if entry.get("size_in_bytes") != len(data):
             yield f"{name} has {len(data)} bytes, info/paths.json says {entry.get('size_in_bytes')}"
         if "prefix_placeholder" in entry:
-            yield f"{name} holds the build machine's prefix ({entry['prefix_placeholder'][:60]})"
+            yield f"{name} holds the build machine's prefix ({str(entry['prefix_placeholder'])[:60]})"
 
 
 def _cubin_package_faults(conda: artifact.Conda, index: Mapping[str, Any], version: str, build: str) -> Iterator[str]:
@@ -209,7 +206,7 @@ def _cubin_package_faults(conda: artifact.Conda, index: Mapping[str, Any], versi
     stray = sorted(name for name in conda.payload if not name.startswith(artifact.CUBINS))
     for name in stray[:5]:
         yield f"{name} lies outside {artifact.CUBINS}, the only place for kernels"
-    yield from _cubin_faults(_below(conda.payload, artifact.CUBINS), version, cuda)
+    yield from content.cubin_faults(content.below(conda.payload, artifact.CUBINS), version, cuda)
 
 
 def _operator_package_faults(conda: artifact.Conda, index: Mapping[str, Any], version: str, build: str) -> Iterator[str]:
@@ -224,116 +221,32 @@ def _operator_package_faults(conda: artifact.Conda, index: Mapping[str, Any], ve
     if platform not in table.platforms:
         yield f"info/index.json says subdir {platform}, expected one of {', '.join(table.platforms)}"
         return
-    depends = {dependency.split(" ")[0]: dependency for dependency in index.get("depends", [])}
+    if index.get("noarch") != "python":
+        yield f"info/index.json says noarch {index.get('noarch')}, expected python: else one Python alone would find the package"
+    listed = index.get("depends")
+    depends = {str(dependency).split(" ")[0]: str(dependency) for dependency in listed} if isinstance(listed, list) else {}
     series = ".".join(torch.split(".")[:2])
     if depends.get("pytorch") != f"pytorch {series}.*":
         yield f"info/index.json depends on {depends.get('pytorch')!r}, expected 'pytorch {series}.*' as the build string says"
     kernels = f"sageattention-cubins =={version} cu{cuda.replace('.', '')}_"
     if not depends.get("sageattention-cubins", "").startswith(kernels):
         yield f"info/index.json depends on {depends.get('sageattention-cubins')!r}, expected '{kernels}…' exactly"
-    if "python" not in depends:
-        yield "info/index.json does not depend on python"
-    for name in sorted(name for name in conda.payload if not name.startswith(artifact.SITE_PACKAGES))[:5]:
-        yield f"{name} lies outside {artifact.SITE_PACKAGES}: the package would serve one Python only"
-    inside = _below(conda.payload, artifact.SITE_PACKAGES + artifact.PACKAGE)
-    yield from _operator_faults(inside, Said(version, torch, cuda, platform))
+    for name in ("python", *(["__glibc"] if table.platforms[platform].glibc else [])):
+        if name not in depends:
+            yield f"info/index.json does not depend on {name}"
+    described = f"{artifact.SITE_PACKAGES}sageattention-{version}.dist-info/"
+    for name in sorted(conda.payload):
+        if not name.startswith((artifact.SITE_PACKAGES + artifact.PACKAGE, described)):
+            yield f"{name} lies outside {artifact.SITE_PACKAGES + artifact.PACKAGE} and {described}"
+    metadata = email.message_from_bytes(conda.payload.get(f"{described}METADATA", b""))
+    if (metadata["Name"], metadata["Version"]) != ("sageattention", version):
+        yield f"{described}METADATA says {metadata['Name']} {metadata['Version']}, expected sageattention {version}"
+    inside = content.below(conda.payload, artifact.SITE_PACKAGES + artifact.PACKAGE)
+    yield from content.operator_faults(inside, content.Said(version, torch, cuda, platform))
 
 
 def _cuda_of(build: str) -> str | None:
     return next((c for c in matrix.load().cuda if re.match(rf"cu{c.replace('.', '')}(_|$)", build)), None)
-
-
-# ── content, the same in both ─────────────────────────────────────────────────────────────────────────────
-
-
-def _operator_faults(files: Mapping[str, bytes], said: Said) -> Iterator[str]:
-    """The Python package and `_C`, paths relative to the package."""
-    platform = matrix.load().platforms[said.platform]
-    made, faults = _json(files, "_build.json")
-    yield from faults
-    for key, expected in (("version", said.version), ("torch", said.torch), ("cuda", said.cuda)):
-        if not faults and made.get(key) != expected:
-            yield f"_build.json says {key} {made.get(key)!r}, expected {expected!r} as the file name does"
-    for name in ("__init__.py", platform.extension):
-        if name not in files:
-            yield f"{artifact.PACKAGE}{name} is missing"
-    for name, data in sorted(files.items()):
-        if name.endswith(LIBRARIES):
-            yield from elf.path_faults(name, data)
-            if platform.glibc:
-                yield from elf.host_faults(name, data, said.platform, platform.glibc)
-
-
-def _cubin_faults(files: Mapping[str, bytes], version: str, cuda: str) -> Iterator[str]:
-    """A kernel set, paths relative to its folder."""
-    manifest, faults = _json(files, "manifest.json")
-    yield from faults
-    if faults:
-        return
-    for key, expected in (("version", version), ("cuda", cuda)):
-        if manifest.get(key) != expected:
-            yield f"cubins/manifest.json says {key} {manifest.get(key)!r}, expected {expected!r} as the file name does"
-    hashes, kernels = manifest.get("files"), manifest.get("kernels")
-    if not isinstance(hashes, dict) or not isinstance(kernels, list) or not all(isinstance(k, str) for k in kernels):
-        yield "cubins/manifest.json has no list of kernels or no table of files"
-        return
-    there = {name for name in files if name != "manifest.json"}
-    for name in sorted(hashes.keys() - there):
-        yield f"cubins/{name} is listed in cubins/manifest.json but missing"
-    for name in sorted(there - hashes.keys()):
-        yield f"cubins/{name} is not listed in cubins/manifest.json"
-    yield from _promise_faults(set(hashes), kernels, cuda)
-    for name in sorted(there):
-        data, shown = files[name], f"cubins/{name}"
-        if name in hashes and hashes[name] != artifact.sha256(data):
-            yield f"{shown} has sha256 {artifact.sha256(data)}, cubins/manifest.json says {hashes[name]}"
-        folder = name.split("/")[0]
-        if name.endswith(".cubin"):
-            yield from elf.gpu_faults(shown, data, folder)
-        elif name.endswith(".ptx"):
-            yield from elf.ptx_faults(shown, data, folder)
-        else:
-            yield f"{shown} is neither a cubin nor PTX"
-        yield from elf.path_faults(shown, data)
-
-
-def _promise_faults(names: set[str], kernels: list[str], cuda: str) -> Iterator[str]:
-    """Every kernel that csrc/kernels/kernels.json lists, for every architecture that variants.yaml promises."""
-    promised = matrix.load().cuda[cuda]
-    folders = [*matrix.targets(promised.architectures), *(f"compute_{a.replace('.', '')}" for a in promised.ptx)]
-    for kernel, only in _instances().items():
-        if kernel not in kernels:
-            yield f"cubins/manifest.json does not name the kernel {kernel}, which csrc/kernels/kernels.json lists"
-            continue
-        for folder in folders:
-            ending = "ptx" if folder.startswith("compute_") else "cubin"
-            if (only is None or folder in only) and f"{folder}/{kernel}.{ending}" not in names:
-                yield f"cubins/{folder}/{kernel}.{ending} is missing: variants.yaml promises {folder} for CUDA {cuda}"
-
-
-def _instances() -> dict[str, set[str] | None]:
-    """The kernel instances of csrc/kernels/kernels.json, and the architectures of those that are made for some only."""
-    entries = json.loads((ROOT / "csrc" / "kernels" / "kernels.json").read_text(encoding="utf-8"))
-    return {
-        f"{Path(entry['source']).stem}-d{head_dim}-{dtype}": set(entry["architectures"]) if "architectures" in entry else None
-        for entry in entries
-        for head_dim in entry["head_dim"]
-        for dtype in entry["dtype"]
-    }
-
-
-def _below(files: Mapping[str, bytes], folder: str) -> dict[str, bytes]:
-    return {name.removeprefix(folder): data for name, data in files.items() if name.startswith(folder)}
-
-
-def _json(files: Mapping[str, bytes], name: str) -> tuple[dict[str, Any], list[str]]:
-    if name not in files:
-        return {}, [f"{name} is missing"]
-    try:
-        value = json.loads(files[name])
-    except ValueError as error:
-        return {}, [f"{name} is not valid JSON: {error}"]
-    return (value, []) if isinstance(value, dict) else ({}, [f"{name} holds {type(value).__name__}, expected an object"])
 
 
 # ── command line ──────────────────────────────────────────────────────────────────────────────────────────

@@ -68,6 +68,26 @@ def library(*flags: str, source: str = "int sage(void) { return 1; }") -> bytes:
         return Path(scratch, "c.so").read_bytes()
 
 
+def dll(*imports: str, machine: int = 0x8664) -> bytes:
+    """The smallest Windows library that says what one says: processor, sections, the libraries it needs."""
+    base, tables = 0x1000, b""
+    names = b"".join(name.encode() + b"\0" for name in imports)
+    at = base + 20 * (len(imports) + 1)
+    for name in imports:
+        tables += struct.pack("<5I", at + len(names), 0, 0, at + names.index(name.encode() + b"\0"), at + len(names))
+    functions = struct.pack("<QQ", 1 << 63 | 1, 0)  # number 1 of each
+    content = (tables + bytes(20) + names + functions).ljust(512, b"\0")
+    header = struct.pack("<HHIIIHH", machine, 1, 0, 0, 0, 240, 0x2022)
+    optional = struct.pack("<HBBIIIII", 0x20B, 14, 0, 0, 512, 0, 0, base)
+    optional += struct.pack("<QIIHHHHHHIIIIHHQQQQII", 0x180000000, 0x1000, 512, 6, 0, 0, 0, 6, 0, 0, 0x2000, 512, 0, 2, 0,
+                            0, 0, 0, 0, 0, 16)  # fmt: skip
+    directories = bytearray(128)
+    struct.pack_into("<II", directories, 8, base, 20 * (len(imports) + 1))
+    section = struct.pack("<8sIIIIIIHHI", b".rdata", 512, base, 512, 512, 0, 0, 0, 0, 0x40000040)
+    start = b"MZ" + bytes(58) + struct.pack("<I", 64) + b"PE\0\0"
+    return (start + header + optional + bytes(directories) + section).ljust(512, b"\0") + content
+
+
 def cubin_set(kernels: Sequence[str] = KERNELS) -> dict[str, bytes]:
     """A kernel set with its manifest, paths relative to cubins/."""
     promised = matrix.load().cuda[CUDA]
@@ -125,7 +145,7 @@ def index(name: str) -> dict[str, object]:
             "noarch": "generic",
             "depends": [],
         }
-    depends = ["python >=3.9", "pytorch 2.8.*", "sageattention-cubins ==2.2.0 cu128_h1_0"]
+    depends = ["python >=3.9", "pytorch 2.8.*", "__glibc >=2.28", "sageattention-cubins ==2.2.0 cu128_h1_0"]
     return {
         "name": name,
         "version": "2.2.0",
@@ -138,25 +158,35 @@ def index(name: str) -> dict[str, object]:
 
 
 def conda(
-    folder: Path, payload: Mapping[str, bytes], index: Mapping[str, object], paths: Mapping[str, bytes] | None = None
+    folder: Path,
+    payload: Mapping[str, bytes],
+    index: Mapping[str, object],
+    paths: Mapping[str, bytes] | None = None,
+    document: object = None,
 ) -> Path:
-    """Write a .conda file; `paths` is what paths.json is made of where that is not the payload."""
+    """Write a .conda file; `paths` is what paths.json is made of where that is not the payload, or `document` is all of it."""
     entries = [
         {"_path": name, "path_type": "hardlink", "sha256": artifact.sha256(data), "size_in_bytes": len(data)}
         for name, data in (payload if paths is None else paths).items()
     ]
     info = {
         "info/index.json": json.dumps(index).encode(),
-        "info/paths.json": json.dumps({"paths": entries, "paths_version": 1}).encode(),
+        "info/paths.json": json.dumps({"paths": entries, "paths_version": 1} if document is None else document).encode(),
     }
     stem = f"{index['name']}-{index['version']}-{index['build']}"
     folder.mkdir(parents=True, exist_ok=True)
-    target = folder / f"{stem}.conda"
-    with zipfile.ZipFile(target, "w") as archive:
-        archive.writestr("metadata.json", '{"conda_pkg_format_version": 2}')
-        archive.writestr(f"pkg-{stem}.tar.zst", _tar(payload))
-        archive.writestr(f"info-{stem}.tar.zst", _tar(info))
-    return target
+    members = {"metadata.json": b'{"conda_pkg_format_version": 2}', f"pkg-{stem}.tar.zst": _tar(payload)}
+    return archive(folder / f"{stem}.conda", members | {f"info-{stem}.tar.zst": _tar(info)})
+
+
+def archive(path: Path, members: Mapping[str, bytes]) -> Path:
+    """Write a zip as seal.py does."""
+    with zipfile.ZipFile(path, "w") as file:
+        for name, data in members.items():
+            member = zipfile.ZipInfo(name)
+            member.external_attr = 0o644 << 16
+            file.writestr(member, data)
+    return path
 
 
 def _tar(files: Mapping[str, bytes]) -> bytes:

@@ -6,6 +6,7 @@ import functools
 import io
 import json
 import shutil
+import stat
 import sys
 import tarfile
 import tempfile
@@ -75,6 +76,18 @@ def c_library(*flags: str, source: str = "int sage(void) { return 1; }") -> Chan
 
 WHEELS: dict[str, tuple[Change, str]] = {
     "torch pin of another build": (swap(f"{INFO}/METADATA", b"torch==2.8.*", b"torch==2.7.*"), "requires torch==2.7.*, expected torch==2.8.*"),
+    "a requirement too many": (swap(f"{INFO}/METADATA", b"Requires-Dist:", b"Requires-Dist: numpy\nRequires-Dist:"), "requires numpy, torch==2.8.*, expected"),
+    "torch pin with a marker": (swap(f"{INFO}/METADATA", b"2.8.*", b"2.8.*; python_version < '3'"), "expected torch==2.8.* alone"),
+    "requirement that is none": (swap(f"{INFO}/METADATA", b"torch==2.8.*", b"torch=="), "holds a Requires-Dist that is no requirement"),
+    "licence lost": (drop(f"{INFO}/licenses/LICENSE"), "names the licence file LICENSE, which is not in"),
+    "wheel format of the future": (swap(f"{INFO}/WHEEL", b"Wheel-Version: 1.0", b"Wheel-Version: 2.0"), "says Wheel-Version 2.0, expected 1.0"),
+    "file of nobody": (put("stray.pth", b""), "stray.pth lies outside sageattention/ and"),
+    "second library": (put("sageattention/_D.so", b""), "_D.so is a second library: expected _C.so alone"),
+    "library of Windows": (put("sageattention/_C.so", lambda: samples.dll("c10.dll")), "_C.so is not a whole ELF file"),
+    "binary METADATA": (put(f"{INFO}/METADATA", b"\xff\0\xfe"), "METADATA is not valid"),
+    "binary WHEEL": (put(f"{INFO}/WHEEL", b"\xff\0\xfe"), "WHEEL says Tag nothing"),
+    "build file nested without end": (put("sageattention/_build.json", b"[" * 100_000), "_build.json is not valid JSON"),
+    "names that differ in case": (put("sageattention/_c.SO", b""), "in the archive twice"),
     "torch pin missing": (swap(f"{INFO}/METADATA", b"Requires-Dist: torch==2.8.*\n", b""), "requires nothing, expected torch==2.8.*"),
     "python of another build": (swap(f"{INFO}/METADATA", b"==3.12.*", b"==3.11.*"), "Requires-Python ==3.11.*, expected ==3.12.*"),
     "version of another release": (swap(f"{INFO}/METADATA", b"Version: 2.2.0", b"Version: 2.1.0"), "says Version 2.1.0, expected 2.2.0"),
@@ -172,11 +185,58 @@ def test_a_renamed_wheel_is_named(wheel_path: Path, name: str, message: str) -> 
     assert any(message in fault for fault in faults), faults
 
 
-@pytest.mark.parametrize("keep", [0.0, 0.5, 0.99])
-def test_a_truncated_wheel_is_named(wheel_path: Path, keep: float) -> None:
-    data = wheel_path.read_bytes()
-    wheel_path.write_bytes(data[: int(len(data) * keep)])
-    assert "truncated or damaged" in verify.verify_wheel(wheel_path)[0]
+KINDS: dict[str, Callable[[Path], Path]] = {"wheel": samples.a_wheel, "operators": samples.operators_conda, "kernels": samples.cubins_conda}
+kinds = pytest.mark.parametrize("kind", KINDS)
+
+
+@kinds
+@pytest.mark.parametrize("keep", [0.0, 0.001, 0.5, 0.99])
+def test_a_truncated_artifact_is_named(tmp_path: Path, kind: str, keep: float) -> None:
+    path = KINDS[kind](tmp_path)
+    data = path.read_bytes()
+    path.write_bytes(data[: int(len(data) * keep)])
+    assert "truncated or damaged" in verify.verify(path)[0]
+
+
+@kinds
+@pytest.mark.parametrize("extra", ["before", "behind", "between"])
+def test_bytes_that_belong_to_no_entry_are_named(tmp_path: Path, kind: str, extra: str) -> None:
+    path = KINDS[kind](tmp_path)
+    data, with_prefix = path.read_bytes(), io.BytesIO(b"MZ" + bytes(98))
+    if extra == "before":  # as self-extracting archives are
+        path.write_bytes(with_prefix.getvalue() + data)
+    elif extra == "behind":
+        path.write_bytes(data[:-2] + b"\4\0more")  # the directory's comment
+    else:
+        with zipfile.ZipFile(path) as archive:
+            start = archive.start_dir
+        path.write_bytes(data[:start] + b"hidden" + data[start:-6] + (start + 6).to_bytes(4, "little") + data[-2:])
+        with zipfile.ZipFile(path) as archive:
+            assert archive.testzip() is None, "other readers take it"
+    faults = verify.verify(path)
+    assert any("as it was written" in fault for fault in faults), faults
+
+
+@kinds
+def test_an_entry_that_two_readers_see_differently_is_named(tmp_path: Path, kind: str) -> None:
+    """Installers that unpack while they download go by the header before an entry, others by the directory."""
+    path = KINDS[kind](tmp_path)
+    data = bytearray(path.read_bytes())
+    assert data[:4] == b"PK\3\4"
+    data[22] ^= 1  # the size, in the first header
+    path.write_bytes(bytes(data))
+    with zipfile.ZipFile(path) as archive:
+        assert archive.testzip() is None, "Python's own reader takes it"
+    assert any("is not as it was written" in fault for fault in verify.verify(path))
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["sageattention-2.2.0-torch280_cu129_h2_0", "sageattention-2.2.1-torch280_cu128_h2_0", "flash-2.2.0-torch280_cu128_h2_0"],
+)
+def test_a_renamed_conda_package_is_named(tmp_path: Path, name: str) -> None:
+    path = samples.operators_conda(tmp_path)
+    assert "was the file renamed?" in verify.verify(path.rename(path.with_name(f"{name}.conda")))[0]
 
 
 def test_a_flipped_byte_is_named(wheel_path: Path) -> None:
@@ -186,29 +246,40 @@ def test_a_flipped_byte_is_named(wheel_path: Path) -> None:
     assert "truncated or damaged" in verify.verify_wheel(wheel_path)[0]
 
 
-@given(st.data())
-@settings(max_examples=150, deadline=None)
-def test_no_flipped_bit_of_the_content_goes_unnoticed(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
-    good = _one_good_wheel()
-    position = data.draw(st.integers(0, len(good) - 1))
-    damaged = bytearray(good)
-    damaged[position] ^= 1 << data.draw(st.integers(0, 7))
-    path = tmp_path_factory.getbasetemp() / samples.build().wheel_name
-    path.write_bytes(good)
-    before = artifact.read_wheel(path).files
-    path.write_bytes(bytes(damaged))
-    try:
-        same = artifact.read_wheel(path).files == before
-    except artifact.ArtifactError:
-        same = False
-    # A bit of an entry's time or attributes changes nothing that is installed; any other must be found.
-    assert same or verify.verify_wheel(path)
-
-
 @functools.cache
-def _one_good_wheel() -> bytes:
+def _good(kind: str) -> tuple[str, bytes]:
     with tempfile.TemporaryDirectory() as folder:
-        return samples.a_wheel(Path(folder)).read_bytes()
+        path = KINDS[kind](Path(folder))
+        return path.name, path.read_bytes()
+
+
+@kinds
+@given(st.data())
+@settings(max_examples=80, deadline=None)
+def test_no_flipped_bit_goes_unnoticed(kind: str, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+    name, good = _good(kind)
+    position = data.draw(st.integers(0, len(good) - 1))
+    bit = data.draw(st.integers(0, 7))
+    assert faults_of_flipped(tmp_path_factory.getbasetemp() / name, good, position, bit), f"bit {bit} of byte {position}"
+
+
+def faults_of_flipped(path: Path, good: bytes, position: int, bit: int) -> list[str]:
+    """What is said of an artifact with one bit flipped. One of padding that no reader looks at is said to be that."""
+    damaged = bytearray(good)
+    damaged[position] ^= 1 << bit
+    path.write_bytes(bytes(damaged))
+    if faults := verify.verify(path):
+        return faults
+    with zipfile.ZipFile(io.BytesIO(good)) as one, zipfile.ZipFile(path) as other:
+        same = all(one.read(name) == other.read(name) for name in one.namelist())
+        for member, flipped in zip(one.infolist(), other.infolist(), strict=True):
+            begin = member.header_offset + len(member.FileHeader())
+            # What follows the last symbol of a deflated stream up to the next byte; S_IFREG, which says nothing new.
+            if position == begin + member.compress_size - 1 and same:
+                return ["padding"]
+            if member.external_attr ^ flipped.external_attr == stat.S_IFREG << 16 and same:
+                return ["file type"]
+    return []
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
@@ -291,6 +362,12 @@ def test_good_conda_packages_pass(tmp_path: Path) -> None:
         ("depends", ["python", "pytorch 2.7.*", "sageattention-cubins ==2.2.0 cu128_h1_0"], "depends on 'pytorch 2.7.*', expected"),
         ("depends", ["python", "pytorch 2.8.*", "sageattention-cubins ==2.2.0 cu129_h1_0"], "cu129_h1_0', expected"),
         ("depends", ["pytorch 2.8.*", "sageattention-cubins ==2.2.0 cu128_h1_0"], "does not depend on python"),
+        ("depends", ["python", "pytorch 2.8.*", "sageattention-cubins ==2.2.0 cu128_h1_0"], "does not depend on __glibc"),
+        ("depends", None, "depends on None, expected 'pytorch 2.8.*'"),
+        ("depends", [None, 5, {}], "depends on None, expected 'pytorch 2.8.*'"),
+        ("noarch", "generic", "says noarch generic, expected python"),
+        ("noarch", None, "says noarch None, expected python"),
+        ("subdir", ["linux-64"], "says subdir ['linux-64'], expected one of"),
         ("subdir", "linux-32", "says subdir linux-32, expected one of linux-64"),
         ("build", "torch123_cu128_h2_0", "does not begin with a PyTorch and CUDA of variants.yaml"),
         ("build", "torch280_cu129_h2_0", "_build.json says cuda '12.8', expected '12.9'"),
@@ -323,8 +400,95 @@ def test_conda_content_that_paths_json_denies_is_named(tmp_path: Path) -> None:
     assert "site-packages/sageattention/__init__.py has sha256" in faults
     assert "__init__.py has 9 bytes, info/paths.json says 0" in faults
     assert "bin/stray is in the package but not listed in info/paths.json" in faults
-    assert "bin/stray lies outside site-packages/" in faults
+    assert "bin/stray lies outside site-packages/sageattention/" in faults
     assert "RECORD is listed in info/paths.json but missing" in faults
+
+
+PATHS: dict[str, tuple[object, str]] = {
+    "no list": ({"paths": 5}, "info/paths.json has no list of files"),
+    "no names": ({"paths": [{}]}, "info/paths.json has no list of files"),
+    "not an object": ([], "info/paths.json holds list, expected an object"),
+    "a link that is not there": ({"paths": [{"_path": "lib/a", "path_type": "softlink"}]}, "lib/a is listed in info/paths.json but missing"),
+    "a file twice": ({"paths": [{"_path": "lib/a"}, {"_path": "lib/a"}]}, "info/paths.json lists a file twice"),
+    "a file as a link": ({"paths": [{"_path": "site-packages/sageattention/__init__.py", "path_type": "softlink"}]}, "has path_type softlink"),
+    "a prefix": (
+        {"paths": [{"_path": "site-packages/sageattention/__init__.py", "prefix_placeholder": "/opt/conda"}]},
+        "__init__.py holds the build machine's prefix (/opt/conda)",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", PATHS)
+def test_paths_json_of_another_form_is_named(tmp_path: Path, case: str) -> None:
+    document, message = PATHS[case]
+    faults = verify.verify(samples.conda(tmp_path, samples.operators(), samples.index("sageattention"), document=document))
+    assert any(message in fault for fault in faults), faults
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (put("site-packages/other/__init__.py", b""), "other/__init__.py lies outside site-packages/sageattention/"),
+        (put("bin/stray", b""), "bin/stray lies outside"),
+        (swap(f"site-packages/{INFO}/METADATA", b"Version: 2.2.0", b"Version: 2.1.0"), "METADATA says sageattention 2.1.0, expected sageattention 2.2.0"),
+        (swap(f"site-packages/{INFO}/METADATA", b"Name: sageattention", b"Name: flash"), "METADATA says flash 2.2.0"),
+        (drop(f"site-packages/{INFO}/METADATA"), "METADATA says None None"),
+        (swap("site-packages/sageattention/_build.json", b"12.8", b"12.9"), "_build.json says cuda '12.9', expected '12.8'"),
+        (drop("site-packages/sageattention/_C.so"), "sageattention/_C.so is missing"),
+        (put("site-packages/sageattention/_C.so", lambda: samples.library()[:3000]), "_C.so is not a whole ELF file"),
+        (put("site-packages/sageattention/_C.so", lambda: samples.library()[:18] + b"\xb7\0" + samples.library()[20:]), "EM_AARCH64, expected EM_X86_64"),
+        (put("site-packages/sageattention/_C.dll", b""), "_C.dll is a second library"),
+    ],
+)  # fmt: skip
+def test_a_broken_operators_package_is_named(tmp_path: Path, change: Change, message: str) -> None:
+    files = samples.operators()
+    change(files)
+    faults = verify.verify(samples.operators_conda(tmp_path, files))
+    assert any(message in fault for fault in faults), faults
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"metadata.json": b'{"conda_pkg_format_version": 3}'}, "does not say conda_pkg_format_version 2"),
+        ({"metadata.json": b"{"}, "does not say conda_pkg_format_version 2"),
+        ({"metadata.json": None}, "expected pkg-…, info-… and metadata.json, each once"),
+        ({"other": b""}, "expected pkg-…, info-… and metadata.json, each once"),
+        ({"pkg-sageattention-2.2.0-torch280_cu128_h2_0.tar.zst": b"no zstd"}, "cannot be unpacked"),
+        ({"info-sageattention-2.2.0-torch280_cu128_h2_0.tar.zst": zstandard.compress(b"no tar" * 500)}, "cannot be unpacked"),
+    ],
+)
+def test_a_conda_archive_of_another_form_is_named(tmp_path: Path, change: dict[str, bytes | None], message: str) -> None:
+    path = samples.operators_conda(tmp_path)
+    members = {name: data for name, data in (samples.contents(path) | change).items() if data is not None}
+    samples.archive(path, members)
+    faults = verify.verify(path)
+    assert any(message in fault for fault in faults), faults
+
+
+# ── Windows ───────────────────────────────────────────────────────────────────────────────────────────────
+
+DLLS: dict[str, tuple[bytes, str]] = {
+    "good": (samples.dll("c10.dll", "torch_cpu.dll", "KERNEL32.dll"), ""),
+    "one Python's": (samples.dll("c10.dll", "python312.dll"), "_C.dll needs python312.dll, which it must do without"),
+    "one CUDA's": (samples.dll("cudart64_12.dll"), "_C.dll needs cudart64_12.dll, which it must do without"),
+    "a CUDA PyTorch's": (samples.dll("torch_cuda.dll"), "_C.dll needs torch_cuda.dll, which it must do without"),
+    "for another processor": (samples.dll("c10.dll", machine=0xAA64), "_C.dll is code for IMAGE_FILE_MACHINE_ARM64, expected IMAGE_FILE_MACHINE_AMD64"),
+    "cut short": (samples.dll("c10.dll")[:700], "_C.dll has sections up to byte 1024 and only 700 bytes: truncated"),
+    "cut very short": (samples.dll("c10.dll")[:100], "_C.dll is not a whole Windows library"),
+    "a Linux library": (samples.cubin(80, machine=62), "_C.dll is not a whole Windows library"),
+    "with a path": (samples.dll("c10.dll", "C:\\Users\\me\\c10.dll"), "_C.dll names a path of the build machine"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", DLLS)
+def test_a_library_for_windows_is_what_it_should_be(tmp_path: Path, case: str) -> None:
+    data, message = DLLS[case]
+    files = samples.operators()
+    del files["site-packages/sageattention/_C.so"]
+    files["site-packages/sageattention/_C.dll"] = data
+    faults = verify.verify(samples.conda(tmp_path, files, samples.index("sageattention") | {"subdir": "win-64"}))
+    assert any(message in fault for fault in faults) if message else faults == []
 
 
 def test_a_kernel_package_without_a_promised_architecture_is_named(tmp_path: Path) -> None:
