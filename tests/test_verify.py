@@ -185,7 +185,11 @@ def test_a_renamed_wheel_is_named(wheel_path: Path, name: str, message: str) -> 
     assert any(message in fault for fault in faults), faults
 
 
-KINDS: dict[str, Callable[[Path], Path]] = {"wheel": samples.a_wheel, "operators": samples.operators_conda, "kernels": samples.cubins_conda}
+KINDS: dict[str, Callable[[Path], Path]] = {
+    "wheel": samples.a_wheel,
+    "operators": samples.operators_conda,
+    "kernels": samples.cubins_conda,
+}
 kinds = pytest.mark.parametrize("kind", KINDS)
 
 
