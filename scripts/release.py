@@ -55,7 +55,7 @@ class Release:
             build, folder = groups[0].builds[0], index.describe(groups[0].wheels[0].name, "", "").folder
             where = f"{self.index_url.rstrip('/')}/{folder}/"
             lines.append(
-                f"pip install sageattention=={self.version} --index-url {where}  # {build.torch_series}, CUDA {build.cuda}"
+                f"pip install sageattention=={self.version} --index-url {where}  # PyTorch {build.torch_series}, CUDA {build.cuda}"
             )
         lines += ["```", ""]
         if self.channel_url:
@@ -80,7 +80,8 @@ class Release:
         build = groups[0].builds[0]
         pythons = sorted({build.python for group in groups for build in group.builds}, key=Version)
         platforms = [group.builds[0].platform for group in groups]
-        code = collect.inside(groups[0].kernels, artifact.CUBINS + "manifest.json")["architectures"]
+        folders = collect.inside(groups[0].kernels, artifact.CUBINS + "manifest.json")["architectures"]
+        code = sorted(folders, key=lambda name: (name.startswith("compute_"), int(re.sub(r"\D", "", name))))
         return [build.torch_series, build.cuda, ", ".join(pythons), ", ".join(platforms), ", ".join(code)]
 
 

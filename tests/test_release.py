@@ -1,0 +1,302 @@
+"""Releases: the tag, the notes made of what was built, the sums; on GitHub all of it or, until then, a draft."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import artifact
+import collect
+import matrix
+import pytest
+import release
+import samples
+import summary
+import tag
+import wheel
+from test_publish import BUILDS, PROFILE, chosen
+
+URL = "https://example.github.io/ours"
+
+
+@pytest.fixture(autouse=True)
+def _sample_profile(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(matrix, "builds", chosen)
+    for name in ("INDEX_URL", "CHANNEL_URL", "GITHUB_REPOSITORY", "GITHUB_STEP_SUMMARY"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def a_dist(folder: Path, **made: str) -> Path:
+    """A folder like dist/ that holds the whole profile; `made` changes _build.json."""
+    files = samples.operators()
+    name = "site-packages/sageattention/_build.json"
+    files[name] = json.dumps({**json.loads(files[name]), **made}).encode()
+    operators = samples.operators_conda(folder / "conda" / "linux-64", files)
+    kernels = samples.cubins_conda(folder / "conda" / "noarch")
+    for build in BUILDS:
+        wheel.emit(operators, kernels, python=build.python, build=build, out_dir=folder / "wheels")
+    return folder
+
+
+@pytest.fixture
+def dist(tmp_path: Path) -> Path:
+    return a_dist(tmp_path / "dist")
+
+
+# Tags.
+
+
+@pytest.mark.parametrize(
+    ("taken", "name"),
+    [
+        ([], "v2.2.0"),
+        (["v2.1.0", "v2.2.0rc1"], "v2.2.0"),
+        (["v2.2.0"], "v2.2.0-build.1"),
+        (["v2.2.0", "v2.2.0-build.1", "v2.2.0-build.2"], "v2.2.0-build.3"),
+    ],
+)
+def test_the_next_tag(taken: list[str], name: str) -> None:
+    assert tag.next_tag("2.2.0", taken) == name
+
+
+def test_a_commit_is_tagged_once_and_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(matrix, "ROOT", tmp_path)
+    for name, value in (("NAME", "x"), ("EMAIL", "x@example.org")):
+        monkeypatch.setenv(f"GIT_AUTHOR_{name}", value)
+        monkeypatch.setenv(f"GIT_COMMITTER_{name}", value)
+    version = matrix.load().packages["sageattention"]
+    tag.git("init", "--quiet")
+    (tmp_path / "file").write_text("one")
+    tag.git("add", "file")
+    tag.git("commit", "--quiet", "-m", "one")
+    assert tag.tag(dry_run=True) == f"v{version}"
+    assert tag.git("tag") == ""
+    assert tag.tag(dry_run=False) == f"v{version}"
+    with pytest.raises(tag.TagError, match=f"released already, as v{re.escape(version)}"):
+        tag.tag(dry_run=False)
+    (tmp_path / "file").write_text("two")
+    with pytest.raises(tag.TagError, match=r"not committed.*\n.*file"):
+        tag.tag(dry_run=False)
+    tag.git("commit", "--quiet", "-am", "two")
+    assert tag.tag(dry_run=False) == f"v{version}-build.1"
+
+
+@pytest.mark.parametrize("name", ["v2.3.0", "2.2.0", "v2.2.0-build.0", "v2.2.0-build", "v2.2.0rc1"])
+def test_a_tag_of_another_version_is_refused(dist: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(dist, name) == 1
+    assert f"tag {name} is not one of version 2.2.0, which variants.yaml states" in capsys.readouterr().err
+    assert not (dist / "release").exists()
+
+
+# Notes and sums.
+
+
+def run(dist: Path, name: str = "v2.2.0", *more: str) -> int:
+    to = ["--profile", PROFILE, "--dist", str(dist), "--index-url", URL, "--channel-url", "https://prefix.dev/ours"]
+    return release.main(["--tag", name, *to, *more])
+
+
+def test_notes_and_sums_say_what_was_built(dist: Path) -> None:
+    assert run(dist) == 0
+    notes = (dist / "release" / "NOTES.md").read_text(encoding="utf-8")
+    promised = matrix.load().cuda[samples.CUDA]
+    code = ", ".join([*matrix.targets(promised.architectures), *(f"compute_{a.replace('.', '')}" for a in promised.ptx)])
+    assert f"| 2.8 | 12.8 | 3.11, 3.12 | linux-64 | {code} |" in notes
+    assert f"pip install sageattention==2.2.0 --index-url {URL}/cu128-torch28/  # PyTorch 2.8, CUDA 12.8" in notes
+    assert "conda install -c https://prefix.dev/ours -c conda-forge sageattention=2.2.0" in notes
+    assert "c" * 40 in notes
+    sums = (dist / "release" / "SHA256SUMS").read_text(encoding="utf-8")
+    assert dict(line.split("  ")[::-1] for line in sums.splitlines()) == {
+        path.name: artifact.sha256(path.read_bytes()) for path in collect.collect(dist, PROFILE).files
+    }
+
+
+def test_the_same_files_make_the_same_release(dist: Path) -> None:
+    contents = []
+    for _ in range(2):
+        assert run(dist) == 0
+        contents.append({path.name: path.read_bytes() for path in (dist / "release").iterdir()})
+    assert contents[0] == contents[1]
+
+
+def test_the_index_is_githubs_pages_unless_told(dist: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GITHUB_REPOSITORY", "Someone/ours")
+    assert release.main(["--tag", "v2.2.0", "--profile", PROFILE, "--dist", str(dist)]) == 0
+    notes = (dist / "release" / "NOTES.md").read_text(encoding="utf-8")
+    assert "--index-url https://someone.github.io/ours/cu128-torch28/" in notes
+    assert "conda install" not in notes, "no channel was named"
+
+
+@pytest.mark.parametrize(
+    ("commit", "said"),
+    [("c" * 40 + "+", r"sources that were not committed \(c{40}\+\): commit, and build again"), ("", r"no commit \(none\)")],
+)
+def test_what_nobody_could_build_again_is_not_released(
+    commit: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(a_dist(tmp_path, commit=commit)) == 1
+    assert re.search(said, capsys.readouterr().err)
+
+
+def test_half_a_profile_is_not_released(dist: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (dist / "wheels" / BUILDS[0].wheel_name).unlink()
+    assert run(dist) == 1
+    assert f"wheels/{BUILDS[0].wheel_name} is missing" in capsys.readouterr().err
+
+
+# GitHub, by a `gh` that keeps its releases in a file.
+
+GH = """#!{python}
+import hashlib, json, pathlib, sys
+state = pathlib.Path({state!r})
+releases = json.loads(state.read_text())
+arguments = sys.argv[1:]
+with open({state!r} + ".log", "a") as log:
+    log.write(" ".join(arguments[:2]) + "\\n")
+if arguments[0] == "api":
+    assert "repos/{{owner}}/{{repo}}/releases" in arguments[-1]
+    print(json.dumps([releases]))
+    sys.exit()
+kind, tag = arguments[1:3]
+mine = [one for one in releases if one["tag_name"] == tag]
+if kind == "create":
+    assert "--draft" in arguments and "--verify-tag" in arguments
+    releases.insert(0, {{"tag_name": tag, "draft": True, "assets": []}})
+elif kind == "upload":
+    path = pathlib.Path(arguments[3])
+    if path.name in pathlib.Path({state!r} + ".refuse").read_text().split():
+        sys.exit("HTTP 500")
+    assert path.name not in [asset["name"] for asset in mine[0]["assets"]]
+    digest = "sha256:" + hashlib.sha256(path.read_bytes()).hexdigest()
+    mine[0]["assets"].append({{"name": path.name, "digest": digest, "state": "uploaded"}})
+elif kind == "delete-asset":
+    mine[0]["assets"] = [asset for asset in mine[0]["assets"] if asset["name"] != arguments[3]]
+elif kind == "edit":
+    assert arguments[3] == "--draft=false"
+    mine[0]["draft"] = False
+else:
+    sys.exit("unknown " + kind)
+state.write_text(json.dumps(releases))
+"""
+
+
+class GitHub:
+    """The state of the stand-in."""
+
+    def __init__(self, folder: Path) -> None:
+        self.state = folder / "releases.json"
+        self.refuse = folder / "releases.json.refuse"
+        self.refuse.write_text("")
+        self.set([])
+        program = folder / "bin" / "gh"
+        program.parent.mkdir()
+        program.write_text(GH.format(python=sys.executable, state=str(self.state)))
+        program.chmod(0o755)
+
+    def set(self, releases: list[dict[str, Any]]) -> None:
+        self.state.write_text(json.dumps(releases))
+
+    @property
+    def releases(self) -> list[dict[str, Any]]:
+        return list(json.loads(self.state.read_text()))
+
+    def asked(self, what: str) -> int:
+        return Path(f"{self.state}.log").read_text().splitlines().count(what)
+
+
+@pytest.fixture
+def github(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> GitHub:
+    found = GitHub(tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)
+    return found
+
+
+def test_a_release_is_a_draft_until_all_of_it_is_there(dist: Path, github: GitHub, capsys: pytest.CaptureFixture[str]) -> None:
+    github.refuse.write_text(BUILDS[1].wheel_name)
+    assert run(dist, "v2.2.0", "--publish") == 1
+    assert "`gh release upload` failed: HTTP 500. Run it again to go on" in capsys.readouterr().err
+    (there,) = github.releases
+    assert (there["draft"], len(there["assets"])) == (True, 3)
+    github.refuse.write_text("")
+    assert run(dist, "v2.2.0", "--publish") == 0
+    assert "release v2.2.0 is public: 2 files new, 5 in all" in capsys.readouterr().out
+    (there,) = github.releases
+    names = {path.name for path in collect.collect(dist, PROFILE).files} | {"SHA256SUMS"}
+    assert (there["draft"], {asset["name"] for asset in there["assets"]}) == (False, names)
+    assert run(dist, "v2.2.0", "--publish") == 0
+    assert "0 files new, 5 in all" in capsys.readouterr().out
+    assert (github.asked("release create"), github.asked("release edit"), github.asked("release upload")) == (1, 1, 6)
+
+
+def change(key: str, value: object) -> Callable[[dict[str, Any]], None]:
+    return lambda there: there["assets"][0].update({key: value})
+
+
+def test_an_upload_that_was_cut_off_is_made_again(dist: Path, github: GitHub) -> None:
+    assert run(dist, "v2.2.0", "--publish") == 0
+    (there,) = github.releases
+    there["draft"] = True
+    there["assets"][0]["state"] = "starter"
+    github.set([there])
+    assert run(dist, "v2.2.0", "--publish") == 0
+    (there,) = github.releases
+    assert (there["draft"], {asset["state"] for asset in there["assets"]}) == (False, {"uploaded"})
+
+
+@pytest.mark.parametrize(
+    ("harm", "said"),
+    [
+        (
+            lambda there: there["assets"][0].update(digest="sha256:0"),
+            "published files are never replaced, and release v2.2.0 has other",
+        ),
+        (
+            lambda there: there["assets"].append({"name": "x", "state": "uploaded", "digest": ""}),
+            "has files that this one has not: x",
+        ),
+        (lambda there: there["assets"].pop(), "is public already and lacks SHA256SUMS: release a new build"),
+    ],
+)
+def test_what_is_public_stays_as_it_is(
+    harm: Callable[[dict[str, Any]], None], said: str, dist: Path, github: GitHub, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(dist, "v2.2.0", "--publish") == 0
+    (there,) = github.releases
+    harm(there)
+    github.set([there])
+    assert run(dist, "v2.2.0", "--publish") == 1
+    assert said in capsys.readouterr().err
+    assert github.releases == [there]
+
+
+# The summary of a run.
+
+
+def test_summary_lists_versions_sizes_hashes_and_times(
+    dist: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (dist / "reports").mkdir()
+    (dist / "reports" / "linux-64-cu12.8.json").write_text(
+        json.dumps({"steps": {"operators": [20.04, 30.0], "all": [25.0, 31.5]}})
+    )
+    (dist / "reports" / "kernels-cu12.8.json").write_text(json.dumps({"steps": {"kernels": [2.0, 3.0], "all": [2.5, 3.5]}}))
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "page.md"))
+    assert summary.main(["--dist", str(dist)]) == 0
+    page = (tmp_path / "page.md").read_text(encoding="utf-8")
+    assert page == capsys.readouterr().out
+    assert page.startswith("### 4 files\n")
+    for path, said in (
+        (dist / "wheels" / BUILDS[0].wheel_name, "2.2.0 | 2.8.0 | 12.8 | 3.11 | linux-64"),
+        (
+            dist / "conda" / "linux-64" / "sageattention-2.2.0-torch280_cu128_h2_0.conda",
+            "2.2.0 | 2.8.0 | 12.8 | any | linux-64",
+        ),
+        (dist / "conda" / "noarch" / "sageattention-cubins-2.2.0-cu128_h1_0.conda", "2.2.0 | any | 12.8 | any | any"),
+    ):
+        assert f"| {path.name} | {said} | {path.stat().st_size / 1e6:.2f} | `{artifact.sha256(path.read_bytes())}` |" in page
+    assert "| linux-64-cu12.8 |  | 25.0 (31.5) | 20.0 (30.0) |" in page
