@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from sageattention._library import build
+import sys
 
-__version__ = build.version
+try:
+    from sageattention._library import build
+    from sageattention.core import (
+        explain,
+        sageattn,
+        sageattn_qk_int8_pv_fp8_cuda,
+        sageattn_qk_int8_pv_fp8_cuda_sm90,
+        sageattn_qk_int8_pv_fp16_cuda,
+        sageattn_qk_int8_pv_fp16_triton,
+        sageattn_varlen,
+    )
 
-from sageattention.core import (
-    explain,
-    sageattn,
-    sageattn_qk_int8_pv_fp8_cuda,
-    sageattn_qk_int8_pv_fp8_cuda_sm90,
-    sageattn_qk_int8_pv_fp16_cuda,
-    sageattn_qk_int8_pv_fp16_triton,
-    sageattn_varlen,
-)
+    __version__ = build.version
+except (ImportError, OSError):
+    # `python -m sageattention` imports the package before the report runs that says what is wrong with it. (Until Python runs
+    # the module, sys.argv[0] is "-m"; which module, Python 3.9 does not tell.)
+    if sys.argv[:1] != ["-m"] or "sageattention" not in getattr(sys, "orig_argv", ["sageattention"]):
+        raise
 
 __all__ = [
     "__version__",

@@ -1,0 +1,10 @@
+"""`python -m sageattention`: what is installed, whether it works, and what to do where it does not."""
+
+from __future__ import annotations
+
+import sys
+
+from sageattention.doctor import main
+
+if __name__ == "__main__":
+    sys.exit(main())

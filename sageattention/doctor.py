@@ -1,0 +1,256 @@
+"""The report of `python -m sageattention`.
+
+Nothing of this package is imported before it is known to be sound: the report is for installations that are not.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import importlib
+import json
+import platform
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    import torch
+
+PACKAGE = Path(__file__).parent
+REINSTALL = "reinstall the package: pip install --force-reinstall with the wheel's name, or conda install --force-reinstall"
+
+
+class Problem(NamedTuple):
+    """Something that is wrong, and what to do about it."""
+
+    what: str
+    remedy: str
+
+
+class Report:
+    """Lines as they become known, printed at once, and the problems found on the way."""
+
+    def __init__(self) -> None:
+        self.problems: list[Problem] = []
+
+    def say(self, name: str, value: str) -> None:
+        """Print a fact."""
+        print(f"{name:<16}{value}", flush=True)
+
+    def problem(self, what: str, remedy: str) -> None:
+        """Note something wrong."""
+        self.problems.append(Problem(what, remedy))
+
+    def end(self) -> int:
+        """Print the problems; returns the exit status."""
+        print()
+        if not self.problems:
+            print("No problem found.")
+            return 0
+        for number, problem in enumerate(self.problems, 1):
+            print(f"Problem {number}: {problem.what}\n  To do: {problem.remedy}")
+        return 1
+
+
+def main() -> int:
+    """Print the report. Returns 1 where a problem was found, else 0."""
+    report = Report()
+    made = versions(report)
+    if pytorch(report):
+        driver(report, made)
+        if package(report):
+            kernel_files(report)
+            gpus(report)
+    return report.end()
+
+
+def versions(report: Report) -> dict[str, Any]:
+    """This package's and Python's; returns `_build.json`, empty where it cannot be read."""
+    made: dict[str, Any] = {}
+    try:
+        made = dict(json.loads((PACKAGE / "_build.json").read_text(encoding="utf-8")))
+        report.say("sageattention", "{version}, built for PyTorch {torch} and CUDA {cuda}".format(**made))
+    except (OSError, ValueError, TypeError, KeyError):
+        report.say("sageattention", "of unknown version")
+    report.say("  installed in", str(PACKAGE))
+    report.say("Python", f"{platform.python_version()}, {platform.system()} {platform.machine()}")
+    return made
+
+
+def pytorch(report: Report) -> bool:
+    """PyTorch's version; whether it can be imported."""
+    try:
+        import torch
+    except (ImportError, OSError) as error:
+        report.say("PyTorch", "cannot be imported")
+        report.problem(f"import torch fails: {error}", "install PyTorch: https://pytorch.org/get-started/locally")
+        return False
+    report.say("PyTorch", f"{torch.__version__}, {f'CUDA {torch.version.cuda}' if torch.version.cuda else 'without CUDA'}")
+    return True
+
+
+def driver(report: Report, made: dict[str, Any]) -> None:
+    """The NVIDIA driver, and whether PyTorch and the kernels can use it."""
+    import torch
+
+    found = driver_cuda()
+    if found is None:
+        report.say("driver", "no NVIDIA driver: on CPU tensors the reference runs, which is slow")
+        return
+    report.say("driver", "for CUDA {}.{}".format(*found))
+    if torch.version.cuda is None:
+        report.problem(
+            "there is an NVIDIA driver, but this PyTorch was built without CUDA",
+            "install PyTorch for CUDA: https://pytorch.org/get-started/locally",
+        )
+        return
+    for name, wanted in (("PyTorch", torch.version.cuda), ("sageattention", made.get("cuda"))):
+        if wanted and int(str(wanted).split(".")[0]) > found[0]:
+            report.problem(
+                f"{name} wants a driver for CUDA {wanted}, this one is for {found[0]}.{found[1]}", "update the driver"
+            )
+    if not torch.cuda.is_available():
+        report.problem("PyTorch finds no GPU", "see whether nvidia-smi lists one, and whether CUDA_VISIBLE_DEVICES hides it")
+
+
+def driver_cuda() -> tuple[int, int] | None:
+    """The CUDA version of the driver; None without one."""
+    version = ctypes.c_int()
+    try:
+        library = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+        if library.cuDriverGetVersion(ctypes.byref(version)) != 0:
+            return None
+    except (OSError, AttributeError):
+        return None
+    return version.value // 1000, version.value % 1000 // 10
+
+
+def package(report: Report) -> bool:
+    """Whether this package imports: its messages say what to do where it does not."""
+    try:
+        for name in ("sageattention._library", "sageattention.core"):
+            importlib.import_module(name)
+    except (ImportError, OSError) as error:
+        report.problem(f"import sageattention fails: {error}", "as the message says")
+        return False
+    return True
+
+
+def kernel_files(report: Report) -> None:
+    """Whether every file of the kernel set is there and whole."""
+    from sageattention import _library
+
+    directory = next((d for d in _library.KERNEL_DIRECTORIES if (d / "manifest.json").is_file()), None)
+    if directory is None:
+        places = " or ".join(map(str, _library.KERNEL_DIRECTORIES))
+        report.say("kernels", "none")
+        report.problem(f"there are no kernels in {places}", REINSTALL + " sageattention-cubins")
+        return
+    files: dict[str, str] = json.loads((directory / "manifest.json").read_text(encoding="utf-8"))["files"]
+    report.say("kernels", f"{len(files)} files in {directory}: {', '.join(sorted(_library.kernels))}")
+    for name, wanted in files.items():
+        path = directory / name
+        if not path.is_file():
+            report.problem(f"the kernel file {path} is missing", REINSTALL)
+        elif hashlib.sha256(path.read_bytes()).hexdigest() != wanted:
+            report.problem(f"the kernel file {path} is damaged", REINSTALL)
+
+
+def gpus(report: Report) -> None:
+    """Each GPU: what it runs, and whether that is right and fast. Without one, the CPU's references."""
+    import torch
+
+    from sageattention import dispatch
+
+    if not torch.cuda.is_available():
+        self_test(report, "cpu", frozenset(dispatch.KERNELS))
+        return
+    for index in range(torch.cuda.device_count()):
+        name, capability = torch.cuda.get_device_name(index), torch.cuda.get_device_capability(index)
+        report.say(f"GPU {index}", "{}, compute capability {}.{}".format(name, *capability))
+        try:
+            folder = dispatch.kernel_folder(index)
+            _, present = dispatch.gpu_of("cuda", index)
+            chosen = dispatch.choose(dispatch.Request("sageattn"), capability, present)
+        except (RuntimeError, ValueError) as error:
+            remedy = "install the build for this GPU's architecture, or use a GPU of compute capability 8.0 or later"
+            report.problem(f"GPU {index}: {str(error).splitlines()[0]}", remedy)
+            continue
+        report.say("  runs", f"{folder}; sageattn takes {chosen.kernel}: {chosen.reason}")
+        self_test(report, f"cuda:{index}", present or frozenset())
+
+
+def self_test(report: Report, device: str, present: frozenset[str]) -> None:
+    """Error against float64 and speed of every kernel that is there for the device."""
+    import torch
+
+    from sageattention import dispatch
+
+    cpu = device == "cpu"
+    print(f"\n{'kernel (CPU reference)' if cpu else 'kernel':<34}{'error':>8}{'at most':>9}{'ms':>9}{'TFLOPS':>8}")
+    capability = dispatch.CPU if cpu else torch.cuda.get_device_capability(device)
+    for name, kernel in dispatch.KERNELS.items():
+        if name not in present or not dispatch.GPUS[kernel.gpus](capability):
+            continue
+        try:
+            error = error_of(name, device)
+            milliseconds, flops = (None, 0.0) if cpu else speed_of(name, device)
+        except RuntimeError as failure:
+            report.problem(
+                f"{name} fails on {device}: {str(failure).splitlines()[0]}", "free memory if it is that; else " + REINSTALL
+            )
+            continue
+        speed = f"{'-':>9}{'-':>8}" if milliseconds is None else f"{milliseconds:9.3f}{flops / milliseconds / 1e9:8.0f}"
+        limit = kernel.error * 1.1  # few numbers scatter more than the many that `error` was measured on
+        print(f"{name:<34}{error:8.4f}{limit:9.4f}{speed}", flush=True)
+        if not error <= limit:  # NaN too
+            report.problem(
+                f"{name} on {device} is {error:.4f} off exact attention, at most {limit:.4f} is right",
+                "do not use it: report this output and the GPU's name as an issue",
+            )
+    print()
+
+
+def error_of(kernel: str, device: str) -> float:
+    """Relative L1 error of the output: normally distributed numbers, 256 queries, 4096 keys, head_dim 128."""
+    import torch
+
+    q, k, v = (randn(1, 2, tokens, 128, seed=seed, device=device) for seed, tokens in enumerate((256, 4096, 4096)))
+    scores = q.double() @ k.double().transpose(2, 3) * 128**-0.5
+    expected = torch.softmax(scores, dim=-1) @ v.double()
+    return float((call(kernel, q, k, v).double() - expected).abs().sum() / expected.abs().sum())
+
+
+def speed_of(kernel: str, device: str) -> tuple[float, float]:
+    """Milliseconds of a call, quantisation included, and its floating point operations: 32 heads of 4096 tokens, head_dim 128."""
+    import torch
+
+    heads, tokens, head_dim, rounds = 32, 4096, 128, 20
+    q, k, v = (randn(1, heads, tokens, head_dim, seed=seed, device=device) for seed in range(3))
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    with torch.cuda.device(device):
+        for _ in range(rounds):
+            call(kernel, q, k, v)
+        start.record()
+        for _ in range(rounds):
+            call(kernel, q, k, v)
+        end.record()
+        end.synchronize()
+    return start.elapsed_time(end) / rounds, 4.0 * heads * tokens**2 * head_dim
+
+
+def call(kernel: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """Attention on a kernel of our choosing."""
+    from sageattention import _ops
+
+    out: torch.Tensor = _ops.attention(q, k, v, None, "HND", False, q.shape[-1] ** -0.5, True, False, False, kernel)[0]
+    return out
+
+
+def randn(*shape: int, seed: int, device: str) -> torch.Tensor:
+    """bfloat16, the same on every device of a kind."""
+    import torch
+
+    generator = torch.Generator(device).manual_seed(seed)
+    return torch.randn(*shape, generator=generator, device=device).bfloat16()

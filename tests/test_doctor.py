@@ -1,0 +1,231 @@
+"""`python -m sageattention`: the report, of a sound installation and of broken ones."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from sageattention import _library, dispatch, doctor
+
+needs_no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+
+
+def run(*paths: Path, module: str = "sageattention") -> subprocess.CompletedProcess[str]:
+    before = os.environ.get("PYTHONPATH")
+    path = os.pathsep.join([*map(str, paths), *([before] if before else [])])
+    return subprocess.run(
+        [sys.executable, "-P", "-m", module],
+        capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path}, check=False, encoding="utf-8",
+    )  # fmt: skip
+
+
+def facts(output: str) -> dict[str, str]:
+    return {line[:16].strip(): line[16:] for line in output.splitlines()}
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    """A copy of the installed package, to break."""
+    ignore = shutil.ignore_patterns("cubins", "__pycache__")
+    return Path(shutil.copytree(_library.PACKAGE, tmp_path / "sageattention", ignore=ignore))
+
+
+@pytest.fixture
+def kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the kernel set, to break, where the report looks."""
+    source = next(d for d in _library.KERNEL_DIRECTORIES if (d / "manifest.json").is_file())
+    copy = Path(shutil.copytree(source, tmp_path / "cubins"))
+    monkeypatch.setattr(_library, "KERNEL_DIRECTORIES", (copy,))
+    return copy
+
+
+# ── Whole ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_sound_installation() -> None:
+    done = run()
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.rstrip().endswith("No problem found.")
+    said = facts(done.stdout)
+    build = _library.build
+    assert said["sageattention"] == f"{build.version}, built for PyTorch {build.torch} and CUDA {build.cuda}"
+    assert said["PyTorch"].startswith(torch.__version__)
+    assert "sm_80" in said["kernels"]
+    rows = {line.split()[0]: line.split() for line in done.stdout.splitlines() if line.startswith("sm")}
+    if not torch.cuda.is_available():
+        assert set(rows) == set(dispatch.KERNELS) - {"sm90_qk_int8_pv_f16"}
+    for name, row in rows.items():
+        assert 0.3 * dispatch.KERNELS[name].error < float(row[1]) <= float(row[2])
+
+
+def test_beside_another_pytorch(package: Path) -> None:
+    record = json.loads((package / "_build.json").read_text(encoding="utf-8"))
+    (package / "_build.json").write_text(json.dumps({**record, "torch": "2.0.1"}), encoding="utf-8")
+    done = run(package.parent)
+    assert done.returncode == 1
+    assert facts(done.stdout)["sageattention"].endswith(f"built for PyTorch 2.0.1 and CUDA {record['cuda']}")
+    assert (
+        f"Problem 1: import sageattention fails: sageattention {record['version']} here was built for PyTorch 2.0 "
+        in done.stdout
+    )
+    assert "pip install 'torch==2.0.*'" in done.stdout
+    assert "Traceback" not in done.stderr
+
+
+def test_without_pytorch(package: Path) -> None:
+    (package.parent / "torch.py").write_text("raise ImportError('libtorch_cpu.so: no such file')", encoding="utf-8")
+    done = run(package.parent)
+    assert done.returncode == 1
+    assert "Problem 1: import torch fails: libtorch_cpu.so: no such file\n  To do: install PyTorch" in done.stdout
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("gone", ["_build.json", "_C"])
+def test_a_missing_file_of_the_package(package: Path, gone: str) -> None:
+    for path in package.glob(gone + "*"):
+        path.unlink()
+    done = run(package.parent)
+    assert done.returncode == 1
+    assert "Problem 1: import sageattention fails: sageattention: " in done.stdout
+    assert "reinstall the package" in done.stdout
+
+
+def test_another_program_gets_the_import_error(package: Path) -> None:
+    """Only this package's own report goes on without what cannot be imported."""
+    (package / "_build.json").unlink()
+    other = package.parent / "other"
+    other.mkdir()
+    (other / "__init__.py").write_text("from sageattention import sageattn", encoding="utf-8")
+    (other / "__main__.py").write_text("", encoding="utf-8")
+    done = run(package.parent, module="other")
+    assert done.returncode == 1
+    assert "ImportError: sageattention: " in done.stderr
+    assert "_build.json is missing or damaged" in done.stderr
+
+
+# ── Kernel files ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_whole_kernel_files(kernels: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report = doctor.Report()
+    doctor.kernel_files(report)
+    assert report.end() == 0
+    assert f"files in {kernels}: compute_80, " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("state", ["missing", "damaged"])
+def test_a_spoilt_kernel_file(kernels: Path, state: str) -> None:
+    path = kernels / "sm_80" / "quant_k_int8-d64-fp16.cubin"
+    if state == "missing":
+        path.unlink()
+    else:
+        path.write_bytes(path.read_bytes()[:-1] + b"?")
+    report = doctor.Report()
+    doctor.kernel_files(report)
+    assert report.problems == [doctor.Problem(f"the kernel file {path} is {state}", doctor.REINSTALL)]
+    assert report.end() == 1
+
+
+def test_no_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_library, "KERNEL_DIRECTORIES", (tmp_path / "a", tmp_path / "b"))
+    report = doctor.Report()
+    doctor.kernel_files(report)
+    (problem,) = report.problems
+    assert problem.what == f"there are no kernels in {tmp_path / 'a'} or {tmp_path / 'b'}"
+    assert "sageattention-cubins" in problem.remedy
+
+
+# ── Driver and GPUs, as they would answer ────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("found", "pytorch", "available", "expected"),
+    [
+        (None, "12.8", False, []),
+        ((13, 0), "12.8", True, []),
+        ((12, 8), "12.8", True, []),
+        ((12, 8), None, False, ["there is an NVIDIA driver, but this PyTorch was built without CUDA"]),
+        ((12, 8), "12.8", False, ["PyTorch finds no GPU"]),
+        (
+            (12, 8), "13.0", True,
+            [f"{x} wants a driver for CUDA 13.0, this one is for 12.8" for x in ("PyTorch", "sageattention")],
+        ),
+    ],
+)  # fmt: skip
+def test_driver(
+    monkeypatch: pytest.MonkeyPatch, found: tuple[int, int] | None, pytorch: str | None, available: bool, expected: list[str]
+) -> None:
+    monkeypatch.setattr(doctor, "driver_cuda", lambda: found)
+    monkeypatch.setattr(torch.version, "cuda", pytorch)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: available)
+    report = doctor.Report()
+    doctor.driver(report, {"cuda": "13.0" if pytorch == "13.0" else "12.8"})
+    assert [problem.what for problem in report.problems] == expected
+
+
+@needs_no_gpu
+def test_no_driver_here() -> None:
+    if Path("/proc/driver/nvidia").exists():
+        pytest.skip("there is a driver here")
+    assert doctor.driver_cuda() is None
+
+
+@pytest.fixture
+def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An Ada GPU, and one that is too old."""
+    capabilities = [(8, 9), (7, 5)]
+
+    def folder(index: int) -> str:
+        if index == 1:
+            raise RuntimeError("no kernel for compute capability 7.5 (device 1)\nstack")
+        return "sm_89"
+
+    present = frozenset({"sm80_qk_int8_pv_f16", "sm89_qk_int8_pv_f8", "sm90_qk_int8_pv_f16"})
+    for name, value in {
+        "is_available": lambda: True,
+        "device_count": lambda: 2,
+        "get_device_name": lambda index: f"GPU of {index}",
+        "get_device_capability": lambda index: capabilities[int(str(index).replace("cuda:", ""))],
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    monkeypatch.setattr(dispatch, "kernel_folder", folder)
+    monkeypatch.setattr(_library, "kernels", {"sm_89": present})
+
+
+@pytest.mark.usefixtures("two_gpus")
+def test_gpus(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    errors: dict[str, Any] = {"sm80_qk_int8_pv_f16": float("nan"), "sm89_qk_int8_pv_f8": 0.03}
+    monkeypatch.setattr(doctor, "error_of", lambda kernel, device: errors[kernel])
+    monkeypatch.setattr(doctor, "speed_of", lambda kernel, device: (2.0, 4e11))
+    report = doctor.Report()
+    doctor.gpus(report)
+    assert [problem.what for problem in report.problems] == [
+        "sm80_qk_int8_pv_f16 on cuda:0 is nan off exact attention, at most 0.0127 is right",
+        "GPU 1: no kernel for compute capability 7.5 (device 1)",
+    ]
+    said = capsys.readouterr().out
+    assert facts(said)["GPU 0"] == "GPU of 0, compute capability 8.9"
+    assert facts(said)["runs"].startswith("sm_89; sageattn takes sm89_qk_int8_pv_f8: ")
+    rows = [line.split() for line in said.splitlines() if line.startswith("sm")]
+    assert [row[0] for row in rows] == ["sm80_qk_int8_pv_f16", "sm89_qk_int8_pv_f8"]
+    assert rows[1][3:] == ["2.000", "200"]
+
+
+@pytest.mark.usefixtures("two_gpus")
+def test_a_kernel_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(kernel: str, device: str) -> float:
+        raise RuntimeError(f"kernel file {kernel}.cubin is damaged; reinstall\nstack")
+
+    monkeypatch.setattr(doctor, "error_of", fail)
+    report = doctor.Report()
+    doctor.self_test(report, "cuda:0", frozenset({"sm80_qk_int8_pv_f16"}))
+    (problem,) = report.problems
+    assert problem.what == "sm80_qk_int8_pv_f16 fails on cuda:0: kernel file sm80_qk_int8_pv_f16.cubin is damaged; reinstall"
