@@ -105,11 +105,11 @@ def checkout(commit: str) -> Iterator[Path]:
     git("worktree", "add", "--quiet", "--detach", str(place), commit)
     try:
         (place / ".venvs").mkdir(exist_ok=True)
-        for folder in venvs.LOCKS:
-            for lock in folder.glob("*.txt"):
-                old, there = place / lock.relative_to(venvs.ROOT), venvs.VENVS / lock.stem
-                if os.name == "posix" and there.is_dir() and old.is_file() and old.read_bytes() == lock.read_bytes():
-                    (place / ".venvs" / lock.stem).symlink_to(there)
+        for lock in (lock for folder in venvs.LOCKS for lock in folder.glob("*.txt")):
+            old = place / lock.relative_to(venvs.ROOT)
+            same = old.is_file() and old.read_bytes() == lock.read_bytes() and venvs.complete(lock.stem)
+            if same and os.name == "posix":
+                (place / ".venvs" / lock.stem).symlink_to(venvs.VENVS / lock.stem)
         yield place
     finally:
         git("worktree", "remove", "--force", str(place))

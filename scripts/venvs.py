@@ -104,6 +104,11 @@ def ensure(name: str, *, beside: Sequence[str] = ()) -> Path:
     return python_of(name)
 
 
+def complete(name: str, *, beside: Sequence[str] = ()) -> bool:
+    """Whether environment `name` is there, and as its lock says."""
+    return _read(VENVS / name / STAMP) == _digest(lock_file(name), beside)
+
+
 def environ(names: Sequence[str], base: dict[str, str]) -> dict[str, str]:
     """`base` with the commands of environments `names` in front, as after activation of the first."""
     env = {key: value for key, value in base.items() if key not in {"PYTHONHOME", "PYTHONPATH", "__PYVENV_LAUNCHER__"}}
