@@ -148,8 +148,8 @@ def sageattn_qk_int8_pv_fp16_cuda(
     Args:
         q, k, v, tensor_layout, is_causal, sm_scale, smooth_k, return_lse, attn_mask: as in `sageattn`.
         qk_quant_gran: "per_thread" or "per_warp". Every kernel serves both names: its scales are finer than either's.
-        pv_accum_dtype: "fp32", which no model's values overflow; "fp16+fp32" and "fp16" multiply V as float16 and sum 32 keys
-            in it: up to twice as fast on GeForce, infinite where V exceeds 65504.
+        pv_accum_dtype: "fp32", which no model's values overflow; "fp16+fp32" and "fp16" sum 32 keys in float16 where the tensors
+            are float16: up to twice as fast on GeForce. Of bfloat16 the sums are float32 whatever is asked.
         smooth_v: of no effect: V is not rounded to 8 bits, and float16 sums do not exceed V's largest value.
 
     Returns, Raises: as in `sageattn`.
@@ -385,10 +385,11 @@ def _kernel(function: str, pv_accum_dtype: str | None, q: torch.Tensor, v: torch
     # Branches, so that torch.compile makes constants of what it may not know.
     largest = max(head_dim, v_head_dim)
     size = 64 if largest <= 64 else 128 if largest <= 128 else 256
+    bfloat16 = q.dtype == torch.bfloat16
     differs = True if head_dim != v_head_dim else False  # noqa: SIM210
     device = q.device
     return dispatch.kernel_for(  # type: ignore[no-any-return, unused-ignore]
-        function, pv_accum_dtype, size, differs, masked, packed, device.type, device.index
+        function, pv_accum_dtype, bfloat16, size, differs, masked, packed, device.type, device.index
     )
 
 
@@ -435,8 +436,15 @@ def explain(
     if pv_accum_dtype is not None or allowed:
         pv_accum_dtype = allowed[0] if pv_accum_dtype is None else pv_accum_dtype
         validation.one_of("pv_accum_dtype", pv_accum_dtype, allowed)
-    largest = max(q.shape[-1], v.shape[-1])
-    request = dispatch.Request(function, pv_accum_dtype, largest, q.shape[-1] != v.shape[-1], attn_mask is not None, packed)
+    request = dispatch.Request(
+        function,
+        pv_accum_dtype,
+        bfloat16=q.dtype != torch.float16,
+        head_dim=max(q.shape[-1], v.shape[-1]),
+        v_differs=q.shape[-1] != v.shape[-1],
+        masked=attn_mask is not None,
+        packed=packed,
+    )
     if architecture is None:
         return dispatch.choose(request, *dispatch.gpu_of(q.device.type, q.device.index))
     return dispatch.choose(request, validation.capability("architecture", architecture))

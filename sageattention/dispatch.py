@@ -29,22 +29,23 @@ GPUS: dict[str, Callable[[Capability], bool]] = {
 
 
 class Kernel(NamedTuple):
-    """What an attention kernel can do. On the CPU its reference can do everything."""
+    """What an attention kernel can do; its reference on the CPU is held to the dtypes alone."""
 
     gpus: str  # that it runs on
     error: float  # largest relative L1 error against float64: randn, 4096 tokens, head_dim 128
-    largest_head_dim: int = 128
-    v_head_dim: bool = False  # V's head_dim may differ from Q's and K's
-    masks: bool = False
-    packed: bool = False  # sequences of any lengths one after the other (sageattn_varlen)
+    bfloat16: bool = True
+    largest_head_dim: int = 256
+    v_head_dim: bool = True  # V's head_dim may differ from Q's and K's
+    masks: bool = True
+    packed: bool = True  # sequences of any lengths one after the other (sageattn_varlen)
 
 
 KERNELS = {
     "sm80_qk_int8_pv_f16": Kernel("8.0 and later", 0.0115),
-    "sm80_qk_int8_pv_f16_accum_f16": Kernel("8.0 and later", 0.0115),
+    "sm80_qk_int8_pv_f16_accum_f16": Kernel("8.0 and later", 0.0115, bfloat16=False),
     "sm89_qk_int8_pv_f8": Kernel("8.9 and later", 0.0385),
     "sm89_qk_int8_pv_f8_accum_f16": Kernel("8.9 and later", 0.0385),
-    "sm90_qk_int8_pv_f16": Kernel("9.0 alone", 0.0115),
+    "sm90_qk_int8_pv_f16": Kernel("9.0 alone", 0.0115, largest_head_dim=128, v_head_dim=False, masks=False, packed=False),
 }
 
 
@@ -75,6 +76,10 @@ TABLE = (
         "asked for: sums of 32 keys in float16, added up in float32; V beyond float16's range overflows"),
     Row("sageattn_qk_int8_pv_fp16_cuda", "fp16", "8.0 and later", "sm80_qk_int8_pv_f16_accum_f16",
         "asked for: served like fp16+fp32, which is as fast and overflows less"),
+    Row("sageattn_qk_int8_pv_fp16_cuda", "fp16+fp32", "8.0 and later", "sm80_qk_int8_pv_f16",
+        "tensor cores sum products of bfloat16 in float32 only"),
+    Row("sageattn_qk_int8_pv_fp16_cuda", "fp16", "8.0 and later", "sm80_qk_int8_pv_f16",
+        "tensor cores sum products of bfloat16 in float32 only"),
 
     Row("sageattn_qk_int8_pv_fp8_cuda", "fp32+fp32", "8.9 and later", "sm89_qk_int8_pv_f8",
         "FP8 P and V, sums in float32"),
@@ -103,6 +108,7 @@ class Request(NamedTuple):
 
     function: str
     pv_accum_dtype: str | None = None
+    bfloat16: bool = False
     head_dim: int = 128  # the larger of QK's and V's
     v_differs: bool = False  # they are not the same
     masked: bool = False
@@ -143,7 +149,7 @@ def choose(request: Request, capability: Capability, present: frozenset[str] | N
             return Choice(row.kernel, row.reason, gpu, tuple(passed_over))
         passed_over.append(f"{row.kernel}: {lack}")
     others = [
-        row.function + (f" (pv_accum_dtype={row.pv_accum_dtype!r})" if row.pv_accum_dtype else "")
+        row.function + (f" with pv_accum_dtype={row.pv_accum_dtype!r}" if row.function == request.function else "")
         for row in TABLE
         if GPUS[row.gpus](capability) and _lack(row.kernel, request, capability, present) is None
     ]
@@ -165,6 +171,8 @@ def _lack(name: str, request: Request, capability: Capability, present: frozense
     kernel = KERNELS[name]
     if not GPUS[kernel.gpus](capability):
         return f"runs on compute capability {kernel.gpus}"
+    if request.bfloat16 and not kernel.bfloat16:
+        return "float16 only"
     if capability == CPU:
         return None
     if present is not None and name not in present:
@@ -184,6 +192,7 @@ def _lack(name: str, request: Request, capability: Capability, present: frozense
 def kernel_for(
     function: str,
     pv_accum_dtype: str | None,
+    bfloat16: bool,
     head_dim: int,
     v_differs: bool,
     masked: bool,
@@ -197,7 +206,7 @@ def kernel_for(
         ValueError: none serves it.
         RuntimeError: there is no such GPU, or no kernels for it.
     """
-    return _remembered(Request(function, pv_accum_dtype, head_dim, v_differs, masked, packed), device, index).kernel
+    return _remembered(Request(function, pv_accum_dtype, bfloat16, head_dim, v_differs, masked, packed), device, index).kernel
 
 
 @functools.cache

@@ -63,6 +63,18 @@ def test_other_functions(function: str, accumulators: str | None, architecture: 
     assert choice.gpu == architecture
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("accumulators", ["fp16", "fp16+fp32"])
+def test_float16_sums_are_of_float16(dtype: torch.dtype, accumulators: str) -> None:
+    q, k, v = (x.to(dtype) for x in (Q, K, V))
+    for architecture in (None, "8.6", "9.0"):
+        choice = explain(
+            q, k, v, function="sageattn_qk_int8_pv_fp16_cuda", pv_accum_dtype=accumulators, architecture=architecture
+        )
+        assert choice.kernel == F16
+        assert choice.passed_over == (f"{F16}_accum_f16: float16 only",)
+
+
 @pytest.mark.usefixtures("every_ability")
 def test_every_function_serves_every_gpu_that_it_can() -> None:
     """Of each function on each GPU, every option is served or every option is refused for the GPU's age."""
@@ -70,7 +82,7 @@ def test_every_function_serves_every_gpu_that_it_can() -> None:
         oldest = (8, 9) if "fp8" in function else (8, 0)
         for capability in [(8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0), dispatch.CPU]:
             for accumulators in allowed or (None,):
-                request = dispatch.Request(function, accumulators, 256, v_differs=True, masked=True, packed=True)
+                request = dispatch.Request(function, accumulators, True, 256, v_differs=True, masked=True, packed=True)
                 if capability >= oldest:
                     assert dispatch.choose(request, capability).kernel in dispatch.KERNELS
                 else:
@@ -88,9 +100,8 @@ def test_the_cpu_computes_everything() -> None:
 
 
 def test_each_inability_leads_to_the_next_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    able = dispatch.KERNELS[F16]._replace(largest_head_dim=256, v_head_dim=True, masks=True, packed=True)
-    monkeypatch.setitem(dispatch.KERNELS, F16, able)
-    monkeypatch.setitem(dispatch.KERNELS, HOPPER, dispatch.Kernel("9.0 alone", 0.01, largest_head_dim=128))
+    less = dispatch.Kernel("9.0 alone", 0.01, largest_head_dim=128, v_head_dim=False, masks=False, packed=False)
+    monkeypatch.setitem(dispatch.KERNELS, HOPPER, less)
     wide = torch.zeros(1, 4, 20, 136, dtype=torch.float16)
     packed = [x[0].transpose(0, 1) for x in (Q, K, V)]
     mask = torch.ones(20, 20, dtype=torch.bool)
@@ -115,8 +126,7 @@ def test_a_kernel_that_is_not_installed_leads_to_the_next_row() -> None:
         dispatch.choose(dispatch.Request("sageattn_qk_int8_pv_fp8_cuda", "fp32+fp32"), (8, 9), present)
     assert str(caught.value) == (
         "sageattn_qk_int8_pv_fp8_cuda with pv_accum_dtype='fp32+fp32' cannot be served on compute capability 8.9: "
-        f"{F8}: not among the kernels installed for this GPU; what can: sageattn, sageattn_qk_int8_pv_fp16_cuda "
-        "(pv_accum_dtype='fp32')"
+        f"{F8}: not among the kernels installed for this GPU; what can: sageattn, sageattn_qk_int8_pv_fp16_cuda"
     )
 
 
@@ -190,7 +200,7 @@ def test_compile_for_a_gpu(monkeypatch: pytest.MonkeyPatch, dynamic: bool) -> No
 
 @pytest.mark.usefixtures("an_ada_gpu")
 def test_a_choice_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    arguments = ("sageattn", None, 64, False, False, False, "cuda", 0)
+    arguments = ("sageattn", None, True, 64, False, False, False, "cuda", 0)
     assert dispatch.kernel_for(*arguments) == F8
     monkeypatch.setattr(dispatch, "kernel_folder", None)
     assert dispatch.kernel_for(*arguments) == F8
