@@ -25,7 +25,9 @@ def files(names: Iterable[str], root: Path = matrix.ROOT) -> list[Path]:
         if not path.exists():
             raise FileNotFoundError(2, "an input of the build is missing", str(path))
         found.update(p for p in ([path] if path.is_file() else path.rglob("*")) if p.is_file())
-    return sorted(p for p in found if "__pycache__" not in p.parts and p.suffix not in {".pyc", ".so"})
+    found = {p for p in found if "__pycache__" not in p.parts and p.suffix not in {".pyc", ".so"}}
+    # By name as text: Windows would sort paths without regard to case, and make another digest.
+    return sorted(found, key=lambda path: path.relative_to(root).as_posix())
 
 
 def digest(names: Iterable[str], facts: Iterable[str], root: Path = matrix.ROOT) -> str:

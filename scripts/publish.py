@@ -28,6 +28,7 @@ import matrix
 from rattler import Gateway, SourceConfig
 from rattler.exceptions import GatewayError
 from rattler.index import index_fs
+from rattler.networking import Client
 from rattler.platform import Subdir
 from rattler_build import RattlerBuildError
 from rattler_build.upload import upload_package_to_anaconda, upload_package_to_prefix
@@ -108,8 +109,10 @@ class Remote:
         async def ask() -> dict[str, str]:
             subdirs = [Subdir(name) for name in ("noarch", *matrix.load().platforms)]
             # Not from a cache: what is there now decides what is uploaded.
-            gateway = Gateway(default_config=SourceConfig(cache_action="no-cache"))
-            found = await gateway.query([self.url], subdirs, NAMES, recursive=False)
+            gateway = Gateway(default_config=SourceConfig(cache_action="no-cache"), client=Client.default_client())
+            # anaconda.org takes uploads; what it has is read elsewhere.
+            channel = self.url.replace("//anaconda.org/", "//conda.anaconda.org/")
+            found = await gateway.query([channel], subdirs, NAMES, recursive=False)
             records = [record for records in found for record in records]
             return {f"{r.subdir}/{r.file_name}": r.sha256.hex() if r.sha256 else "" for r in records}
 

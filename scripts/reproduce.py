@@ -85,8 +85,16 @@ def checkout_of(made: Origin) -> str:
     tags = git("tag", "--sort=-creatordate", "--list", f"v{made.version}", f"v{made.version}-build.*").split()
     for name in (*tags, "HEAD"):
         if git("log", "-1", "--format=%H", name, "--", *made.inputs) == made.commit:
-            return git("rev-parse", f"{name}^{{commit}}")
-    return git("rev-parse", f"{made.commit}^{{commit}}")
+            return resolved(name)
+    return resolved(made.commit)
+
+
+def resolved(name: str) -> str:
+    """The commit of that name."""
+    try:
+        return git("rev-parse", "--verify", "--quiet", f"{name}^{{commit}}")
+    except ReproduceError as error:
+        raise ReproduceError(f"there is no commit {name} here: `git fetch --unshallow --tags` may bring it") from error
 
 
 def git(*command: str) -> str:
@@ -134,7 +142,7 @@ def build(place: Path, arguments: Sequence[str]) -> Path:
 def reproduce(path: Path, commit: str | None) -> list[str]:
     """Build again and compare: how the two differ."""
     made = origin(path)
-    chosen = git("rev-parse", f"{commit}^{{commit}}") if commit else checkout_of(made)
+    chosen = resolved(commit) if commit else checkout_of(made)
     print(f"{path.name}: sources of {made.commit[:12]}, built again at {chosen[:12]}", file=sys.stderr, flush=True)
     with checkout(chosen) as place:
         out = build(place, made.arguments)

@@ -97,6 +97,14 @@ def test_digest_is_of_content_not_of_place_or_time(tmp_path: Path) -> None:
     assert inputs.digest(["src"], ["12.8"], tmp_path / "b") != digests[0]
 
 
+def test_inputs_are_sorted_alike_on_every_platform(tmp_path: Path) -> None:
+    names = ["B", "a-b", "a/b", "c"]
+    for name in names:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    assert [path.relative_to(tmp_path).as_posix() for path in inputs.files(["c", "a", "a-b", "B"], tmp_path)] == names
+
+
 def test_a_missing_input_is_named(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="an input of the build is missing"):
         inputs.files(["csrc"], tmp_path)
