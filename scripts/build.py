@@ -96,6 +96,7 @@ class Planned:
     """A conda package to be: the recipe's output, the file that comes of it, and what goes in."""
 
     step: str
+    of: str
     name: str
     path: Path
     inputs: tuple[str, ...]
@@ -126,7 +127,7 @@ class Factory:
                 raise BuildError(f"kernels are compiled on Linux: copy {one.path.name} from there to {one.path.parent}")
             source = self._channel(one, request.build)
             with self.clock.step(one.step):
-                self._build(one, f"{one.step} ({request.title})", source)
+                self._build(one, f"{one.step} ({one.of})", source)
             if not one.path.is_file():
                 log = WORK / "logs" / f"{one.name}.log"
                 raise BuildError(f"rattler-build made another package than {one.path.name}: see {log}")
@@ -146,8 +147,8 @@ class Factory:
         cubins = PACKAGES / "noarch" / f"sageattention-cubins-{build.version}-cu{cuda}_h{kernels}_0.conda"
         package = PACKAGES / build.platform / f"sageattention-{build.version}-torch{torch}_cu{cuda}_h{operators}_0.conda"
         return (
-            Planned("kernels", "sageattention-cubins", cubins, inputs.KERNELS, settings),
-            Planned("operators", "sageattention", package, inputs.OPERATORS, settings),
+            Planned("kernels", f"CUDA {build.cuda}", "sageattention-cubins", cubins, inputs.KERNELS, settings),
+            Planned("operators", f"PyTorch {build.torch}", "sageattention", package, inputs.OPERATORS, settings),
         )
 
     def _facts(self, build: matrix.Build, system: channel.Compiler | None, commit: str) -> Mapping[str, list[str]]:
