@@ -25,7 +25,8 @@ import matrix
 import venvs
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
-PLACE = matrix.ROOT / "build" / "reproduce"
+ROOT = matrix.ROOT
+PLACE = ROOT / "build" / "reproduce"
 
 
 class ReproduceError(Exception):
@@ -99,7 +100,7 @@ def resolved(name: str) -> str:
 
 def git(*command: str) -> str:
     """What git says, or ReproduceError."""
-    done = subprocess.run(["git", "-C", str(matrix.ROOT), *command], capture_output=True, text=True, check=False)
+    done = subprocess.run(["git", "-C", str(ROOT), *command], capture_output=True, text=True, check=False)
     if done.returncode:
         raise ReproduceError(f"git {' '.join(command[:2])}: {done.stderr.strip()}")
     return done.stdout.strip()

@@ -74,7 +74,7 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A small git repository in the project's place."""
     root = tmp_path / "repository"
     root.mkdir()
-    monkeypatch.setattr(matrix, "ROOT", root)
+    monkeypatch.setattr(reproduce, "ROOT", root)
     monkeypatch.setattr(reproduce, "PLACE", root / "build" / "reproduce")
     monkeypatch.setattr(inputs, "OPERATORS", SOURCES)
     for kind in ("AUTHOR", "COMMITTER"):
