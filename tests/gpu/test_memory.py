@@ -1,0 +1,72 @@
+"""What a call takes of the GPU's memory beside its inputs and its output: the 8-bit copies of K and V, and their scales."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from sageattention import _ops, dispatch, sageattn_varlen
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
+]
+
+ROUNDING = 6 * 512  # PyTorch's allocator gives multiples of 512 bytes
+
+
+def workspace(kernel: str, keys: int, heads: int, sequences: int, head_dim: int) -> int:
+    """Bytes, as docs/api.md states them: `keys` counts those of all sequences, each rounded up to 128."""
+    tensors = 2 if "f8" in kernel else 1
+    copies = keys * heads * head_dim * tensors
+    means = 4 * sequences * heads * head_dim * tensors
+    k_scales = keys * heads // 2
+    v_scales = keys // 64 * heads * head_dim * 4 * (tensors - 1)
+    return copies + means + k_scales + v_scales + ROUNDING
+
+
+def peak_above(before: int, *outputs: torch.Tensor) -> int:
+    torch.cuda.synchronize()
+    return int(torch.cuda.max_memory_allocated()) - before - sum(x.numel() * x.element_size() for x in outputs)
+
+
+def start() -> int:
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    return int(torch.cuda.memory_allocated())
+
+
+@pytest.mark.parametrize("smooth", [False, True])
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("kernel", dispatch.KERNELS)
+def test_workspace_is_the_8_bit_copies_and_their_scales(kernel: str, head_dim: int, smooth: bool) -> None:
+    if not dispatch.GPUS[dispatch.KERNELS[kernel].gpus](torch.cuda.get_device_capability()):
+        pytest.skip(f"runs on compute capability {dispatch.KERNELS[kernel].gpus}")
+    dtype = torch.bfloat16 if dispatch.KERNELS[kernel].bfloat16 else torch.float16
+    q = torch.randn(2, 16, 4000, head_dim, device="cuda", dtype=dtype)
+    k, v = (torch.randn(2, 4, 5000, head_dim, device="cuda", dtype=dtype) for _ in range(2))
+
+    def call() -> tuple[torch.Tensor, torch.Tensor]:
+        out, lse = _ops.attention(q, k, v, None, "HND", False, 0.1, smooth, smooth, True, kernel)
+        return out, lse
+
+    call()  # loading a kernel takes memory of the driver's own
+    before = start()
+    outputs = call()
+    allowed = workspace(kernel, 2 * 5120, 4, 2, head_dim)
+    assert peak_above(before, *outputs) <= allowed
+    # And that this is little: about a quarter of K and V themselves, with FP8 half.
+    assert allowed < (k.numel() + v.numel()) * 2 * (0.6 if "f8" in kernel else 0.3)
+
+
+def test_workspace_of_packed_sequences() -> None:
+    lengths = torch.tensor([0, 17, 1000, 1, 300, 2048])
+    cu = lengths.cumsum(0).int().cuda()
+    tokens, sequences = int(lengths.sum()), len(lengths) - 1
+    q, k, v = (torch.randn(tokens, 4, 128, device="cuda", dtype=torch.float16) for _ in range(3))
+    sageattn_varlen(q, k, v, cu, cu, 2048, 2048)
+    before = start()
+    out = sageattn_varlen(q, k, v, cu, cu, 2048, 2048)
+    assert isinstance(out, torch.Tensor)
+    slots = tokens // 128 + sequences
+    assert peak_above(before, out) <= workspace("sm89_qk_int8_pv_f8", slots * 128, 4, sequences, 128)
