@@ -93,21 +93,20 @@ def _zip_faults(path: Path, archive: zipfile.ZipFile) -> Iterator[str]:
 
     Some installers go by the header before each entry and others by the directory: both must see what is checked here.
     """
-    data, end = path.read_bytes(), 0
+    data, end, directory = path.read_bytes(), 0, b""
     for member in archive.infolist():
         header = member.FileHeader()
-        fixed = (member.create_version, member.create_system, member.extract_version, member.reserved, member.flag_bits,
-                 member.volume, member.internal_attr, member.extra, member.comment)  # fmt: skip
-        if (end, header) != (member.header_offset, data[end : end + len(header)]) or fixed != (20, 3, 20, 0, 0, 0, 0, b"", b""):
+        # Format 2.0 and no flags; what follows is of this entry, and equal in both places.
+        if end != member.header_offset or data[end : end + len(header)] != header or header[4:8] != b"\x14\0\0\0":
             yield f"the entry {member.filename} in {path.name} is not as it was written: damaged, or packed by something else"
             return
-        if member.external_attr & ~(stat.S_IFREG << 16) not in {0o644 << 16, 0o755 << 16} and not stat.S_ISLNK(
-            member.external_attr >> 16
-        ):
-            yield f"{member.filename} has the attributes {member.external_attr:#x}, expected mode 0644 or 0755"
+        mode = member.external_attr >> 16
+        if mode not in {0o644, 0o755, stat.S_IFREG | 0o644, stat.S_IFREG | 0o755}:
+            yield f"{member.filename} has the mode {mode:o}, expected 100644 or 100755"
+        directory += b"PK\1\2\x14\3" + header[4:30] + struct.pack("<3H2L", 0, 0, 0, mode << 16, end) + header[30:]
         end += len(header) + member.compress_size
-    count, size = len(archive.infolist()), len(data) - end - 22
-    if data[-22:] != struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, count, count, max(size, 0), end, 0):
+    count = len(archive.infolist())
+    if data[end:] != directory + struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, count, count, len(directory), end, 0):
         yield f"{path.name} does not end as it was written: damaged, or something was added to it"
 
 

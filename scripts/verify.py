@@ -13,6 +13,7 @@ import hashlib
 import re
 import sys
 from collections.abc import Iterator, Mapping
+from email.message import Message
 from pathlib import Path
 from typing import Any
 
@@ -131,7 +132,7 @@ def _metadata_faults(files: Mapping[str, bytes], info: str, build: matrix.Build)
         Metadata.from_email(files[f"{info}/METADATA"], validate=True)
     except ExceptionGroup as error:
         yield from (f"METADATA is not valid: {one}" for one in error.exceptions)
-    metadata = email.message_from_bytes(files[f"{info}/METADATA"])
+    metadata = _headers(files[f"{info}/METADATA"])
     if canonicalize_name(str(metadata["Name"])) != build.package:
         yield f"METADATA says Name {metadata['Name']}, expected {build.package} as the file name does"
     if metadata["Version"] != build.version:
@@ -153,11 +154,16 @@ def _metadata_faults(files: Mapping[str, bytes], info: str, build: matrix.Build)
             yield f"METADATA names the licence file {name}, which is not in {info}/licenses/"
 
 
+def _headers(data: bytes) -> Message:
+    # As text: of bytes that are not ASCII the parser makes objects that are no strings.
+    return email.message_from_string(data.decode("utf-8", "replace"))
+
+
 def _wheel_file_faults(files: Mapping[str, bytes], info: str, build: matrix.Build) -> Iterator[str]:
     if f"{info}/WHEEL" not in files:
         yield f"{info}/WHEEL is missing"
         return
-    wheel = email.message_from_bytes(files[f"{info}/WHEEL"])
+    wheel = _headers(files[f"{info}/WHEEL"])
     expected = f"{build.python_tag}-{build.python_tag}-{build.wheel_platform}"
     for key, value in (("Wheel-Version", "1.0"), ("Tag", expected), ("Build", build.build_tag), ("Root-Is-Purelib", "false")):
         if wheel.get_all(key) != [value]:
@@ -238,7 +244,7 @@ def _operator_package_faults(conda: artifact.Conda, index: Mapping[str, Any], ve
     for name in sorted(conda.payload):
         if not name.startswith((artifact.SITE_PACKAGES + artifact.PACKAGE, described)):
             yield f"{name} lies outside {artifact.SITE_PACKAGES + artifact.PACKAGE} and {described}"
-    metadata = email.message_from_bytes(conda.payload.get(f"{described}METADATA", b""))
+    metadata = _headers(conda.payload.get(f"{described}METADATA", b""))
     if (metadata["Name"], metadata["Version"]) != ("sageattention", version):
         yield f"{described}METADATA says {metadata['Name']} {metadata['Version']}, expected sageattention {version}"
     inside = content.below(conda.payload, artifact.SITE_PACKAGES + artifact.PACKAGE)

@@ -86,6 +86,7 @@ WHEELS: dict[str, tuple[Change, str]] = {
     "library of Windows": (put("sageattention/_C.so", lambda: samples.dll("c10.dll")), "_C.so is not a whole ELF file"),
     "binary METADATA": (put(f"{INFO}/METADATA", b"\xff\0\xfe"), "METADATA is not valid"),
     "binary WHEEL": (put(f"{INFO}/WHEEL", b"\xff\0\xfe"), "WHEEL says Tag nothing"),
+    "WHEEL of another charset": (swap(f"{INFO}/WHEEL", b"cp312-cp312-linux", b"cp312-cp312-\xe9"), "WHEEL says Tag cp312-cp312-\ufffd"),
     "build file nested without end": (put("sageattention/_build.json", b"[" * 100_000), "_build.json is not valid JSON"),
     "names that differ in case": (put("sageattention/_c.SO", b""), "in the archive twice"),
     "torch pin missing": (swap(f"{INFO}/METADATA", b"Requires-Dist: torch==2.8.*\n", b""), "requires nothing, expected torch==2.8.*"),
