@@ -86,7 +86,7 @@ def _promise_faults(names: set[str], kernels: list[str], cuda: str) -> Iterator[
     """Every kernel that csrc/kernels/kernels.json lists, for every architecture that variants.yaml promises."""
     promised = matrix.load().cuda[cuda]
     folders = [*matrix.targets(promised.architectures), *(f"compute_{a.replace('.', '')}" for a in promised.ptx)]
-    for kernel, only in _instances().items():
+    for kernel, only in instances(cuda).items():
         if kernel not in kernels:
             yield f"cubins/manifest.json does not name the kernel {kernel}, which csrc/kernels/kernels.json lists"
             continue
@@ -96,14 +96,16 @@ def _promise_faults(names: set[str], kernels: list[str], cuda: str) -> Iterator[
                 yield f"cubins/{folder}/{kernel}.{ending} is missing: variants.yaml promises {folder} for CUDA {cuda}"
 
 
-def _instances() -> dict[str, set[str] | None]:
-    """The kernel instances of csrc/kernels/kernels.json, and the architectures of those that are made for some only."""
+def instances(cuda: str) -> dict[str, set[str] | None]:
+    """The kernel instances of csrc/kernels/kernels.json that a CUDA version compiles, and the architectures of those that are
+    made for some only: <stem>-d<head_dim>-<dtype>, or <stem> where a kernel depends on neither.
+    """
     entries = json.loads((matrix.ROOT / "csrc" / "kernels" / "kernels.json").read_text(encoding="utf-8"))
     return {
-        f"{Path(entry['source']).stem}-d{head_dim}-{dtype}": set(entry["architectures"]) if "architectures" in entry else None
+        Path(entry["source"]).stem + suffix: set(entry["architectures"]) if "architectures" in entry else None
         for entry in entries
-        for head_dim in entry["head_dim"]
-        for dtype in entry["dtype"]
+        if [int(n) for n in cuda.split(".")] >= [int(n) for n in entry.get("cuda", "0").split(".")]
+        for suffix in [f"-d{d}-{t}" for d in entry.get("head_dim", ()) for t in entry["dtype"]] or [""]
     }
 
 

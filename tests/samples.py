@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import artifact
+import content
 import matrix
 import pytest
 import wheel
@@ -23,9 +24,7 @@ import zstandard
 
 CUDA = "12.8"
 TORCH = "2.8.0"
-ENTRIES = json.loads((Path(__file__).parent.parent / "csrc" / "kernels" / "kernels.json").read_text(encoding="utf-8"))
-STEMS = {Path(entry["source"]).stem: entry for entry in ENTRIES}
-KERNELS = tuple(f"{stem}-d{d}-{dtype}" for stem, e in STEMS.items() for d in e["head_dim"] for dtype in e["dtype"])
+KERNELS = tuple(content.instances(CUDA))
 DIST_INFO = "sageattention-2.2.0.dist-info"
 
 
@@ -94,8 +93,8 @@ def cubin_set(kernels: Sequence[str] = KERNELS) -> dict[str, bytes]:
     files: dict[str, bytes] = {}
 
     def made_for(folder: str) -> list[str]:
-        only = {kernel: STEMS[kernel.split("-")[0]].get("architectures", [folder]) for kernel in kernels}
-        return [kernel for kernel in kernels if folder in only[kernel]]
+        only = content.instances(CUDA)
+        return [kernel for kernel in kernels if folder in (only[kernel] or [folder])]
 
     for folder in matrix.targets(promised.architectures):
         number = int(re.sub(r"\D", "", folder))

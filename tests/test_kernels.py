@@ -14,10 +14,12 @@ import shutil
 import struct
 import subprocess
 from collections import Counter
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import content
 import matrix
 import pytest
 from elftools.elf.elffile import ELFFile
@@ -42,26 +44,52 @@ MAX_THREADS, FRAME_SIZE, MIN_STACK_SIZE, PARAMETER_BYTES, REGISTERS = 0x05, 0x11
 class Expected(NamedTuple):
     """What is promised of a kernel. Instructions are patterns; {bf16} is ".BF16" or nothing."""
 
-    blocks_per_sm: int  # that registers and shared memory must leave room for
+    blocks_per_sm: Callable[[int], int]  # of head_dim: for how many registers and shared memory must leave room
     tensor: tuple[str, ...]  # all tensor instructions there are
     others: tuple[str, ...]  # instructions that must be there too
     since_90: tuple[str, ...] = ()
     shared: str = ""  # host function of head_dim that says the dynamic shared memory; none: 0
 
 
+# What all mma.sync attention kernels have in common.
+MMA_SYNC = ("LDGSTS.E.BYPASS.128", "LDSM.16.M88.4", "MUFU.EX2")
+
 # A new kernel gets its line here.
 EXPECTED = {
-    # A row of head_dim elements is read by 16 threads: head_dim bits each.
-    "quant_k_int8": Expected(2, (), ("LDG.E.{head_dim}", "STG.E"), since_90=("PREEXIT",)),
+    # A row of head_dim elements is read by 16 threads: head_dim bits each, in loads of 16 bytes at most.
+    "quant_k_int8": Expected(lambda d: 2 if d <= 128 else 1, (), ("LDG.E.{row_bits}", "STG.E"), since_90=("PREEXIT",)),
+    "quant_v_f8": Expected(lambda _: 2, (), ("LDG.E.128", "STG.E.128", "F2FP"), since_90=("PREEXIT", "ACQBULK")),
+    "mask_tiles": Expected(lambda _: 8, (), ("LDG.E.U8", "LDG.E.U16", "LDG.E", "BAR.RED.AND")),
     "sm80_qk_int8_pv_f16": Expected(
-        2,
+        lambda d: 2 if d <= 128 else 1,
         ("IMMA.16832.S8.S8", "HMMA.16816.F32{bf16}"),
-        ("LDGSTS.E.BYPASS.128", "LDSM.16.M88.4", "LDSM.16.MT88.4", "MUFU.EX2"),
+        (*MMA_SYNC, "LDSM.16.MT88.4"),
+        since_90=("ACQBULK",),
+        shared="shared_bytes",
+    ),
+    "sm80_qk_int8_pv_f16_accum_f16": Expected(
+        lambda d: 2 if d <= 128 else 1,
+        ("IMMA.16832.S8.S8", "HMMA.16816.F16"),
+        (*MMA_SYNC, "LDSM.16.MT88.4"),
+        since_90=("ACQBULK",),
+        shared="shared_bytes",
+    ),
+    "sm89_qk_int8_pv_f8": Expected(
+        lambda d: 2 if d <= 128 else 1,
+        ("IMMA.16832.S8.S8", "{e4m3}.F32{e4m3_types}"),
+        (*MMA_SYNC, "F2FP"),
+        since_90=("ACQBULK",),
+        shared="shared_bytes",
+    ),
+    "sm89_qk_int8_pv_f8_accum_f16": Expected(
+        lambda d: 2 if d <= 128 else 1,
+        ("IMMA.16832.S8.S8", "{e4m3}.F16{e4m3_types}"),
+        (*MMA_SYNC, "F2FP"),
         since_90=("ACQBULK",),
         shared="shared_bytes",
     ),
     "sm90_qk_int8_pv_f16": Expected(
-        1,
+        lambda _: 1,
         ("IGMMA.64x{tile_n}x32.S8.S8", "HGMMA.64x{head_dim}x16.F32{bf16}"),
         (
             "UBLKCP.S.G",
@@ -81,13 +109,13 @@ class Kernel(NamedTuple):
     """One file of the set."""
 
     stem: str
-    head_dim: int
+    head_dim: int  # 0 where the kernel depends on neither it nor the dtype
     dtype: str
     architecture: str
 
     @property
     def instance(self) -> str:
-        return f"{self.stem}-d{self.head_dim}-{self.dtype}"
+        return f"{self.stem}-d{self.head_dim}-{self.dtype}" if self.head_dim else self.stem
 
     @property
     def path(self) -> Path:
@@ -111,13 +139,17 @@ def promised_architectures() -> tuple[str, ...]:
     )
 
 
+def kernel_of(instance: str, architecture: str) -> Kernel:
+    """Take an instance's name apart."""
+    stem, *rest = instance.split("-")
+    return Kernel(stem, int(rest[0][1:]) if rest else 0, rest[1] if rest else "", architecture)
+
+
 KERNELS = [
-    Kernel(Path(entry["source"]).stem, head_dim, dtype, architecture)
-    for entry in ENTRIES
+    kernel_of(instance, architecture)
+    for instance, only in content.instances(_library.build.cuda).items()
     for architecture in promised_architectures()
-    if architecture in entry.get("architectures", [architecture])
-    for head_dim in entry["head_dim"]
-    for dtype in entry["dtype"]
+    if architecture in (only or [architecture])
 ]
 every_cubin = pytest.mark.parametrize("kernel", [k for k in KERNELS if k.architecture.startswith("sm_")], ids=str)
 every_ptx = pytest.mark.parametrize("kernel", [k for k in KERNELS if k.architecture.startswith("compute_")], ids=str)
@@ -201,7 +233,7 @@ class HostView(NamedTuple):
     """What the host's headers say of a kernel."""
 
     parameter_bytes: int
-    threads: int
+    threads: dict[int, int]  # by head_dim
     shared: dict[int, int]  # bytes by head_dim
 
 
@@ -212,9 +244,10 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> dict[str, HostView]:
     for entry in ENTRIES:
         stem = Path(entry["source"]).stem
         name = "".join(part.capitalize() for part in stem.split("_"))
-        lines.append(f'show("{stem}", sizeof(sage::{name}::Params), sage::{name}::kThreads')
+        lines.append(f'show("{stem}", sizeof(sage::{name}::Params)')
         function = EXPECTED[stem].shared
-        lines.extend(f", {d}, sage::{name}::{function}({d})" if function else f", {d}, 0" for d in entry["head_dim"])
+        for d in entry.get("head_dim", [0]):
+            lines.append(f", {d}, threads<sage::{name}>({d}, 0), " + (f"sage::{name}::{function}({d})" if function else "0"))
         lines.append(");\n")
     includes = "".join(f'#include "kernels/{Path(e["source"]).with_suffix(".h").as_posix()}"\n' for e in ENTRIES)
     folder = tmp_path_factory.mktemp("host")
@@ -223,6 +256,10 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> dict[str, HostView]:
         f"{includes}#include <cstdio>\n"
         "template <typename... Numbers> void show(const char* stem, Numbers... numbers) {\n"
         '  std::printf("%s", stem);\n  (std::printf(" %d", static_cast<int>(numbers)), ...);\n  std::puts("");\n}\n'
+        # A number, or a function of head_dim.
+        "template <typename Kernel> auto threads(int head_dim, int) -> decltype(Kernel::threads(head_dim)) {\n"
+        "  return Kernel::threads(head_dim);\n}\n"
+        "template <typename Kernel> int threads(int, long) { return Kernel::kThreads; }\n"
         f"int main() {{\n{''.join(lines)}}}\n",
         encoding="utf-8",
     )
@@ -233,8 +270,9 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> dict[str, HostView]:
     views = {}
     for line in subprocess.run([str(program)], capture_output=True, text=True, check=True).stdout.splitlines():
         stem, *words = line.split()
-        size, threads, *pairs = map(int, words)
-        views[stem] = HostView(size, threads, dict(zip(pairs[::2], pairs[1::2], strict=True)))
+        size, *rest = map(int, words)
+        dims = rest[::3]
+        views[stem] = HostView(size, dict(zip(dims, rest[1::3], strict=True)), dict(zip(dims, rest[2::3], strict=True)))
     return views
 
 
@@ -256,20 +294,29 @@ def test_nothing_spills_and_blocks_fit(kernel: Kernel, host: dict[str, HostView]
     expected, used, view = EXPECTED[kernel.stem], resources(kernel), host[kernel.stem]
     assert used.stack == 0, f"{kernel}: {used.stack} bytes of stack"
     assert used.local == 0, f"{kernel}: {used.local} bytes of local memory"
+    blocks = expected.blocks_per_sm(kernel.head_dim)
     # The hardware hands out registers to a warp in multiples of 256.
     registers = (used.registers + 7) // 8 * 8 * used.threads
-    assert registers * expected.blocks_per_sm <= REGISTERS_PER_SM, f"{kernel}: {used.registers} registers a thread"
+    assert registers * blocks <= REGISTERS_PER_SM, f"{kernel}: {used.registers} registers a thread"
     # From 9.0 on the compiler counts the system's share as the kernel's own.
     reserved = 0 if kernel.capability >= 90 else RESERVED_SHARED
     shared = used.static_shared + reserved + view.shared[kernel.head_dim]
-    assert shared * expected.blocks_per_sm <= SHARED_KIB[kernel.capability] * 1024, f"{kernel}: {shared} bytes a block"
+    assert shared * blocks <= SHARED_KIB[kernel.capability] * 1024, f"{kernel}: {shared} bytes a block"
 
 
 @every_cubin
 def test_the_instructions_are_those_meant(kernel: Kernel) -> None:
     expected, found = EXPECTED[kernel.stem], instructions(kernel)
-    bf16 = ".BF16" if kernel.dtype == "bf16" else ""
-    words = {"head_dim": kernel.head_dim, "tile_n": 128 if kernel.head_dim <= 64 else 64, "bf16": bf16}
+    # Of compute capability 9.0 and 10.x only wgmma and tcgen05 multiply e4m3: for mma.sync it is converted to FP16.
+    emulated = kernel.capability // 10 in {9, 10}
+    words = {
+        "head_dim": kernel.head_dim,
+        "row_bits": min(kernel.head_dim, 128),
+        "tile_n": 128 if kernel.head_dim <= 64 else 64,
+        "bf16": ".BF16" if kernel.dtype == "bf16" else "",
+        "e4m3": "HMMA.16816" if emulated else "QMMA.16832",
+        "e4m3_types": "" if emulated else ".E4M3.E4M3",
+    }
     tensor = {name for name in found if re.match(r"[A-Z]*MMA(\.|$)", name)}
     patterns = [pattern.format(**words) for pattern in expected.tensor]
     for pattern in patterns:
@@ -294,7 +341,7 @@ def test_host_and_device_agree(kernel: Kernel, host: dict[str, HostView]) -> Non
     # the one parameter start on 64 bytes.
     padding = -0x210 % 64 if kernel.stem == "sm90_qk_int8_pv_f16" else 0
     assert used.parameter_bytes == view.parameter_bytes + padding
-    assert used.threads == view.threads
+    assert used.threads == view.threads[kernel.head_dim]
 
 
 @every_ptx
@@ -305,10 +352,11 @@ def test_ptx_is_for_its_architecture(kernel: Kernel, host: dict[str, HostView]) 
     parameter = re.findall(r"^\s*\.param \.align \d+ \.b8 \w+\[(\d+)\]", text, re.MULTILINE)
     assert parameter == [str(host[kernel.stem].parameter_bytes)]
     assert ".local" not in text
-    if kernel.stem == "sm80_qk_int8_pv_f16":
+    if kernel.stem.startswith("sm80_qk_int8_pv_f16"):
+        sums = "f16" if kernel.stem.endswith("accum_f16") else "f32"
         dtype = {"fp16": "f16", "bf16": "bf16"}[kernel.dtype]
         assert "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32" in text
-        assert f"mma.sync.aligned.m16n8k16.row.col.f32.{dtype}.{dtype}.f32" in text
+        assert f"mma.sync.aligned.m16n8k16.row.col.{sums}.{dtype}.{dtype}.{sums}" in text
 
 
 # What a folder's files may include besides the C++ standard library, whose headers have no dot and no slash.

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import artifact
+import content
 import elf
 import matrix
 import pytest
@@ -500,7 +501,7 @@ def test_a_kernel_package_without_a_promised_architecture_is_named(tmp_path: Pat
     files = {name: data for name, data in samples.cubin_set().items() if not name.startswith("sm_120")}
     files["manifest.json"] = samples.manifest(files)
     faults = verify.verify_conda(samples.cubins_conda(tmp_path, files))
-    assert len(faults) == sum("architectures" not in entry for entry in samples.ENTRIES) * 4  # head_dims x dtypes
+    assert len(faults) == sum(only is None or "sm_120" in only for only in content.instances(samples.CUDA).values())
     assert all("cubins/sm_120/" in fault and "variants.yaml promises sm_120 for CUDA 12.8" in fault for fault in faults)
 
 
@@ -558,6 +559,6 @@ def test_the_built_wheel_and_its_packages_are_good() -> None:
 
 
 def test_every_kernel_of_the_sources_is_in_the_built_wheel() -> None:
-    entries = json.loads(Path(matrix.ROOT, "csrc", "kernels", "kernels.json").read_text(encoding="utf-8"))
-    wanted = {f"{Path(e['source']).stem}-d{d}-{t}" for e in entries for d in e["head_dim"] for t in e["dtype"]}
-    assert set(json.loads(samples.contents(fresh())["sageattention/cubins/manifest.json"])["kernels"]) == wanted
+    assert set(json.loads(samples.contents(fresh())["sageattention/cubins/manifest.json"])["kernels"]) == set(
+        content.instances("12.8")
+    )

@@ -32,25 +32,28 @@ struct Pair<__nv_bfloat16> {
 };
 
 template <typename Element>
-__device__ __forceinline__ const Element* row_pointer(const TensorView& tensor, int batch, int head, int token) {
+__device__ __forceinline__ const Element* row_pointer(const TensorView& tensor, int batch, int head, int64_t token) {
   return static_cast<const Element*>(tensor.data) + batch * tensor.batch_stride + head * tensor.head_stride +
          token * tensor.token_stride;
 }
 
-// The bits of N (4 or 8) channels from `channel` on; those at or past head_dim read as 0. Nothing is computed with them
+// The bits of N (4, 8 or 16) channels from `channel` on; those at or past head_dim read as 0. Nothing is computed with them
 // here, so several loads can be in flight.
 template <int N, typename Element>
 __device__ __forceinline__ void load_channels(uint32_t (&bits)[N / 2], const Element* row, int channel, int head_dim,
                                               bool aligned16) {
-  static_assert(N == 4 || N == 8);
+  static_assert(N == 4 || N == 8 || N == 16);
 #pragma unroll
   for (int i = 0; i < N / 2; ++i) bits[i] = 0;
   if (aligned16) {
-    if (channel < head_dim) {
-      if constexpr (N == 8) {
-        *reinterpret_cast<uint4*>(bits) = *reinterpret_cast<const uint4*>(row + channel);
-      } else {
-        *reinterpret_cast<uint2*>(bits) = *reinterpret_cast<const uint2*>(row + channel);
+    if constexpr (N == 4) {
+      if (channel < head_dim) *reinterpret_cast<uint2*>(bits) = *reinterpret_cast<const uint2*>(row + channel);
+    } else {
+#pragma unroll
+      for (int i = 0; i < N; i += 8) {
+        if (channel + i < head_dim) {
+          *reinterpret_cast<uint4*>(bits + i / 2) = *reinterpret_cast<const uint4*>(row + channel + i);
+        }
       }
     }
   } else {

@@ -29,6 +29,7 @@ using std::int32_t;
 using std::int64_t;
 using std::int8_t;
 using std::uint64_t;
+using std::uint8_t;
 #endif
 
 // A [batch, head, token, channel] tensor with unit stride in its last dimension. Strides count elements and are

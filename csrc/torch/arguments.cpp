@@ -43,7 +43,6 @@ AttentionShape check_attention(const at::Tensor& q, const at::Tensor& k, const a
   const int64_t kv_heads = k.size(head_dimension);
   TORCH_CHECK_VALUE(kv_heads >= 1 && q.size(head_dimension) % kv_heads == 0, "k: expected heads that divide q's ",
                     q.size(head_dimension), ", got ", kv_heads);
-  TORCH_CHECK_VALUE(k.size(token_dimension) >= 1 || q.numel() == 0, "k: expected at least one token, got none");
   for (const at::Tensor* tensor : {&q, &k}) {
     for (const int64_t size : tensor->sizes()) {
       TORCH_CHECK_VALUE(size < std::numeric_limits<int32_t>::max() / 2, "expected sizes under 2^30, got ",
@@ -59,6 +58,14 @@ AttentionShape check_attention(const at::Tensor& q, const at::Tensor& k, const a
           narrow(q.size(3)),
           narrow(v.size(3)),
           heads_first};
+}
+
+void check_cu_seqlens(const char* name, const at::Tensor& cu_seqlens, const at::Tensor& q) {
+  TORCH_CHECK_TYPE(cu_seqlens.scalar_type() == at::kInt, name, ": expected dtype int32, got ", cu_seqlens.scalar_type());
+  TORCH_CHECK_VALUE(cu_seqlens.dim() == 1 && cu_seqlens.size(0) >= 1 && cu_seqlens.is_contiguous(), name,
+                    ": expected a contiguous [sequences + 1], got ", cu_seqlens.sizes());
+  TORCH_CHECK_VALUE(cu_seqlens.device() == q.device(), name, ": expected device ", q.device(), " as q, got ",
+                    cu_seqlens.device());
 }
 
 TensorView view(const at::Tensor& tensor, bool heads_first) {
@@ -82,7 +89,7 @@ bool copy_engine_reads(const at::Tensor& tensor, const TensorView& view) {
   return true;
 }
 
-int32_t kernel_head_dim(int32_t head_dim) { return head_dim <= 64 ? 64 : 128; }
+int32_t kernel_head_dim(int32_t head_dim) { return head_dim <= 64 ? 64 : head_dim <= 128 ? 128 : 256; }
 
 std::string instance_name(c10::string_view stem, int32_t kernel_head_dim, const at::Tensor& tensor) {
   return std::string(stem) + "-d" + std::to_string(kernel_head_dim) +

@@ -28,6 +28,9 @@ struct AttentionShape {
 AttentionShape check_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                c10::string_view tensor_layout, int64_t largest_head_dim);
 
+// cu_seqlens of packed sequences: int32, contiguous, on q's device. Their values are the device's and stay unread.
+void check_cu_seqlens(const char* name, const at::Tensor& cu_seqlens, const at::Tensor& q);
+
 TensorView view(const at::Tensor& tensor, bool heads_first);
 
 // Whether the copy engine can read the tensor: aligned, and no dimension that repeats the same memory.

@@ -7,12 +7,16 @@
 #include <string>
 #include <vector>
 
-#include "kernels/attention/sm80_qk_int8_pv_f16.h"
+#include "kernels/attention/params.h"
 #include "kernels/attention/sm90_qk_int8_pv_f16.h"
+#include "kernels/mask/mask_tiles.h"
 #include "kernels/quant/quant_k_int8.h"
+#include "kernels/quant/quant_v_f8.h"
+#include "kernels/sequences.h"
 #include "runtime/kernel_store.h"
 #include "runtime/tensor_map.h"
 #include "torch/arguments.h"
+#include "torch/attention_kernels.h"
 
 namespace sage {
 
@@ -20,135 +24,203 @@ namespace {
 
 constexpr double kLog2E = 1.4426950408889634;
 
-// What an attention kernel is launched with and what it can do.
-struct AttentionKernel {
-  c10::string_view name;
-  int32_t block_m;
-  int32_t threads;
-  int (*shared_bytes)(int head_dim);
-  int32_t largest_head_dim;
-  const char* only_on;  // the one architecture it is compiled for; null: any
-  bool persistent;      // one block a multiprocessor, each takes tile after tile
-};
+// One call: its tensors as [batch, .., .., head_dim], of packed sequences with batch 1, and what has been made of them.
+struct Call {
+  const AttentionKernel& kernel;
+  AttentionShape shape;
+  at::Tensor q, k, v;
+  at::Tensor cu_seqlens_q, cu_seqlens_k;  // undefined: not packed; else shape.batch counts sequences
+  bool is_causal;
+  double sm_scale;
+  bool smooth_k, smooth_v;
+  runtime::CUstream stream;
 
-constexpr AttentionKernel kAttentionKernels[] = {
-    {"sm80_qk_int8_pv_f16", Sm80QkInt8PvF16::kBlockM, Sm80QkInt8PvF16::kThreads, &Sm80QkInt8PvF16::shared_bytes, 128, nullptr,
-     false},
-    {"sm90_qk_int8_pv_f16", Sm90QkInt8PvF16::kBlockM, Sm90QkInt8PvF16::kThreads, &Sm90QkInt8PvF16::shared_bytes, 128,
-     "sm_90a", true},
-};
-
-const AttentionKernel& attention_kernel(c10::string_view name) {
-  std::string names;
-  for (const AttentionKernel& kernel : kAttentionKernels) {
-    if (kernel.name == name) return kernel;
-    names += (names.empty() ? "" : ", ") + std::string(kernel.name);
+  bool packed() const { return cu_seqlens_q.defined(); }
+  int device() const { return q.get_device(); }
+  int32_t head_dim() const { return kernel_head_dim(std::max(shape.head_dim, shape.v_head_dim)); }
+  // Tiles of 128 keys of K or V, quantised.
+  int64_t kv_tiles() const {
+    return packed() ? shape.kv_heads * tile_slots(shape.kv_len, shape.batch, QuantKInt8::kTileN)
+                    : int64_t{shape.batch} * shape.kv_heads * QuantKInt8::tiles(shape.kv_len);
   }
-  TORCH_CHECK_VALUE(false, "kernel: expected one of ", names, "; got '", name, "'");
-}
-
-struct Outputs {
-  at::Tensor out;
-  at::Tensor lse;  // empty where it is not wanted
+  int64_t row_tiles() const {
+    const int64_t tiles = packed() ? tile_slots(shape.qo_len, shape.batch, kernel.block_m)
+                                   : int64_t{shape.batch} * ((shape.qo_len + kernel.block_m - 1) / kernel.block_m);
+    return tiles * shape.q_heads;
+  }
+  at::Tensor empty(at::IntArrayRef sizes, at::ScalarType type) const { return at::empty(sizes, q.options().dtype(type)); }
 };
 
-Outputs allocate_outputs(const at::Tensor& q, const AttentionShape& shape, bool return_lse) {
-  std::vector<int64_t> sizes = q.sizes().vec();
-  sizes.back() = shape.v_head_dim;
-  const auto options = q.options().dtype(at::kFloat);
-  return {at::empty(sizes, q.options()),
-          return_lse ? at::empty({shape.batch, shape.q_heads, shape.qo_len}, options) : at::empty({0}, options)};
+template <typename T>
+T* data_or_null(const at::Tensor& tensor) {
+  return tensor.defined() && tensor.numel() > 0 ? static_cast<T*>(tensor.data_ptr()) : nullptr;
 }
 
-float* data_or_null(const at::Tensor& tensor) {
-  return tensor.defined() && tensor.numel() > 0 ? static_cast<float*>(tensor.data_ptr()) : nullptr;
-}
-
-struct QuantisedK {
-  at::Tensor int8;
-  at::Tensor scale;
-  at::Tensor mean;  // undefined without smoothing
+// K or V in 8 bits, with its scales and the mean that was subtracted (undefined without smoothing).
+struct Quantised {
+  at::Tensor data, scale, mean;
 };
 
-QuantisedK quantise_k(const at::Tensor& k, const AttentionShape& shape, bool smooth_k, runtime::CUstream stream) {
-  const int32_t head_dim = kernel_head_dim(shape.head_dim);
-  const int64_t heads = int64_t{shape.batch} * shape.kv_heads;
-  const int64_t blocks = QuantKInt8::blocks(shape.kv_len);
-  QuantisedK result;
-  result.int8 = at::empty({heads, blocks * QuantKInt8::kBlockN, head_dim}, k.options().dtype(at::kChar));
-  result.scale = at::empty({heads, blocks, QuantKInt8::kScales}, k.options().dtype(at::kFloat));
-  if (smooth_k) result.mean = at::empty({heads, head_dim}, k.options().dtype(at::kFloat));
+Quantised quantise_k(const Call& call) {
+  const int32_t head_dim = call.head_dim();
+  Quantised k;
+  k.data = call.empty({call.kv_tiles(), QuantKInt8::kTileN, head_dim}, at::kChar);
+  k.scale = call.empty({call.kv_tiles(), QuantKInt8::kTileN / QuantKInt8::kBlockN, QuantKInt8::kScales}, at::kFloat);
+  if (call.smooth_k) k.mean = call.empty({call.shape.batch, call.shape.kv_heads, head_dim}, at::kFloat);
+  if (call.kv_tiles() == 0) return k;
 
   QuantKInt8::Params params{};
-  params.k = view(k, shape.heads_first);
-  params.k_int8 = static_cast<int8_t*>(result.int8.data_ptr());
-  params.k_scale = static_cast<float*>(result.scale.data_ptr());
-  params.k_mean = data_or_null(result.mean);
-  params.kv_heads = shape.kv_heads;
-  params.kv_len = shape.kv_len;
-  params.head_dim = shape.head_dim;
-  runtime::KernelStore::get().launch({instance_name("quant_k_int8", head_dim, k), "quant_k_int8", k.get_device(),
-                                      stream, grid_size(heads * QuantKInt8::tiles(shape.kv_len)), QuantKInt8::kThreads, 0,
+  params.k = view(call.k, call.shape.heads_first);
+  params.k_int8 = data_or_null<int8_t>(k.data);
+  params.k_scale = data_or_null<float>(k.scale);
+  params.k_mean = data_or_null<float>(k.mean);
+  params.kv_heads = call.shape.kv_heads;
+  params.kv_len = call.shape.kv_len;
+  params.head_dim = call.shape.head_dim;
+  params.sequences = call.shape.batch;
+  params.cu_seqlens = data_or_null<int32_t>(call.cu_seqlens_k);
+  runtime::KernelStore::get().launch({instance_name("quant_k_int8", head_dim, call.k), "quant_k_int8", call.device(),
+                                      call.stream, grid_size(call.kv_tiles()), QuantKInt8::kThreads, 0,
                                       /*overlaps_previous=*/false},
                                      &params);
-  return result;
+  return k;
 }
 
-AttentionParams attention_params(const at::Tensor& q, const at::Tensor& v, const QuantisedK& k, const Outputs& outputs,
-                                 const AttentionShape& shape, bool is_causal, double sm_scale) {
+Quantised quantise_v(const Call& call) {
+  const int32_t head_dim = call.head_dim();
+  Quantised v;
+  v.data = call.empty({call.kv_tiles(), QuantVF8::kTileN, head_dim}, at::kByte);
+  v.scale = call.empty({call.kv_tiles(), QuantVF8::kTileN / QuantVF8::kBlockN, head_dim}, at::kFloat);
+  if (call.smooth_v) v.mean = call.empty({call.shape.batch, call.shape.kv_heads, head_dim}, at::kFloat);
+  if (call.kv_tiles() == 0) return v;
+
+  QuantVF8::Params params{};
+  params.v = view(call.v, call.shape.heads_first);
+  params.v_f8 = data_or_null<uint8_t>(v.data);
+  params.v_scale = data_or_null<float>(v.scale);
+  params.v_mean = data_or_null<float>(v.mean);
+  params.kv_heads = call.shape.kv_heads;
+  params.kv_len = call.shape.kv_len;
+  params.head_dim = call.shape.v_head_dim;
+  params.sequences = call.shape.batch;
+  params.cu_seqlens = data_or_null<int32_t>(call.cu_seqlens_k);
+  runtime::KernelStore::get().launch({instance_name("quant_v_f8", head_dim, call.v), "quant_v_f8", call.device(),
+                                      call.stream, grid_size(call.kv_tiles()), QuantVF8::kThreads, 0,
+                                      /*overlaps_previous=*/true},
+                                     &params);
+  return v;
+}
+
+// The mask as it lies, and in `tiles` what is in each tile of it.
+AttentionMask look_at_mask(const Call& call, const at::Tensor& attn_mask, at::Tensor& tiles) {
+  constexpr int64_t kLargestStride = 1 << 24;  // in bytes: 32 bits then do within a tile
+  const AttentionShape& shape = call.shape;
+  TORCH_CHECK_VALUE(attn_mask.device() == call.q.device(), "attn_mask: expected device ", call.q.device(),
+                    " as q, got ", attn_mask.device());
+  const at::ScalarType type = attn_mask.scalar_type();
+  TORCH_CHECK_TYPE(type == at::kBool || type == at::kHalf || type == at::kBFloat16 || type == at::kFloat,
+                   "attn_mask: expected dtype bool, float16, bfloat16 or float32, got ", type);
+  const at::Tensor expanded = attn_mask.expand({shape.batch, shape.q_heads, shape.qo_len, shape.kv_len});
+  const auto stride = [&](int dimension) {
+    return expanded.size(dimension) == 1 ? 0 : expanded.stride(dimension) * static_cast<int64_t>(expanded.element_size());
+  };
+  TORCH_CHECK_VALUE(stride(2) < kLargestStride && stride(3) < kLargestStride, "attn_mask: expected rows and keys under ",
+                    kLargestStride, " bytes apart, got strides ", attn_mask.strides(), "; call .contiguous() on it");
+  const auto size = [&](int dimension) { return stride(dimension) == 0 ? int64_t{1} : expanded.size(dimension); };
+  const int64_t row_tiles = (size(2) + MaskTiles::kRows - 1) / MaskTiles::kRows;
+  const int64_t key_tiles = (expanded.size(3) + MaskTiles::kKeys - 1) / MaskTiles::kKeys;
+  tiles = call.empty({size(0), size(1), row_tiles, key_tiles}, at::kByte);
+
+  MaskTiles::Params params{};
+  AttentionMask& mask = params.mask;
+  mask.data = attn_mask.data_ptr();
+  mask.tiles = data_or_null<uint8_t>(tiles);
+  mask.batch_stride = stride(0);
+  mask.head_stride = stride(1);
+  mask.row_stride = stride(2);
+  mask.key_stride = stride(3);
+  mask.tiles_batch_stride = size(0) == 1 ? 0 : tiles.stride(0);
+  mask.tiles_head_stride = size(1) == 1 ? 0 : tiles.stride(1);
+  mask.tiles_row_stride = row_tiles == 1 ? 0 : tiles.stride(2);
+  mask.type = type == at::kBool   ? AttentionMask::kBool
+              : type == at::kHalf ? AttentionMask::kHalf
+              : type == at::kFloat ? AttentionMask::kFloat
+                                   : AttentionMask::kBfloat16;
+  params.tiles = data_or_null<uint8_t>(tiles);
+  params.heads = static_cast<int32_t>(size(1));
+  params.rows = static_cast<int32_t>(size(2));
+  params.keys = static_cast<int32_t>(expanded.size(3));
+  if (tiles.numel() > 0) {
+    runtime::KernelStore::get().launch({"mask_tiles", "mask_tiles", call.device(), call.stream, grid_size(tiles.numel()),
+                                        MaskTiles::kThreads, 0, /*overlaps_previous=*/false},
+                                       &params);
+  }
+  return mask;
+}
+
+AttentionParams attention_params(const Call& call, const at::Tensor& out, const at::Tensor& lse, const Quantised& k,
+                                 const Quantised& v) {
   AttentionParams params{};
-  params.q = view(q, shape.heads_first);
-  params.v = view(v, shape.heads_first);
-  params.out = view(outputs.out, shape.heads_first);
-  params.k_int8 = static_cast<const int8_t*>(k.int8.data_ptr());
-  params.k_scale = static_cast<const float*>(k.scale.data_ptr());
-  params.k_mean = data_or_null(k.mean);
-  params.lse = data_or_null(outputs.lse);
-  params.batch = shape.batch;
-  params.q_heads = shape.q_heads;
-  params.kv_heads = shape.kv_heads;
-  params.qo_len = shape.qo_len;
-  params.kv_len = shape.kv_len;
-  params.head_dim = shape.head_dim;
-  params.v_head_dim = shape.v_head_dim;
-  params.causal = is_causal ? 1 : 0;
-  params.scale_log2 = static_cast<float>(sm_scale * kLog2E);
+  params.q = view(call.q, call.shape.heads_first);
+  params.v = view(call.v, call.shape.heads_first);
+  params.out = view(out, call.shape.heads_first);
+  params.k_int8 = data_or_null<int8_t>(k.data);
+  params.k_scale = data_or_null<float>(k.scale);
+  params.k_mean = data_or_null<float>(k.mean);
+  params.lse = data_or_null<float>(lse);
+  params.batch = call.shape.batch;
+  params.q_heads = call.shape.q_heads;
+  params.kv_heads = call.shape.kv_heads;
+  params.qo_len = call.shape.qo_len;
+  params.kv_len = call.shape.kv_len;
+  params.head_dim = call.shape.head_dim;
+  params.v_head_dim = call.shape.v_head_dim;
+  params.causal = call.is_causal ? 1 : 0;
+  params.scale_log2 = static_cast<float>(call.sm_scale * kLog2E);
+  params.v_f8 = data_or_null<uint8_t>(v.data);
+  params.v_scale = data_or_null<float>(v.scale);
+  params.v_mean = data_or_null<float>(v.mean);
+  params.cu_seqlens_q = data_or_null<int32_t>(call.cu_seqlens_q);
+  params.cu_seqlens_k = data_or_null<int32_t>(call.cu_seqlens_k);
   return params;
 }
 
-}  // namespace
+// Whether the kernel can do what is asked of it. Throws ValueError or TypeError if not.
+void check_kernel(const Call& call) {
+  const AttentionKernel& kernel = call.kernel;
+  const std::string architecture = runtime::KernelStore::get().architecture(call.device());
+  const int built_for = std::stoi(architecture.substr(architecture.find('_') + 1));
+  TORCH_CHECK_VALUE(kernel.that_alone ? built_for == kernel.since && architecture.back() == 'a' : built_for >= kernel.since,
+                    "kernel: ", kernel.name, " is compiled for sm_", kernel.since, kernel.that_alone ? "a alone" : " and later",
+                    "; here is ", architecture);
+  TORCH_CHECK_TYPE(!kernel.half_only || call.q.scalar_type() == at::kHalf, "q: the kernel ", kernel.name,
+                   " takes float16 only, got ", call.q.scalar_type());
+  TORCH_CHECK_VALUE(kernel.v_differs || call.shape.v_head_dim == call.shape.head_dim, "v: the kernel ", kernel.name,
+                    " wants the head_dim of q, ", call.shape.head_dim, ", got ", call.shape.v_head_dim);
+}
 
-std::tuple<at::Tensor, at::Tensor> attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                                             const std::optional<at::Tensor>& attn_mask, c10::string_view tensor_layout,
-                                             bool is_causal, double sm_scale, bool smooth_k, bool smooth_v,
-                                             bool return_lse, c10::string_view kernel_name) {
-  static_cast<void>(smooth_v);  // for kernels that round V
-  const AttentionKernel& kernel = attention_kernel(kernel_name);
-  const AttentionShape shape = check_attention(q, k, v, tensor_layout, kernel.largest_head_dim);
-  TORCH_CHECK_VALUE(!attn_mask.has_value(), "attn_mask: the kernel ", kernel.name, " takes none");
-  TORCH_CHECK_VALUE(shape.v_head_dim == shape.head_dim, "v: the kernel ", kernel.name, " wants the head_dim of q, ",
-                    shape.head_dim, ", got ", shape.v_head_dim);
-  const Outputs outputs = allocate_outputs(q, shape, return_lse);
-  if (outputs.out.numel() == 0) return {outputs.out, outputs.lse};
+void run(Call& call, const at::Tensor& out, const at::Tensor& lse, const std::optional<at::Tensor>& attn_mask) {
+  check_kernel(call);
+  if (out.numel() == 0 || call.row_tiles() == 0) return;
+  const AttentionKernel& kernel = call.kernel;
+  call.stream = current_stream(call.device());
+  at::Tensor mask_tiles;
+  AttentionMask mask{};
+  if (attn_mask.has_value()) mask = look_at_mask(call, *attn_mask, mask_tiles);
+  const Quantised k = quantise_k(call);
+  const Quantised v = kernel.v_f8 ? quantise_v(call) : Quantised{};
+  AttentionParams params = attention_params(call, out, lse, k, v);
+  params.mask = mask;
 
-  const int device = q.get_device();
   runtime::KernelStore& store = runtime::KernelStore::get();
-  const std::string architecture = store.architecture(device);
-  TORCH_CHECK_VALUE(kernel.only_on == nullptr || architecture == kernel.only_on, "kernel: ", kernel.name, " runs on ",
-                    kernel.only_on == nullptr ? "" : kernel.only_on, " only, and here is ", architecture);
-  const runtime::CUstream stream = current_stream(device);
-  const QuantisedK quantised = quantise_k(k, shape, smooth_k, stream);
-  AttentionParams params = attention_params(q, v, quantised, outputs, shape, is_causal, sm_scale);
-
-  const int32_t head_dim = kernel_head_dim(shape.head_dim);
+  const int32_t head_dim = call.head_dim();
   const std::string name(kernel.name);
-  const int64_t row_blocks = (shape.qo_len + kernel.block_m - 1) / kernel.block_m;
-  runtime::Launch launch{instance_name(kernel.name, head_dim, q),
+  runtime::Launch launch{instance_name(kernel.name, head_dim, call.q),
                          name.c_str(),
-                         device,
-                         stream,
-                         grid_size(row_blocks * shape.q_heads * shape.batch),
-                         static_cast<uint32_t>(kernel.threads),
+                         call.device(),
+                         call.stream,
+                         grid_size(call.row_tiles()),
+                         static_cast<uint32_t>(kernel.threads(head_dim)),
                          static_cast<uint32_t>(kernel.shared_bytes(head_dim)),
                          /*overlaps_previous=*/true};
   if (!kernel.persistent) {
@@ -157,15 +229,61 @@ std::tuple<at::Tensor, at::Tensor> attention(const at::Tensor& q, const at::Tens
     using Kernel = Sm90QkInt8PvF16;
     Kernel::Params mapped{};
     static_cast<AttentionParams&>(mapped) = params;
-    mapped.v_mapped = copy_engine_reads(v, params.v) ? 1 : 0;
+    mapped.v_mapped = copy_engine_reads(call.v, params.v) ? 1 : 0;
     if (mapped.v_mapped) {
-      mapped.v_map = runtime::encode_tensor_map(device, params.v, shape.batch, shape.kv_heads, shape.kv_len,
-                                                shape.v_head_dim, Kernel::tile_n(head_dim));
+      mapped.v_map = runtime::encode_tensor_map(call.device(), params.v, params.batch, params.kv_heads, params.kv_len,
+                                                params.v_head_dim, Kernel::tile_n(head_dim));
     }
-    launch.grid = std::min(launch.grid, static_cast<uint32_t>(store.multiprocessors(device)));
+    launch.grid = std::min(launch.grid, static_cast<uint32_t>(store.multiprocessors(call.device())));
     store.launch(launch, &mapped);
   }
-  return {outputs.out, outputs.lse};
+}
+
+}  // namespace
+
+std::tuple<at::Tensor, at::Tensor> attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                             const std::optional<at::Tensor>& attn_mask, c10::string_view tensor_layout,
+                                             bool is_causal, double sm_scale, bool smooth_k, bool smooth_v,
+                                             bool return_lse, c10::string_view kernel_name) {
+  const AttentionKernel& kernel = attention_kernel(kernel_name);
+  const AttentionShape shape = check_attention(q, k, v, tensor_layout, kernel.largest_head_dim);
+  TORCH_CHECK_VALUE(shape.kv_len >= 1 || q.numel() == 0, "k: expected at least one token, got none");
+  TORCH_CHECK_VALUE(kernel.masks || !attn_mask.has_value(), "attn_mask: the kernel ", kernel.name, " takes none");
+  Call call{kernel, shape, q, k, v, {}, {}, is_causal, sm_scale, smooth_k, smooth_v, nullptr};
+  std::vector<int64_t> sizes = q.sizes().vec();
+  sizes.back() = shape.v_head_dim;
+  const at::Tensor lse =
+      return_lse ? call.empty({shape.batch, shape.q_heads, shape.qo_len}, at::kFloat) : call.empty({0}, at::kFloat);
+  const at::Tensor out = call.empty(sizes, q.scalar_type());
+  run(call, out, lse, attn_mask);
+  return {out, lse};
+}
+
+std::tuple<at::Tensor, at::Tensor> attention_varlen(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                                    const at::Tensor& cu_seqlens_q, const at::Tensor& cu_seqlens_k,
+                                                    int64_t max_seqlen_q, int64_t max_seqlen_k, bool is_causal,
+                                                    double sm_scale, bool smooth_k, bool smooth_v, bool return_lse,
+                                                    c10::string_view kernel_name) {
+  // Grids are sized without them: kernels/sequences.h.
+  static_cast<void>(max_seqlen_q);
+  static_cast<void>(max_seqlen_k);
+  const AttentionKernel& kernel = attention_kernel(kernel_name);
+  TORCH_CHECK_VALUE(kernel.packed, "kernel: ", kernel.name, " takes no packed sequences");
+  check_cu_seqlens("cu_seqlens_q", cu_seqlens_q, q);
+  check_cu_seqlens("cu_seqlens_k", cu_seqlens_k, q);
+  TORCH_CHECK_VALUE(cu_seqlens_k.size(0) == cu_seqlens_q.size(0), "cu_seqlens_k: expected ", cu_seqlens_q.size(0),
+                    " elements as cu_seqlens_q, got ", cu_seqlens_k.size(0));
+  for (const at::Tensor* tensor : {&q, &k, &v}) {
+    TORCH_CHECK_VALUE(tensor->dim() == 3, "q, k, v: expected [tokens, heads, head_dim], got ", tensor->sizes());
+  }
+  Call call{kernel,    {},       q.unsqueeze(0), k.unsqueeze(0), v.unsqueeze(0), cu_seqlens_q, cu_seqlens_k,
+            is_causal, sm_scale, smooth_k,       smooth_v,       nullptr};
+  call.shape = check_attention(call.q, call.k, call.v, "NHD", kernel.largest_head_dim);
+  call.shape.batch = static_cast<int32_t>(cu_seqlens_q.size(0) - 1);
+  const at::Tensor out = call.empty({q.size(0), q.size(1), v.size(2)}, q.scalar_type());
+  const at::Tensor lse = return_lse ? call.empty({q.size(1), q.size(0)}, at::kFloat) : call.empty({0}, at::kFloat);
+  run(call, out.unsqueeze(0), lse, std::nullopt);
+  return {out, lse};
 }
 
 }  // namespace sage

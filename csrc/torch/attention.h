@@ -16,4 +16,12 @@ std::tuple<at::Tensor, at::Tensor> attention(const at::Tensor& q, const at::Tens
                                              bool is_causal, double sm_scale, bool smooth_k, bool smooth_v,
                                              bool return_lse, c10::string_view kernel);
 
+// Sequences of q_heads x qo_len and kv_heads x kv_len tokens one after the other: q [tokens, q_heads, head_dim], and so on;
+// sequence i has the tokens cu_seqlens[i] to cu_seqlens[i + 1]. Log-sum-exp is [q_heads, tokens].
+std::tuple<at::Tensor, at::Tensor> attention_varlen(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                                    const at::Tensor& cu_seqlens_q, const at::Tensor& cu_seqlens_k,
+                                                    int64_t max_seqlen_q, int64_t max_seqlen_k, bool is_causal,
+                                                    double sm_scale, bool smooth_k, bool smooth_v, bool return_lse,
+                                                    c10::string_view kernel);
+
 }  // namespace sage

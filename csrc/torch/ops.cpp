@@ -40,7 +40,10 @@ TORCH_LIBRARY(sageattention, library) {
       "-> (Tensor, Tensor)");
 }
 
-TORCH_LIBRARY_IMPL(sageattention, CUDA, library) { library.impl("attention", &sage::attention); }
+TORCH_LIBRARY_IMPL(sageattention, CUDA, library) {
+  library.impl("attention", &sage::attention);
+  library.impl("attention_varlen", &sage::attention_varlen);
+}
 
 // There is no gradient: asking for one is an error, not silence.
 TORCH_LIBRARY_IMPL(sageattention, Autograd, library) {

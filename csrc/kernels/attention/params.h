@@ -5,6 +5,24 @@
 
 namespace sage {
 
+// A mask as the caller left it, of any strides (0 where it is broadcast), and what mask_tiles made of it.
+struct AttentionMask {
+  enum Type : int32_t { kBool, kHalf, kBfloat16, kFloat };  // true: seen; else a number added to the score
+  // What a tile of 128 rows x 64 keys holds: no key that any row sees; something to be looked at; nothing that changes a score.
+  enum Tile : uint8_t { kEmpty, kMixed, kFull };
+
+  const void* data;      // null: there is no mask
+  const uint8_t* tiles;  // [.., rows, keys], one Tile a byte
+  int64_t batch_stride;  // of data, in bytes
+  int64_t head_stride;
+  int64_t row_stride;
+  int64_t key_stride;
+  int64_t tiles_batch_stride;
+  int64_t tiles_head_stride;
+  int64_t tiles_row_stride;
+  int32_t type;
+};
+
 struct AttentionParams {
   TensorView q;
   TensorView v;
@@ -12,16 +30,22 @@ struct AttentionParams {
   const int8_t* k_int8;  // as QuantKInt8 leaves them
   const float* k_scale;
   const float* k_mean;   // null: K was not smoothed
-  float* lse;            // [batch, q_heads, qo_len], natural logarithm; null: not wanted
-  int32_t batch;
+  float* lse;            // [batch, q_heads, qo_len] or, packed, [q_heads, qo_len]; natural logarithm; null: not wanted
+  int32_t batch;         // or, packed, sequences
   int32_t q_heads;
   int32_t kv_heads;
-  int32_t qo_len;
+  int32_t qo_len;        // tokens of a batch element, or of all sequences
   int32_t kv_len;
   int32_t head_dim;      // of Q and K; the kernel's own may be larger
   int32_t v_head_dim;    // of V and the output
   int32_t causal;        // query i sees keys 0..i
   float scale_log2;      // sm_scale * log2(e)
+  const uint8_t* v_f8;   // as QuantVF8 leaves them, for kernels that take V so
+  const float* v_scale;
+  const float* v_mean;   // null: V was not smoothed
+  const int32_t* cu_seqlens_q;  // [batch + 1]: sequences.h; null: not packed
+  const int32_t* cu_seqlens_k;
+  AttentionMask mask;
 };
 
 }  // namespace sage

@@ -23,6 +23,12 @@ __device__ __forceinline__ void store_shared_16(uint32_t shared_destination, con
                : "memory");
 }
 
+__device__ __forceinline__ float2 load_shared_float2(uint32_t shared_source) {
+  float2 value;
+  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];\n" : "=f"(value.x), "=f"(value.y) : "r"(shared_source) : "memory");
+  return value;
+}
+
 __device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;\n" ::: "memory"); }
 
 // Waits until at most `Pending` of this thread's newest groups are unfinished.

@@ -1,13 +1,13 @@
-// The grid: a block's place in it, and how the grid follows the one launched before it. griddepcontrol (sm_90 on): a kernel may start before the kernel it depends on has ended, and waits where it needs
-// that kernel's results. Without the launch attribute, and on older GPUs, both are no operations.
+// A thread's place, and how a grid follows the one launched before it. griddepcontrol (sm_90 on): a kernel may start before
+// the kernel it depends on has ended, and waits where it needs that kernel's results. Without the launch attribute, and on older GPUs, both are no operations.
 #pragma once
 
 namespace sage::ptx {
 
-// blockIdx.x, read anew at every call: what is derived from it need not stay in registers between two uses.
-__device__ __forceinline__ int block_index_x() {
+// This thread's place in its warp, read anew at every call: what is derived from it need not stay in registers between two uses.
+__device__ __forceinline__ int lane_index() {
   int index;
-  asm volatile("mov.u32 %0, %%ctaid.x;\n" : "=r"(index));
+  asm volatile("mov.u32 %0, %%laneid;\n" : "=r"(index));
   return index;
 }
 

@@ -22,14 +22,17 @@ struct QuantKInt8 {
 
   struct Params {
     TensorView k;
-    // [batch, kv_heads, blocks * 64, kHeadDim], zero past kv_len and head_dim; the chunks of a row stand where shared
+    // [batch, kv_heads, blocks * 64, kHeadDim], or [kv_heads, slots of 128 keys (sequences.h), kHeadDim] of packed
+    // sequences; zero past kv_len and head_dim; the chunks of a row stand where shared
     // memory wants them (swizzle.cuh), so that a tile is copied there as it is.
     int8_t* k_int8;
     float* k_scale;   // [batch, kv_heads, blocks, 2, 4]: scales and bounds
-    float* k_mean;    // [batch, kv_heads, kHeadDim], written; null: K is not smoothed
+    float* k_mean;    // [batch or sequences, kv_heads, kHeadDim], written; null: K is not smoothed
     int32_t kv_heads;
     int32_t kv_len;
     int32_t head_dim;
+    int32_t sequences;
+    const int32_t* cu_seqlens;  // null: not packed
   };
 };
 

@@ -1,0 +1,136 @@
+// Q from global memory into fragments, K and V into shared memory.
+#pragma once
+
+#include "kernels/attention/mma_sync/config.cuh"
+#include "kernels/attention/mma_sync/tile.cuh"
+#include "kernels/element.cuh"
+#include "kernels/ptx/cp_async.cuh"
+#include "kernels/ptx/math.cuh"
+#include "kernels/swizzle.cuh"
+
+namespace sage {
+
+// Quantises the warp's rows of Q straight into mma A fragments, one scale a row (in shared memory: the main loop has no
+// register to spare).
+template <typename Config>
+__device__ __forceinline__ void load_q(const AttentionParams& p, const Tile& tile,
+                                       uint32_t (&q)[Config::kMTiles][Config::kQkSteps][4],
+                                       float* q_scale) {
+  constexpr int kPieces = Config::kQkSteps * 2;  // of 4 channels, every 16 channels
+  const int lane = threadIdx.x % 32;
+  const int first_row = tile.first_row + threadIdx.x / 32 * Config::kWarpM;
+  uint32_t bits[Config::kRows][kPieces][2];
+#pragma unroll
+  for (int row = 0; row < Config::kRows; ++row) {
+    const int token = min(first_row + row * 8 + lane / 4, tile.qo_len - 1);
+    const auto* source = row_pointer<typename Config::Element>(p.q, tile.batch, tile.head, tile.q_token + token);
+#pragma unroll
+    for (int i = 0; i < kPieces; ++i) {
+      load_channels<4>(bits[row][i], source, i * 16 + lane % 4 * 4, p.head_dim, p.q.aligned16);
+    }
+  }
+#pragma unroll
+  for (int row = 0; row < Config::kRows; ++row) {
+    const int token = first_row + row * 8 + lane / 4;
+    float x[kPieces][4];
+    float magnitude = 1e-30f;  // keeps the scale of an all-zero row positive
+#pragma unroll
+    for (int i = 0; i < kPieces; ++i) {
+      unpack<typename Config::Element>(x[i], bits[row][i]);
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        x[i][j] = __fmul_rn(x[i][j], p.scale_log2);
+        magnitude = ptx::max_nan(magnitude, fabsf(x[i][j]));
+      }
+    }
+    magnitude = ptx::max_nan(magnitude, __shfl_xor_sync(0xffffffffu, magnitude, 1));
+    magnitude = ptx::max_nan(magnitude, __shfl_xor_sync(0xffffffffu, magnitude, 2));
+
+    if (p.lse != nullptr && p.k_mean != nullptr) {
+      // Smoothing took q . mean(K) off every score of this row; log-sum-exp gets it back at the end.
+      const float* mean = p.k_mean + tile.kv_mean * Config::kHeadDim + lane % 4 * 4;
+      float shift = 0.0f;
+#pragma unroll
+      for (int i = 0; i < kPieces; ++i) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) shift += x[i][j] * mean[i * 16 + j];
+      }
+      shift += __shfl_xor_sync(0xffffffffu, shift, 1);
+      shift += __shfl_xor_sync(0xffffffffu, shift, 2);
+      if (lane % 4 == 0 && token < tile.qo_len) p.lse[tile.lse + token] = shift;
+    }
+
+    const float inverse = 127.0f / magnitude;
+    if (lane % 4 == 0) q_scale[threadIdx.x / 32 * Config::kWarpM + row * 8 + lane / 4] = magnitude / 127.0f;
+#pragma unroll
+    for (int i = 0; i < kPieces; ++i) {
+      // Fragment register: bit 0 chooses row + 8, bit 1 the upper 16 channels of the step.
+      q[row / 2][i / 2][row % 2 + i % 2 * 2] = pack_s8x4(x[i], inverse);
+    }
+  }
+}
+
+// Copies whole tiles, 16 bytes a thread at a time.
+template <int Bytes, int Threads>
+__device__ __forceinline__ void copy_tile(uint32_t destination, const void* source) {
+#pragma unroll
+  for (int i = 0; i < (Bytes / 16 + Threads - 1) / Threads; ++i) {
+    const int offset = (i * Threads + threadIdx.x) * 16;
+    if (Bytes / 16 % Threads == 0 || offset < Bytes) {
+      ptx::cp_async_16(destination + offset, static_cast<const uint8_t*>(source) + offset, true);
+    }
+  }
+}
+
+// Starts the copies of a block of 64 keys of V as the caller left it. A thread copies the same 16-byte chunk of every kRowStep-th
+// row; the step is a multiple of the swizzle's period, so one swizzled offset serves them all.
+template <typename Config>
+__device__ __forceinline__ void load_v(const AttentionParams& p, const Tile& tile, int block, uint32_t v_tile) {
+  constexpr int kChunks = Config::kHeadDim * 2 / 16;
+  constexpr int kRowStep = Config::kThreads / kChunks;
+  static_assert(kRowStep % 8 == 0);
+  const int key = block * Config::kBlockN + static_cast<int>(threadIdx.x) / kChunks;
+  const int channel = threadIdx.x % kChunks * 8;
+  const auto* source = row_pointer<typename Config::Element>(p.v, tile.batch, tile.kv_head, tile.kv_token + key) + channel;
+  const uint32_t destination = v_tile + swizzled<Config::kVRowBytes>(threadIdx.x / kChunks, threadIdx.x % kChunks);
+  // Keys and channels past the end must read as zero: their P is 0, and 0 * NaN would not be.
+  if (p.v.aligned16) {
+    const int rows = channel < p.v_head_dim ? tile.kv_len - key : 0;
+#pragma unroll
+    for (int i = 0; i < Config::kBlockN / kRowStep; ++i) {
+      const bool valid = i * kRowStep < rows;
+      ptx::cp_async_16(destination + i * kRowStep * Config::kVRowBytes,
+                       valid ? source + i * kRowStep * p.v.token_stride : p.v.data, valid);
+    }
+  } else {
+#pragma unroll 1
+    for (int i = 0; i < Config::kBlockN / kRowStep; ++i) {
+      const auto* row = reinterpret_cast<const uint16_t*>(source + i * kRowStep * p.v.token_stride);
+      const int channels = key + i * kRowStep < tile.kv_len ? p.v_head_dim - channel : 0;
+      uint32_t bits[4];
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        bits[j] = (2 * j < channels ? row[2 * j] : 0u) | (2 * j + 1 < channels ? row[2 * j + 1] << 16 : 0u);
+      }
+      ptx::store_shared_16(destination + i * kRowStep * Config::kVRowBytes, bits);
+    }
+  }
+}
+
+// Starts the copies of a block of 64 keys of K and V into a stage. Where they come from is derived anew each time rather than
+// kept: the main loop has no register to spare.
+template <typename Config>
+__device__ __forceinline__ void load(const AttentionParams& p, const Tile& tile, int block, uint32_t stage) {
+  const uint32_t v_tile = stage + Config::kKTileBytes;
+  const int64_t kv_block = tile.kv_block + block;
+  copy_tile<Config::kKTileBytes, Config::kThreads>(stage, p.k_int8 + kv_block * Config::kKTileBytes);
+  if constexpr (Config::kValues == Values::kF8) {
+    copy_tile<Config::kVTileBytes, Config::kThreads>(v_tile, p.v_f8 + kv_block * Config::kVTileBytes);
+    copy_tile<Config::kVScaleBytes, Config::kThreads>(stage + Config::kVScaleOffset,
+                                                      p.v_scale + kv_block * Config::kHeadDim);
+  } else {
+    load_v<Config>(p, tile, block, v_tile);
+  }
+}
+
+}  // namespace sage

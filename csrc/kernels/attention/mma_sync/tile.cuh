@@ -1,0 +1,72 @@
+// Which part of the output a block of threads computes, from which keys.
+#pragma once
+
+#include "kernels/attention/params.h"
+#include "kernels/quant/quant_k_int8.h"
+#include "kernels/sequences.cuh"
+
+namespace sage {
+
+struct Tile {
+  int batch;           // of the tensors: 0 where sequences are packed
+  int head;
+  int kv_head;
+  int first_row;       // of the batch element or sequence
+  int qo_len;
+  int kv_len;
+  int full_keys;       // up to here, by blocks of 64, every row sees every key
+  int visible_keys;    // from here on none sees any
+  int64_t q_token;     // where the sequence starts
+  int64_t kv_token;
+  int64_t lse;         // index of its first row
+  int64_t kv_mean;     // index of its means of K and of V
+  int64_t kv_block;    // index of its first block of 64 keys, quantised
+  const uint8_t* mask_tiles;  // of these rows
+
+  // By a whole warp. qo_len is 0 where there is nothing to do.
+  __device__ __forceinline__ Tile(const AttentionParams& p, int block_m, int index) : q_token(0), kv_token(0) {
+    int sequence;
+    if (p.cu_seqlens_q == nullptr) {
+      const int q_blocks = (p.qo_len + block_m - 1) / block_m;
+      const int batch_head = index / q_blocks;
+      batch = sequence = batch_head / p.q_heads;
+      head = batch_head % p.q_heads;
+      qo_len = p.qo_len;
+      kv_len = p.kv_len;
+      lse = static_cast<int64_t>(batch_head) * p.qo_len;
+      // Last rows first: under a causal mask they have the most keys, and short blocks then fill the tail.
+      first_row = (q_blocks - 1 - index % q_blocks) * block_m;
+    } else {
+      const int slots = static_cast<int>(tile_slots(p.qo_len, p.batch, block_m));
+      const int slot = index % slots;
+      const Sequence queries = find_sequence(p.cu_seqlens_q, p.batch, p.qo_len, block_m, slot);
+      const Sequence keys = sequence_at(p.cu_seqlens_k, p.kv_len, QuantKInt8::kTileN, queries.index);
+      batch = 0;
+      sequence = queries.index;
+      head = index / slots;
+      const int tiles = (queries.length + block_m - 1) / block_m;
+      const int tile = slot - queries.first_slot;
+      qo_len = tile < tiles ? queries.length : 0;
+      first_row = (tiles - 1 - tile) * block_m;
+      kv_len = keys.length;
+      q_token = queries.first_token;
+      kv_token = keys.first_token;
+      lse = static_cast<int64_t>(head) * p.qo_len + queries.first_token;
+      kv_block = keys.first_slot * (QuantKInt8::kTileN / QuantKInt8::kBlockN);
+    }
+    kv_head = head / (p.q_heads / p.kv_heads);
+    kv_mean = static_cast<int64_t>(sequence) * p.kv_heads + kv_head;
+    if (p.cu_seqlens_q == nullptr) {
+      kv_block = kv_mean * QuantKInt8::blocks(p.kv_len);
+    } else {
+      kv_block += kv_head * tile_slots(p.kv_len, p.batch, QuantKInt8::kTileN) * (QuantKInt8::kTileN / QuantKInt8::kBlockN);
+    }
+    full_keys = (p.causal ? min(kv_len, first_row + 1) : kv_len) / QuantKInt8::kBlockN * QuantKInt8::kBlockN;
+    visible_keys = p.causal ? min(kv_len, first_row + block_m) : kv_len;
+    mask_tiles = p.mask.data == nullptr ? nullptr
+                                        : p.mask.tiles + batch * p.mask.tiles_batch_stride + head * p.mask.tiles_head_stride +
+                                              first_row / block_m * p.mask.tiles_row_stride;
+  }
+};
+
+}  // namespace sage

@@ -1,0 +1,10 @@
+// Attention with INT8 QK^T and FP8 PV on mma.sync: what host and device agree on.
+#pragma once
+
+#include "kernels/attention/mma_sync/tiles.h"
+
+namespace sage {
+
+struct Sm89QkInt8PvF8 : MmaSyncTilesF8 {};
+
+}  // namespace sage

@@ -1,0 +1,38 @@
+// e4m3: 8-bit floating point with 3 bits of mantissa, at most 448 (sm_89 on).
+#pragma once
+
+#include <cuda_fp16.h>
+
+#include "kernels/tensor_view.h"
+
+namespace sage::ptx {
+
+// Four numbers, rounded to nearest even; what is larger becomes 448, NaN stays.
+__device__ __forceinline__ uint32_t pack_e4m3x4(float x0, float x1, float x2, float x3) {
+  uint32_t bits;
+  asm("{\n.reg .b16 low, high;\n"
+      "cvt.rn.satfinite.e4m3x2.f32 low, %2, %1;\n"
+      "cvt.rn.satfinite.e4m3x2.f32 high, %4, %3;\n"
+      "mov.b32 %0, {low, high};\n}\n"
+      : "=r"(bits)
+      : "f"(x0), "f"(x1), "f"(x2), "f"(x3));
+  return bits;
+}
+
+__device__ __forceinline__ void unpack_e4m3x4(float (&x)[4], uint32_t bits) {
+  uint32_t low, high;
+  asm("{\n.reg .b16 a, b;\n"
+      "mov.b32 {a, b}, %2;\n"
+      "cvt.rn.f16x2.e4m3x2 %0, a;\n"
+      "cvt.rn.f16x2.e4m3x2 %1, b;\n}\n"
+      : "=r"(low), "=r"(high)
+      : "r"(bits));
+  const float2 a = __half22float2(reinterpret_cast<const __half2&>(low));
+  const float2 b = __half22float2(reinterpret_cast<const __half2&>(high));
+  x[0] = a.x;
+  x[1] = a.y;
+  x[2] = b.x;
+  x[3] = b.y;
+}
+
+}  // namespace sage::ptx

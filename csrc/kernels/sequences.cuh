@@ -1,0 +1,35 @@
+// Finding the sequence that a tile belongs to.
+#pragma once
+
+#include "kernels/sequences.h"
+
+namespace sage {
+
+struct Sequence {
+  int index;
+  int first_token;
+  int length;
+  int first_slot;
+};
+
+__device__ __forceinline__ Sequence sequence_at(const int32_t* cu_seqlens, int tokens, int tile, int index) {
+  // cu_seqlens comes unchecked from the caller: wrong ones shall give wrong results, not wild addresses.
+  const int first = min(max(cu_seqlens[index], 0), tokens);
+  const int end = min(max(cu_seqlens[index + 1], first), tokens);
+  return {index, first, end - first, first / tile + index};
+}
+
+// The sequence in whose slots `slot` is. By a whole warp, which looks at 32 sequences at a time.
+__device__ __forceinline__ Sequence find_sequence(const int32_t* cu_seqlens, int sequences, int tokens, int tile, int slot) {
+  int low = 0, high = sequences;  // the first slot of `low` is at most `slot`, that of `high` is not
+  while (high - low > 1) {
+    const int step = (high - low + 31) / 32;
+    const int probe = low + (static_cast<int>(threadIdx.x) % 32 + 1) * step;
+    const bool reached = probe < high && min(max(cu_seqlens[probe], 0), tokens) / tile + probe <= slot;
+    low += __popc(__ballot_sync(0xffffffffu, reached)) * step;
+    high = min(low + step, high);
+  }
+  return sequence_at(cu_seqlens, tokens, tile, low);
+}
+
+}  // namespace sage

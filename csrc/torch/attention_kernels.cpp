@@ -1,0 +1,68 @@
+#include "torch/attention_kernels.h"
+
+#include <c10/util/Exception.h>
+
+#include <string>
+
+#include "kernels/attention/sm80_qk_int8_pv_f16.h"
+#include "kernels/attention/sm80_qk_int8_pv_f16_accum_f16.h"
+#include "kernels/attention/sm89_qk_int8_pv_f8.h"
+#include "kernels/attention/sm89_qk_int8_pv_f8_accum_f16.h"
+#include "kernels/attention/sm90_qk_int8_pv_f16.h"
+
+namespace sage {
+
+namespace {
+
+template <typename Kernel>
+constexpr AttentionKernel mma_sync(c10::string_view name, int32_t since) {
+  AttentionKernel kernel{};
+  kernel.name = name;
+  kernel.block_m = Kernel::kBlockM;
+  kernel.threads = &Kernel::threads;
+  kernel.shared_bytes = &Kernel::shared_bytes;
+  kernel.largest_head_dim = 256;
+  kernel.since = since;
+  kernel.v_f8 = since >= 89;
+  kernel.v_differs = kernel.masks = kernel.packed = true;
+  return kernel;
+}
+
+constexpr AttentionKernel half_only(AttentionKernel kernel) {
+  kernel.half_only = true;
+  return kernel;
+}
+
+template <typename Kernel>
+constexpr AttentionKernel wgmma(c10::string_view name) {
+  AttentionKernel kernel{};
+  kernel.name = name;
+  kernel.block_m = Kernel::kBlockM;
+  kernel.threads = [](int32_t) { return static_cast<int32_t>(Kernel::kThreads); };
+  kernel.shared_bytes = &Kernel::shared_bytes;
+  kernel.largest_head_dim = 128;
+  kernel.since = 90;
+  kernel.that_alone = kernel.persistent = true;
+  return kernel;
+}
+
+constexpr AttentionKernel kKernels[] = {
+    mma_sync<Sm80QkInt8PvF16>("sm80_qk_int8_pv_f16", 80),
+    half_only(mma_sync<Sm80QkInt8PvF16AccumF16>("sm80_qk_int8_pv_f16_accum_f16", 80)),
+    mma_sync<Sm89QkInt8PvF8>("sm89_qk_int8_pv_f8", 89),
+    mma_sync<Sm89QkInt8PvF8AccumF16>("sm89_qk_int8_pv_f8_accum_f16", 89),
+    wgmma<Sm90QkInt8PvF16>("sm90_qk_int8_pv_f16"),
+};
+
+}  // namespace
+
+const AttentionKernel& attention_kernel(c10::string_view name) {
+  std::string names;
+  for (const AttentionKernel& kernel : kKernels) {
+    if (kernel.name == name) return kernel;
+    names += (names.empty() ? "" : ", ") + std::string(kernel.name);
+  }
+  TORCH_CHECK_VALUE(false, "kernel: expected one of ", names, "; got '", name, "'");
+}
+
+}  // namespace sage
