@@ -70,10 +70,11 @@ def length(name: str, value: Any) -> int:
     """
     if isinstance(value, torch.Tensor) and value.device.type != "cpu":
         raise TypeError(f"{name}: expected an int, got a tensor on {value.device}; reading it would wait for the GPU")
-    try:
-        value = operator.index(value)
-    except TypeError:
-        raise TypeError(f"{name}: expected an int, got {value!r}") from None
+    if not isinstance(value, (int, torch.SymInt)):  # which operator.index would make a constant of compiled graphs
+        try:
+            value = operator.index(value)
+        except TypeError:
+            raise TypeError(f"{name}: expected an int, got {value!r}") from None
     if value < 0:
         raise ValueError(f"{name}: expected 0 or more, got {value}")
     return value  # type: ignore[no-any-return, unused-ignore]

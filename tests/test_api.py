@@ -357,6 +357,23 @@ def test_everything_compiles_fullgraph(dynamic: bool) -> None:
             torch.testing.assert_close(got, expected)
 
 
+def test_other_lengths_need_no_other_graph() -> None:
+    graphs: list[Any] = []
+
+    def keep(graph: Any, _: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    def packed(q: torch.Tensor, cu: torch.Tensor, longest: int) -> Any:
+        return sageattn_varlen(q, q, q, cu, cu, longest, longest)
+
+    torch._dynamo.reset()
+    compiled = torch.compile(packed, fullgraph=True, backend=keep)
+    for tokens in (10, 20, 33, 47):
+        compiled(randn(tokens, 2, 64), torch.tensor([0, tokens], dtype=torch.int32), tokens)
+    assert len(graphs) <= 2  # the first of one length alone, the second of any
+
+
 @pytest.mark.parametrize("layout", ["HND", "NHD"])
 @pytest.mark.parametrize("device", ["meta", "fake cpu"])
 def test_shapes_without_computing(device: str, layout: str) -> None:

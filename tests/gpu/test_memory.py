@@ -27,7 +27,8 @@ def workspace(kernel: str, keys: int, heads: int, sequences: int, head_dim: int)
 
 def peak_above(before: int, *outputs: torch.Tensor) -> int:
     torch.cuda.synchronize()
-    return int(torch.cuda.max_memory_allocated()) - before - sum(x.numel() * x.element_size() for x in outputs)
+    given: int = sum(x.numel() * x.element_size() for x in outputs)
+    return int(torch.cuda.max_memory_allocated()) - before - given
 
 
 def start() -> int:
