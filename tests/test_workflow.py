@@ -35,13 +35,17 @@ TRIGGERS = {
 }
 
 
-def tool(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+def found(name: str) -> str | None:
     """A program of the environment that the tests run in, which the wheel's own environment lies beside."""
     places = [
         sysconfig.get_path("scripts"),
         *(str(Path(p).parents[2] / "bin") for p in sys.path if p.endswith("site-packages")),
     ]
-    program = shutil.which(name, path=os.pathsep.join([*places, os.environ.get("PATH", "")]))
+    return shutil.which(name, path=os.pathsep.join([*places, os.environ.get("PATH", "")]))
+
+
+def tool(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    program = found(name)
     assert program, f"{name} is not installed: it is among the tests' requirements"
     return subprocess.run([program, *arguments], capture_output=True, text=True, check=False, cwd=matrix.ROOT)
 
@@ -60,6 +64,12 @@ def test_fits_githubs_schema(path: Path, schema: str, tmp_path: Path) -> None:
 
 def test_zizmor_finds_nothing() -> None:
     done = tool("zizmor", "--offline", "--pedantic", "--no-progress", str(GITHUB))
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.skipif(found("actionlint") is None, reason="actionlint is not on PyPI: `pixi run test` brings it")
+def test_actionlint_finds_nothing() -> None:
+    done = tool("actionlint", "-no-color", str(WORKFLOW))
     assert done.returncode == 0, done.stdout
 
 
