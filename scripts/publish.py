@@ -80,10 +80,15 @@ class Folder:
         # Apart, then by renaming: whoever reads the channel meanwhile finds the old index or the new one.
         with tempfile.TemporaryDirectory(dir=self.path, prefix=".index-") as name:
             shadow = Path(name)
-            (shadow / "noarch").mkdir()
+            for subdir in {"noarch", *(path.parent.name for path in self.path.glob("*/*"))}:
+                (shadow / subdir).mkdir()
+            for path in self.path.glob("*/*.conda"):
+                try:
+                    (shadow / place(path)).hardlink_to(path)
+                except OSError:
+                    shutil.copyfile(path, shadow / place(path))
             # The old index too: it knows since when each package is there.
-            for path in (*self.path.glob("*/*.conda"), *self.path.glob("*/repodata.json")):
-                (shadow / path.parent.name).mkdir(exist_ok=True)
+            for path in self.path.glob("*/repodata.json"):
                 shutil.copyfile(path, shadow / place(path))
             asyncio.run(index_fs(shadow, write_shards=False))
             for path in shadow.glob("*/repodata*"):
