@@ -82,7 +82,7 @@ def collect(folder: Path, profile: str, platform: str | None = None) -> Collecti
         raise CollectError(f"{folder} is not the whole of profile {profile}{where}, which has {count} builds:\n{said}")
     found = Collection(tuple(groups), ())
     found = Collection(found.groups, tuple(path for path in there if path not in found.files))
-    faults = [*_verified(found), *_kernels_once(found)]
+    faults = [*_verified(found), *kernels_once(found)]
     if faults:
         raise CollectError("faults were found, so nothing of this may be published:\n" + "\n".join(faults))
     return found
@@ -130,7 +130,7 @@ def _repacked(group: Group, build: matrix.Build, path: Path, scratch: Path) -> I
             return
 
 
-def _kernels_once(found: Collection) -> Iterator[str]:
+def kernels_once(found: Collection) -> Iterator[str]:
     """One kernel set a CUDA version, whichever platform it is for."""
     sets: dict[str, set[str]] = {}
     for group in found.groups:

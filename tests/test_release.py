@@ -300,3 +300,38 @@ def test_summary_lists_versions_sizes_hashes_and_times(
     ):
         assert f"| {path.name} | {said} | {path.stat().st_size / 1e6:.2f} | `{artifact.sha256(path.read_bytes())}` |" in page
     assert "| linux-64-cu12.8 |  | 25.0 (31.5) | 20.0 (30.0) |" in page
+
+
+# What only several platforms can do to each other.
+
+
+def a_group(
+    platform: str, *, kernels: str = "cu128_h1_0", operators: str = "torch280_cu128_h2_0", commit: str = "c" * 40
+) -> collect.Group:
+    found = collect.Group(
+        (samples.build(platform=platform),),
+        Path("noarch", f"sageattention-cubins-2.2.0-{kernels}.conda"),
+        Path(platform, f"sageattention-2.2.0-{operators}.conda"),
+        (Path(samples.build(platform=platform).wheel_name),),
+    )
+    found.__dict__["made"] = {"commit": commit}
+    return found
+
+
+def test_platforms_share_their_kernels() -> None:
+    same = collect.Collection((a_group("linux-64"), a_group("win-64", operators="torch280_cu128_h3_0")), ())
+    assert list(collect.kernels_once(same)) == []
+    assert len(same.packages) == 3, "the kernels once"
+    other = collect.Collection((a_group("linux-64"), a_group("win-64", kernels="cu128_h9_0")), ())
+    (fault,) = collect.kernels_once(other)
+    assert "the packages for CUDA 12.8 need 2 kernel sets, expected one" in fault
+
+
+def test_platforms_are_of_one_commit_and_have_names_of_their_own() -> None:
+    apart = a_group("win-64", operators="torch280_cu128_h3_0", commit="d" * 40)
+    with pytest.raises(release.ReleaseError, match=r"built of different sources: \S+_h2_0\.conda of c+, \S+_h3_0\.conda of d+"):
+        release.prepare("v2.2.0", collect.Collection((a_group("linux-64"), apart), ()), URL)
+    with pytest.raises(
+        release.ReleaseError, match=r"two files of one name.*: sageattention-2\.2\.0-torch280_cu128_h2_0\.conda"
+    ):
+        release.prepare("v2.2.0", collect.Collection((a_group("linux-64"), a_group("win-64")), ()), URL)
