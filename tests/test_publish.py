@@ -47,15 +47,27 @@ def _sample_profile(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
 
 
-@pytest.fixture
-def dist(tmp_path: Path) -> Path:
-    """A folder like dist/ that holds the whole profile."""
-    folder = tmp_path / "dist"
-    operators = samples.operators_conda(folder / "conda" / "linux-64")
+def a_dist(folder: Path, **made: str) -> Path:
+    """A folder like dist/ that holds the whole profile; `made` changes _build.json."""
+    content = samples.operators()
+    name = "site-packages/sageattention/_build.json"
+    content[name] = json.dumps({**json.loads(content[name]), **made}).encode()
+    operators = samples.operators_conda(folder / "conda" / "linux-64", content)
     kernels = samples.cubins_conda(folder / "conda" / "noarch")
     for build in BUILDS:
         wheel.emit(operators, kernels, python=build.python, build=build, out_dir=folder / "wheels")
     return folder
+
+
+@pytest.fixture(scope="session")
+def whole_dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return a_dist(tmp_path_factory.mktemp("dist"))
+
+
+@pytest.fixture
+def dist(whole_dist: Path, tmp_path: Path) -> Path:
+    """A folder like dist/ that holds the whole profile, for a test to use up."""
+    return Path(shutil.copytree(whole_dist, tmp_path / "dist"))
 
 
 def files(folder: Path) -> dict[str, str]:

@@ -18,8 +18,9 @@ import release
 import samples
 import summary
 import tag
-import wheel
-from test_publish import BUILDS, PROFILE, chosen
+from test_publish import BUILDS, PROFILE, a_dist, chosen, dist, whole_dist
+
+__all__ = ["dist", "whole_dist"]  # fixtures
 
 URL = "https://example.github.io/ours"
 
@@ -29,23 +30,6 @@ def _sample_profile(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(matrix, "builds", chosen)
     for name in ("INDEX_URL", "CHANNEL_URL", "GITHUB_REPOSITORY", "GITHUB_STEP_SUMMARY"):
         monkeypatch.delenv(name, raising=False)
-
-
-def a_dist(folder: Path, **made: str) -> Path:
-    """A folder like dist/ that holds the whole profile; `made` changes _build.json."""
-    files = samples.operators()
-    name = "site-packages/sageattention/_build.json"
-    files[name] = json.dumps({**json.loads(files[name]), **made}).encode()
-    operators = samples.operators_conda(folder / "conda" / "linux-64", files)
-    kernels = samples.cubins_conda(folder / "conda" / "noarch")
-    for build in BUILDS:
-        wheel.emit(operators, kernels, python=build.python, build=build, out_dir=folder / "wheels")
-    return folder
-
-
-@pytest.fixture
-def dist(tmp_path: Path) -> Path:
-    return a_dist(tmp_path / "dist")
 
 
 # Tags.
