@@ -317,7 +317,9 @@ def report(args: argparse.Namespace, platform: str, seconds: Mapping[str, tuple[
     name = "-".join(["kernels" if args.kernels else platform, *filter(None, given)])
     path = args.output / "reports" / f"{name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"steps": seconds}, indent=1), encoding="utf-8")
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text(json.dumps({"steps": seconds}, indent=1), encoding="utf-8")
+    partial.replace(path)
 
 
 def run(args: argparse.Namespace, console: Console) -> None:
