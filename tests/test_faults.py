@@ -280,15 +280,18 @@ def test_a_lock_lasts_until_what_its_killed_holder_started_has_ended(tmp_path: P
 
 @posix
 @pytest.mark.slow
-def test_killed_builds_and_two_at_once_leave_what_one_leaves(tmp_path: Path) -> None:
-    """`python tests/killing.py` does this fifty times, and in the compilers too."""
+def test_killed_builds_two_at_once_and_killed_publishers_leave_what_one_leaves(tmp_path: Path) -> None:
+    """`python tests/killing.py` kills fifty of each, and compilers too."""
     if not (killing.ROOT / ".git").exists():
         pytest.skip("this checkout cannot be cloned: it has no .git")
-    checkout = killing.run(tmp_path, kills=4, compiling=0, seed=int(time.time()), say=lambda _: None)
-    assert checkout.kills.total() == 4
-    checkout.reset()
-    both = [checkout.start(), checkout.start()]
+    clone = killing.Clone.of_this(tmp_path, seed=int(time.time()))
+    build = killing.builder(clone)
+    killing.kill_packing(build, 3)
+    build.reset()
+    both = [build.start(), build.start()]
     said = [process.communicate()[0] for process in both]
     assert [process.returncode for process in both] == [0, 0], said
     assert sum("waiting for another build in this checkout" in text for text in said) == 1
-    assert killing.listing(checkout.dist) == checkout.good
+    assert killing.listing(build.folder) == build.good
+    killing.kill_publishing(clone, 3)
+    assert clone.kills.total() == 6
