@@ -15,6 +15,7 @@ BLOCK_N = 64  # keys that share scales of K and of V
 SAMPLED_KEYS = 64  # keys from which a mean is estimated
 MAGIC = 12582912.0  # 1.5 * 2**23: the accumulators' start, so that they read as a float
 SMALLEST_MAGNITUDE = 1e-30  # keeps the scale of zeros positive
+SMALLEST_SCALE = 1e-30  # of scores
 LEAST_MASK = -1e30  # what a mask adds below this hides
 
 
@@ -25,14 +26,14 @@ class Precision(NamedTuple):
     threshold: float = 8.0  # growth of a row's maximum, in powers of two, that rescales the output
     log_of_one: float = 0.0  # what P is at that maximum, as a power of two
     largest_v: float | None = None  # V's largest magnitude after its division by a scale for each block and channel
-    sums: torch.dtype = torch.float32  # of the products of `summed` keys
-    summed: int = 64
+    sums: torch.dtype = torch.float32  # what products of `summed` keys are added in
+    summed: int = 16
 
 
 PRECISION = {
     "sm80_qk_int8_pv_f16": Precision(),
     "sm80_qk_int8_pv_f16_accum_f16": Precision(torch.float16, 2.0, -7.0, None, torch.float16, 32),
-    "sm89_qk_int8_pv_f8": Precision(torch.float8_e4m3fn, 4.0, 4.5, 4.5),
+    "sm89_qk_int8_pv_f8": Precision(torch.float8_e4m3fn, 4.0, 4.5, 4.5, summed=32),
     "sm89_qk_int8_pv_f8_accum_f16": Precision(torch.float8_e4m3fn, 4.0, 4.5, 4.5, torch.float16, 32),
     "sm90_qk_int8_pv_f16": Precision(),
 }
@@ -40,9 +41,12 @@ PRECISION = {
 
 def chunk_n(head_dim: int, precision: Precision) -> int:
     """Keys between two looks at the running maximum."""
-    if head_dim <= 64:
-        return 64
-    return 16 if precision.dtype is None else 32
+    return 16 if head_dim > 64 else 64 if precision.largest_v is None else 32
+
+
+def gather_n(head_dim: int, precision: Precision) -> int:
+    """Keys whose probabilities are gathered before they meet V."""
+    return max(chunk_n(head_dim, precision), precision.summed)
 
 
 def sampled_mean(k: torch.Tensor) -> torch.Tensor:
@@ -148,42 +152,42 @@ def attention(
     magnitude = queries.abs().amax(dim=-1, keepdim=True).clamp_min(SMALLEST_MAGNITUDE)
     q_int, q_scale = round_to_int8(queries, magnitude), magnitude / 127.0
     k_int, k_scale = k_int.unsqueeze(2), k_scale[:, :, None, None]
-    bias = torch.zeros(1, 1, 1, 1, 1)
+    bias = None
     if attn_mask is not None:
         bias = mask_log2(attn_mask).expand(q.shape[0], q_heads, qo_len, kv_len).unflatten(1, heads)
 
     base = torch.full_like(q_scale, -math.inf)  # what probabilities are relative to, in log2 units
     row_sum = torch.zeros_like(q_scale)
     out = queries.new_zeros(*queries.shape[:-1], v.shape[-1])
-    chunk = chunk_n(max(q.shape[-1], v.shape[-1]), precision)
-    for start in range(0, kv_len, chunk):
-        keys = slice(start, min(start + chunk, kv_len))
-        scale = q_scale * k_scale[..., keys]
-        scores = MAGIC + q_int @ k_int[..., keys, :].transpose(-1, -2)  # exact: integers below 2**22
-        added = bias if attn_mask is None else bias[..., keys]
-        if is_causal:
-            hidden = torch.arange(keys.start, keys.stop) > torch.arange(qo_len)[:, None]
-            added = torch.where(hidden, -math.inf, added)
-        logits = (scores - MAGIC) * scale + added
-        largest = logits.amax(dim=-1, keepdim=True) - precision.log_of_one
-        grown = largest > base + precision.threshold
-        factor = torch.where(grown, torch.exp2(base - largest), 1.0)
-        base = torch.where(grown, largest, base)
-        finite_base = base.masked_fill(base == -math.inf, 0.0)  # of rows that have seen no key
-        if attn_mask is None:
-            # One fused multiply-add: float64 holds the product exactly, and rounds once.
-            offset = -MAGIC * scale - finite_base + added
+    head_dim = max(q.shape[-1], v.shape[-1])
+    chunk, gather = chunk_n(head_dim, precision), gather_n(head_dim, precision)
+    for first in range(0, kv_len, gather):
+        gathered = queries.new_zeros(*queries.shape[:-1], 0)
+        for start in range(first, min(first + gather, kv_len), chunk):
+            keys = slice(start, min(start + chunk, kv_len))
+            scale = (q_scale * k_scale[..., keys]).clamp_min(SMALLEST_SCALE)
+            scores = MAGIC + q_int @ k_int[..., keys, :].transpose(-1, -2)  # exact: integers below 2**22
+            if bias is not None:
+                scores = scores + bias[..., keys] * scale.reciprocal()
+            if is_causal:
+                hidden = torch.arange(keys.start, keys.stop) > torch.arange(qo_len)[:, None]
+                scores = scores.masked_fill(hidden, -math.inf)
+            largest = ((scores - MAGIC) * scale).amax(dim=-1, keepdim=True) - precision.log_of_one
+            grown = largest > base + precision.threshold
+            factor = torch.where(grown, torch.exp2(base - largest), 1.0)
+            base = torch.where(grown, largest, base)
+            # One fused multiply-add: float64 holds the product exactly, and rounds once. A row that has seen no key has no base.
+            offset = -MAGIC * scale - base.masked_fill(base == -math.inf, 0.0)
             p = torch.exp2((scores.double() * scale.double() + offset.double()).float())
-        else:
-            p = torch.exp2(logits - finite_base)
-        row_sum = row_sum * factor + p.sum(dim=-1, keepdim=True)
-        out = out * factor
-        weights = p.to(precision.dtype or q.dtype).float()
-        for first in range(keys.start, keys.stop, precision.summed):
-            some = slice(first, min(first + precision.summed, keys.stop))
-            product = weigh(weights[..., first - start : some.stop - start], values[..., some, :])
-            block = first // BLOCK_N
-            out = out + product.to(precision.sums).float() * v_scale[..., block : block + 1, :]
+            row_sum = row_sum * factor + p.sum(dim=-1, keepdim=True)
+            out = out * factor
+            gathered = torch.cat([gathered * factor, p], dim=-1).to(precision.dtype or q.dtype).float()
+        step = gather if precision.sums == torch.float32 else precision.summed
+        for some, weights in enumerate(gathered.split(step, dim=-1)):
+            key = first + some * step
+            product = weigh(weights, values[..., key : key + step, :]).to(precision.sums).float()
+            block = key // BLOCK_N
+            out = out + product * v_scale[..., block : block + 1, :]
 
     shift = queries @ mean.unsqueeze(2).transpose(-1, -2)
     empty = row_sum == 0.0

@@ -400,20 +400,12 @@ NUMBER = r"(-?[\d.e-]+)f?"
             [F8.log_of_one, F16_SUMS.log_of_one, F16.log_of_one],
         ),
         ("attention/mma_sync/config.cuh", rf"kMagic = {NUMBER};", [reference.MAGIC]),
-        (
-            "attention/mma_sync/config.cuh",
-            rf"kChunkN = kHeadDim <= 64 \? {NUMBER} : \(kSums == Sums::kFloat \? kStepN : {NUMBER}\);",
-            [reference.chunk_n(64, F16), reference.chunk_n(128, F16_SUMS)],
-        ),
-        (
-            "attention/mma_sync/config.cuh",
-            rf"kStepN = kValues == Values::kF16 \? {NUMBER} : {NUMBER};",
-            [reference.chunk_n(128, F16), reference.chunk_n(128, F8)],
-        ),
-        ("attention/mma_sync/scores.cuh", rf"< {NUMBER} \? -INFINITY", [reference.LEAST_MASK]),
+        ("attention/mma_sync/mask_value.cuh", rf"< {NUMBER} \? -INFINITY", [reference.LEAST_MASK]),
+        ("quant/quant_v_f8.cu", rf"kLargest = {NUMBER};", [F8.largest_v]),
+        ("quant/quant_v_f8.cu", rf"float magnitude = {NUMBER};", [reference.SMALLEST_MAGNITUDE]),
     ],
 )
-def test_constants_are_the_kernels(file: str, pattern: str, values: list[float]) -> None:
+def test_constants_are_the_kernels(file: str, pattern: str, values: list[float | None]) -> None:
     text = (CSRC / "kernels" / file).read_text(encoding="utf-8")
     (found,) = re.finditer(pattern, text)
     assert [float(number) for number in found.groups()] == values
