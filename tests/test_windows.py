@@ -48,9 +48,10 @@ def compile_for_windows(source: Path, *options: str, target: str = "x86_64-w64-w
     return subprocess.run(command, capture_output=True, text=True, check=False).stderr
 
 
+@pytest.mark.parametrize("standard", ["c++17", "c++20"])  # which one depends on PyTorch: csrc/torch/CMakeLists.txt
 @pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.stem)
-def test_host_code_compiles_for_windows(source: Path) -> None:
-    options = []
+def test_host_code_compiles_for_windows(source: Path, standard: str) -> None:
+    options = [f"-std={standard}"]
     if source.parent.name == "torch":
         torch = importlib.util.find_spec("torch")
         if torch is None or torch.origin is None:
