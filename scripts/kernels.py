@@ -13,6 +13,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import alone
 import channel
 import matrix
 import venvs
@@ -70,13 +71,14 @@ def compile_kernels(cuda: str, architectures: list[str]) -> Path:
     configure = ["cmake", "-S", "csrc/kernels", "-B", str(output), "-G", "Ninja", "--log-level=WARNING",
                  f"-DSAGE_NVCC={nvcc}", f"-DSAGE_CUDA_VERSION={cuda}", f"-DSAGE_VERSION={table.packages['sageattention']}",
                  f"-DSAGE_ARCHITECTURES={';'.join(targets)}", f"-DSAGE_PTX={';'.join(build.ptx) if not architectures else ''}"]  # fmt: skip
-    for command in (configure, ["cmake", "--build", str(output)]):
-        try:
-            status = subprocess.run(command, cwd=matrix.ROOT, env=environment, check=False).returncode
-        except FileNotFoundError as error:
-            raise KernelsError(f"{command[0]} is not on PATH: run `python3 scripts/run.py kernels`") from error
-        if status:
-            raise KernelsError(f"the kernels did not compile (exit status {status}): the compiler's own words are above")
+    with alone.alone(output.with_name(f"{output.name}.lock"), "another process that compiles these kernels", _say):
+        for command in (configure, ["cmake", "--build", str(output)]):
+            try:
+                status = subprocess.run(command, cwd=matrix.ROOT, env=environment, check=False).returncode
+            except FileNotFoundError as error:
+                raise KernelsError(f"{command[0]} is not on PATH: run `python3 scripts/run.py kernels`") from error
+            if status:
+                raise KernelsError(f"the kernels did not compile (exit status {status}): the compiler's own words are above")
     return output / "cubins"
 
 
