@@ -148,7 +148,7 @@ def sageattn_qk_int8_pv_fp16_cuda(
     Args:
         q, k, v, tensor_layout, is_causal, sm_scale, smooth_k, return_lse, attn_mask: as in `sageattn`.
         qk_quant_gran: "per_thread" or "per_warp". Every kernel serves both names: its scales are finer than either's.
-        pv_accum_dtype: "fp32", which no model's values overflow; "fp16+fp32" and "fp16" sum 32 keys in float16 where the tensors
+        pv_accum_dtype: "fp32", which no model's values overflow; "fp16+fp32" and "fp16" sum a few keys in float16 where the tensors
             are float16: up to twice as fast on GeForce. Of bfloat16 the sums are float32 whatever is asked.
         smooth_v: of no effect: V is not rounded to 8 bits, and float16 sums do not exceed V's largest value.
 
@@ -224,7 +224,7 @@ def sageattn_qk_int8_pv_fp8_cuda(
     Args:
         q, k, v, tensor_layout, is_causal, sm_scale, smooth_k, return_lse, attn_mask: as in `sageattn`.
         qk_quant_gran: as in `sageattn_qk_int8_pv_fp16_cuda`.
-        pv_accum_dtype: "fp32+fp32", the default, and "fp32": float32 sums. "fp32+fp16": float16 sums of 32 keys
+        pv_accum_dtype: "fp32+fp32", the default, and "fp32": float32 sums. "fp32+fp16": float16 sums of a few keys
             (SageAttention2++), up to twice as fast on GeForce; P and V are scaled so that they do not overflow.
         smooth_v: subtract V's mean over the tokens and add it to the output: more exact where V has large per-channel offsets.
 

@@ -62,7 +62,7 @@ class Row(NamedTuple):
 # fmt: off
 TABLE = (
     Row("sageattn", None, "9.0 alone", "sm90_qk_int8_pv_f16",
-        "wgmma, the fastest here; 16-bit P and V cost no speed and are 3.5 times as exact as FP8"),
+        "wgmma: the fastest kernel here for this GPU, and 3.5 times as exact as FP8"),
     Row("sageattn", None, "8.9 and 12.x", "sm89_qk_int8_pv_f8",
         "FP8 P and V: this GPU multiplies them twice as fast as 16-bit ones with float32 sums"),
     Row("sageattn", None, "8.0 and later", "sm80_qk_int8_pv_f16",
@@ -73,7 +73,7 @@ TABLE = (
     Row("sageattn_qk_int8_pv_fp16_cuda", "fp32", "8.0 and later", "sm80_qk_int8_pv_f16",
         "float32 sums, which no model overflows"),
     Row("sageattn_qk_int8_pv_fp16_cuda", "fp16+fp32", "8.0 and later", "sm80_qk_int8_pv_f16_accum_f16",
-        "asked for: sums of 32 keys in float16, added up in float32; V beyond float16's range overflows"),
+        "asked for: sums of a few keys in float16, added up in float32: up to twice as fast on GeForce"),
     Row("sageattn_qk_int8_pv_fp16_cuda", "fp16", "8.0 and later", "sm80_qk_int8_pv_f16_accum_f16",
         "asked for: served like fp16+fp32, which is as fast and overflows less"),
     Row("sageattn_qk_int8_pv_fp16_cuda", "fp16+fp32", "8.0 and later", "sm80_qk_int8_pv_f16",
@@ -86,7 +86,9 @@ TABLE = (
     Row("sageattn_qk_int8_pv_fp8_cuda", "fp32", "8.9 and later", "sm89_qk_int8_pv_f8",
         "served like fp32+fp32, which is as fast and more exact"),
     Row("sageattn_qk_int8_pv_fp8_cuda", "fp32+fp16", "8.9 and later", "sm89_qk_int8_pv_f8_accum_f16",
-        "asked for: FP8 P and V, sums of 32 keys in float16: up to twice as fast on GeForce"),
+        "asked for: FP8 P and V, sums of a few keys in float16: up to twice as fast on GeForce"),
+    Row("sageattn_qk_int8_pv_fp8_cuda", "fp32+fp16", "8.9 and later", "sm89_qk_int8_pv_f8",
+        "float32 sums instead, no less exact: CUDA compiles the other kernel from 12.8 on"),
 
     Row("sageattn_qk_int8_pv_fp8_cuda_sm90", "fp32+fp32", "8.9 and later", "sm89_qk_int8_pv_f8",
         "FP8 P and V, sums in float32; there is no wgmma kernel for FP8"),

@@ -130,6 +130,12 @@ def test_a_kernel_that_is_not_installed_leads_to_the_next_row() -> None:
     )
 
 
+def test_a_build_of_an_older_cuda_has_float32_sums_instead() -> None:
+    present = frozenset(dispatch.KERNELS) - {F8 + "_accum_f16"}
+    choice = dispatch.choose(dispatch.Request("sageattn_qk_int8_pv_fp8_cuda", "fp32+fp16"), (8, 9), present)
+    assert choice.kernel == F8
+
+
 def test_a_gpu_that_nothing_serves() -> None:
     with pytest.raises(ValueError, match=r"^sageattn cannot be served on compute capability 7\.5: .*no other function can"):
         explain(Q, K, V, architecture="7.5")
