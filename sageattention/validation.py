@@ -34,7 +34,8 @@ def one_of(name: str, value: object, allowed: Sequence[str]) -> None:
         ValueError: it has not.
     """
     if value not in allowed:
-        raise ValueError(f"{name}: expected one of {', '.join(map(repr, allowed))}, got {value!r}")
+        got = "a tensor" if isinstance(value, torch.Tensor) else repr(value)
+        raise ValueError(f"{name}: expected one of {', '.join(map(repr, allowed))}, got {got}")
 
 
 def flags(**values: object) -> None:

@@ -141,6 +141,10 @@ Q, K, V = qkv(2, 4, 10, 64)
 ERRORS: list[tuple[str, dict[str, Any], type[Exception], str]] = [
     ("layout", {"tensor_layout": "BHSD"}, ValueError, "tensor_layout: expected one of 'HND', 'NHD', got 'BHSD'"),
     ("layout None", {"tensor_layout": None}, ValueError, "tensor_layout: expected one of 'HND', 'NHD', got None"),
+    (
+        "a mask for a layout", {"tensor_layout": K}, ValueError,
+        "tensor_layout: expected one of 'HND', 'NHD', got a tensor",
+    ),
     ("q no tensor", {"q": [1.0]}, TypeError, "q: expected a torch.Tensor, got list"),
     ("v no tensor", {"v": None}, TypeError, "v: expected a torch.Tensor, got NoneType"),
     ("q rank", {"q": Q[0]}, ValueError, "q: expected 4 dimensions [batch, heads, tokens, head_dim], got 3: (4, 10, 64)"),
