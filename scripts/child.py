@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import threading
@@ -17,10 +18,11 @@ from pathlib import Path
 import alone
 
 FULL = "No space left on device"
+LITTLE = 64 * 2**20  # bytes; a build takes less
 # Where the lines begin that say why a build failed, the most telling first (pip indents what it passes on), and
 # where they end.
 SIGNS = (
-    r"\s*(FAILED:|CMake Error)",
+    r"\s*(FAILED:|CMake Error|ninja: error:)",
     r"\s*\S+:\d+:(\d+:)? (fatal )?error:",
     r"Traceback \(most recent call last\)",
     r"\s*(error|ERROR)\b(?!: subprocess-exited)",
@@ -35,6 +37,9 @@ class ChildError(RuntimeError):
         self.tail, self.log, self.status = tuple(tail), log, status
         self.disk_full = any(FULL in line for line in tail)
         reason = f"{FULL.lower()}: free some space and run it again" if self.disk_full else f"exit status {status}"
+        # Not every tool notices that what it wrote is not there.
+        if not self.disk_full and (free := shutil.disk_usage(log.parent).free) < LITTLE:
+            reason += f", and only {free / 1e6:.1f} MB are free on this disk: is that the cause?"
         super().__init__(f"{what} failed ({reason}); the whole log is {log}")
 
     def telling(self) -> list[str]:

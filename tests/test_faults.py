@@ -15,6 +15,7 @@ from pathlib import Path
 
 import alone
 import artifact
+import child
 import killing
 import package
 import place
@@ -211,6 +212,19 @@ assert test_faults.builds(disk / "dist") == {{"bbbb"}}
         pytest.skip(f"no small disk may be mounted here: {done.stderr.strip()}")
     assert done.returncode == 0, done.stderr
     assert done.stdout.split("\n")[0] == f"No space left on device {samples.build().wheel_name}"
+
+
+def test_a_failure_on_a_nearly_full_disk_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CMake and others go on when a write fails: their next step then says something else."""
+    command = [sys.executable, "-c", "print('+ cmake\\nninja: error: loading build.ninja'); raise SystemExit(1)"]
+    for free, said in (
+        (700_000, r"exit status 1, and only 0\.7 MB are free on this disk"),
+        (2**40, r"failed \(exit status 1\)"),
+    ):
+        monkeypatch.setattr(shutil, "disk_usage", lambda _, free=free: shutil._ntuple_diskusage(2**40, 0, free))
+        with pytest.raises(child.ChildError, match=said) as caught:
+            child.run("compiling", command, log=tmp_path / "log")
+        assert caught.value.telling() == ["ninja: error: loading build.ninja"]
 
 
 # Parents that are killed.
