@@ -190,6 +190,8 @@ def test_a_failed_child_is_reported_with_its_log(tmp_path: Path) -> None:
          "RuntimeError: at import"),
         (["cc1plus: fatal error: No space left on device"], "pypi", "free some space"),
         (["Request failed after 3 retries", "error: Failed to resolve dependencies"], "conda-forge", "--channel pypi"),
+        (["Retry attempt #2. Sleeping 2.6s before the next attempt", "error: Failed to resolve dependencies"], "conda-forge",
+         "--channel pypi"),
         (["error: Failed to resolve dependencies"], "pypi", "error: Failed to resolve dependencies"),
     ],
 )  # fmt: skip
