@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import inputs
 import matrix
 import plan
 import pytest
@@ -257,6 +258,13 @@ def test_kernels_are_handed_on_to_where_the_build_looks() -> None:
     below = Path(os.path.commonpath(uploaded))
     assert below == Path("dist")
     assert matrix.ROOT / down["path"] / uploaded[0].relative_to(below).parent == build.PACKAGES / "noarch"
+
+
+def test_checkouts_have_the_same_bytes_on_every_runner() -> None:
+    """Else Windows would look for kernels of another digest than those that Linux compiled."""
+    lines = (matrix.ROOT / ".gitattributes").read_text(encoding="utf-8").splitlines()
+    assert "* text=auto eol=lf" in lines
+    assert b"\r" not in b"".join(path.read_bytes() for path in inputs.files(inputs.OPERATORS))
 
 
 def test_plan_tells_the_workflow(tmp_path: Path) -> None:
