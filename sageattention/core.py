@@ -263,7 +263,9 @@ def sageattn_qk_int8_pv_fp8_cuda_sm90(
     attn_mask: torch.Tensor | None = None,
     **unknown: NoReturn,
 ) -> Result:
-    """Attention with INT8 scores and FP8 probabilities and values under the name of SageAttention's Hopper kernel.
+    """What SageAttention computes with INT8 scores and FP8 probabilities and values on Hopper.
+
+    There, 16-bit probabilities and values are as fast here and more exact, and are taken; elsewhere, FP8.
 
     Args:
         q, k, v, tensor_layout, is_causal, sm_scale, smooth_k, return_lse, attn_mask: as in `sageattn`.
@@ -387,9 +389,10 @@ def _kernel(function: str, pv_accum_dtype: str | None, q: torch.Tensor, v: torch
     size = 64 if largest <= 64 else 128 if largest <= 128 else 256
     bfloat16 = q.dtype == torch.bfloat16
     differs = True if head_dim != v_head_dim else False  # noqa: SIM210
+    uneven = True if head_dim % 8 or v_head_dim % 8 else False  # noqa: SIM210
     device = q.device
     return dispatch.kernel_for(  # type: ignore[no-any-return, unused-ignore]
-        function, pv_accum_dtype, bfloat16, size, differs, masked, packed, device.type, device.index
+        function, pv_accum_dtype, bfloat16, size, differs, masked, packed, uneven, device.type, device.index
     )
 
 
@@ -444,6 +447,7 @@ def explain(
         v_differs=q.shape[-1] != v.shape[-1],
         masked=attn_mask is not None,
         packed=packed,
+        uneven=q.shape[-1] % 8 != 0 or v.shape[-1] % 8 != 0,
     )
     if architecture is None:
         return dispatch.choose(request, *dispatch.gpu_of(q.device.type, q.device.index))

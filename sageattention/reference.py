@@ -24,6 +24,9 @@ class Precision(NamedTuple):
 
     dtype: torch.dtype | None = None  # of P and V; None: the caller's
     threshold: float = 8.0  # growth of a row's maximum, in powers of two, that rescales the output
+    half_threshold: float | None = None  # of float16 inputs, where it is another
+    tile: int | None = None  # keys between two looks at the running maximum, where it is the same for every head_dim
+    rounded_sums: bool = False  # the rows' sums are of P as rounded
     log_of_one: float = 0.0  # what P is at that maximum, as a power of two
     largest_v: float | None = None  # V's largest magnitude after its division by a scale for each block and channel
     sums: torch.dtype = torch.float32  # what products of `summed` keys are added in
@@ -35,12 +38,14 @@ PRECISION = {
     "sm80_qk_int8_pv_f16_accum_f16": Precision(torch.float16, 2.0, -7.0, None, torch.float16, 32),
     "sm89_qk_int8_pv_f8": Precision(torch.float8_e4m3fn, 4.0, 4.5, 4.5, summed=32),
     "sm89_qk_int8_pv_f8_accum_f16": Precision(torch.float8_e4m3fn, 4.0, 4.5, 4.5, torch.float16, 32),
-    "sm90_qk_int8_pv_f16": Precision(),
+    "sm90_qk_int8_pv_f16": Precision(threshold=40.0, half_threshold=12.0, tile=64, rounded_sums=True),
 }
 
 
 def chunk_n(head_dim: int, precision: Precision) -> int:
     """Keys between two looks at the running maximum."""
+    if precision.tile is not None:
+        return precision.tile
     return 16 if head_dim > 64 else 64 if precision.largest_v is None else 32
 
 
@@ -58,16 +63,17 @@ def sampled_mean(k: torch.Tensor) -> torch.Tensor:
 
 def round_to_int8(x: torch.Tensor, magnitude: torch.Tensor) -> torch.Tensor:
     """x / magnitude * 127, rounded to nearest even; float32 that holds integers."""
-    return torch.round(x * (127.0 / magnitude))
+    return torch.round(x.double() * (127.0 / magnitude).double()).float()  # one fused multiply-add
 
 
 def quantise_k(k: torch.Tensor, mean: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """K to INT8 with one scale for the 16 keys of a block of 64 that have the same (key % 8) // 2.
 
-    k: [batch, heads, kv_len, head_dim] float32 → integers of that shape, and scales [batch, heads, kv_len].
+    k: [batch, heads, kv_len, head_dim], mean: [batch, heads, 1, head_dim] of the same dtype, in which they are subtracted →
+    integers of k's shape as float32, and scales [batch, heads, kv_len].
     """
     kv_len = k.shape[2]
-    centred = k - mean
+    centred = (k - mean).float()
     padded = torch.nn.functional.pad(centred, (0, 0, 0, -kv_len % BLOCK_N))
     # [batch, heads, block, key // 8, group, key % 2, head_dim]
     magnitude = padded.abs().unflatten(2, (-1, BLOCK_N // 8, 4, 2)).amax(dim=(3, 5, 6), keepdim=True)
@@ -143,8 +149,7 @@ def attention(
     (q_heads, qo_len), (kv_heads, kv_len) = q.shape[1:3], k.shape[1:3]
     heads = (kv_heads, q_heads // kv_heads)  # those that share a key head stand beside each other: [batch, *heads, ...]
     precision = PRECISION[kernel]
-    k = k.float()
-    mean = sampled_mean(k) if smooth_k else torch.zeros_like(k[:, :, :1])
+    mean = sampled_mean(k.float()).to(k.dtype) if smooth_k else torch.zeros_like(k[:, :, :1])
     k_int, k_scale = quantise_k(k, mean)
     values, v_scale, v_mean = (x.unsqueeze(2) for x in quantise_v(v, precision, smooth_v=smooth_v))
 
@@ -160,6 +165,8 @@ def attention(
     row_sum = torch.zeros_like(q_scale)
     out = queries.new_zeros(*queries.shape[:-1], v.shape[-1])
     head_dim = max(q.shape[-1], v.shape[-1])
+    half = q.dtype == torch.float16 and precision.half_threshold is not None
+    threshold = precision.half_threshold if half else precision.threshold
     chunk, gather = chunk_n(head_dim, precision), gather_n(head_dim, precision)
     for first in range(0, kv_len, gather):
         gathered = queries.new_zeros(*queries.shape[:-1], 0)
@@ -173,13 +180,14 @@ def attention(
                 hidden = torch.arange(keys.start, keys.stop) > torch.arange(qo_len)[:, None]
                 scores = scores.masked_fill(hidden, -math.inf)
             largest = ((scores - MAGIC) * scale).amax(dim=-1, keepdim=True) - precision.log_of_one
-            grown = largest > base + precision.threshold
+            grown = largest > base + threshold
             factor = torch.where(grown, torch.exp2(base - largest), 1.0)
             base = torch.where(grown, largest, base)
             # One fused multiply-add: float64 holds the product exactly, and rounds once. A row that has seen no key has no base.
             offset = -MAGIC * scale - base.masked_fill(base == -math.inf, 0.0)
             p = torch.exp2((scores.double() * scale.double() + offset.double()).float())
-            row_sum = row_sum * factor + p.sum(dim=-1, keepdim=True)
+            added = p.to(q.dtype).float() if precision.rounded_sums else p
+            row_sum = row_sum * factor + added.sum(dim=-1, keepdim=True)
             out = out * factor
             gathered = torch.cat([gathered * factor, p], dim=-1).to(precision.dtype or q.dtype).float()
         step = gather if precision.sums == torch.float32 else precision.summed
@@ -189,7 +197,7 @@ def attention(
             block = key // BLOCK_N
             out = out + product * v_scale[..., block : block + 1, :]
 
-    shift = queries @ mean.unsqueeze(2).transpose(-1, -2)
+    shift = queries @ mean.float().unsqueeze(2).transpose(-1, -2)
     empty = row_sum == 0.0
     lse = ((base + torch.log2(row_sum) + shift) * math.log(2.0)).masked_fill(empty, -math.inf)
     out = (out / row_sum + v_mean).masked_fill(empty, 0.0)

@@ -28,7 +28,7 @@ def _choose_anew() -> Iterator[None]:
 def every_ability(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if every kernel could do everything, which leaves the rows of the table."""
     for name, kernel in dispatch.KERNELS.items():
-        able = kernel._replace(largest_head_dim=256, v_head_dim=True, masks=True, packed=True)
+        able = kernel._replace(largest_head_dim=256, uneven=True, v_head_dim=True, masks=True, packed=True)
         monkeypatch.setitem(dispatch.KERNELS, name, able)
 
 
@@ -54,7 +54,8 @@ def test_sageattn(architecture: str, expected: str) -> None:
         ("sageattn_qk_int8_pv_fp8_cuda", None, "8.9", F8),
         ("sageattn_qk_int8_pv_fp8_cuda", "fp32", "12.0", F8),
         ("sageattn_qk_int8_pv_fp8_cuda", "fp32+fp16", "12.1", F8 + "_accum_f16"),
-        ("sageattn_qk_int8_pv_fp8_cuda_sm90", None, "9.0", F8),
+        ("sageattn_qk_int8_pv_fp8_cuda_sm90", None, "9.0", HOPPER),
+        ("sageattn_qk_int8_pv_fp8_cuda_sm90", "fp32", "8.9", F8),
     ],
 )
 def test_other_functions(function: str, accumulators: str | None, architecture: str, expected: str) -> None:
@@ -100,13 +101,14 @@ def test_the_cpu_computes_everything() -> None:
 
 
 def test_each_inability_leads_to_the_next_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    less = dispatch.Kernel("9.0 alone", 0.01, largest_head_dim=128, v_head_dim=False, masks=False, packed=False)
+    less = dispatch.Kernel("9.0 alone", 0.01, True, 128, uneven=False, v_head_dim=False, masks=False, packed=False)
     monkeypatch.setitem(dispatch.KERNELS, HOPPER, less)
     wide = torch.zeros(1, 4, 20, 136, dtype=torch.float16)
     packed = [x[0].transpose(0, 1) for x in (Q, K, V)]
     mask = torch.ones(20, 20, dtype=torch.bool)
     for arguments, options, lack in (
         ((wide, wide, wide), {}, "head_dim up to 128, not 136"),
+        ((Q[..., :60], K[..., :60], V[..., :60]), {}, "head_dims that are multiples of 8"),
         ((Q, K, V[..., :32]), {}, "V's head_dim must be that of Q and K"),
         ((Q, K, V), {"attn_mask": mask}, "no attn_mask"),
         (packed, {}, "no packed sequences"),
@@ -206,7 +208,7 @@ def test_compile_for_a_gpu(monkeypatch: pytest.MonkeyPatch, dynamic: bool) -> No
 
 @pytest.mark.usefixtures("an_ada_gpu")
 def test_a_choice_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    arguments = ("sageattn", None, True, 64, False, False, False, "cuda", 0)
+    arguments = ("sageattn", None, True, 64, False, False, False, False, "cuda", 0)
     assert dispatch.kernel_for(*arguments) == F8
     monkeypatch.setattr(dispatch, "kernel_folder", None)
     assert dispatch.kernel_for(*arguments) == F8

@@ -90,11 +90,11 @@ EXPECTED = {
     ),
     "sm90_qk_int8_pv_f16": Expected(
         lambda _: 1,
-        ("IGMMA.64x{tile_n}x32.S8.S8", "HGMMA.64x{head_dim}x16.F32{bf16}"),
+        ("IGMMA.64x64x32.S8.S8", "HGMMA.64x{head_dim}x16.F32{bf16}"),
         (
             "UBLKCP.S.G",
             "UTMALDG.4D",
-            "LDGSTS.E.BYPASS.128",
+            "STG.E.128",
             "SYNCS.PHASECHK.TRANS64.TRYWAIT",
             "USETMAXREG.DEALLOC",
             "MUFU.EX2",
@@ -312,7 +312,6 @@ def test_the_instructions_are_those_meant(kernel: Kernel) -> None:
     words = {
         "head_dim": kernel.head_dim,
         "row_bits": min(kernel.head_dim, 128),
-        "tile_n": 128 if kernel.head_dim <= 64 else 64,
         "bf16": ".BF16" if kernel.dtype == "bf16" else "",
         "e4m3": "HMMA.16816" if emulated else "QMMA.16832",
         "e4m3_types": "" if emulated else ".E4M3.E4M3",

@@ -388,10 +388,14 @@ NUMBER = r"(-?[\d.e-]+)f?"
     [
         ("quant/quant_k_int8.h", rf"kBlockN = {NUMBER};", [reference.BLOCK_N]),
         ("quant/quant_k_int8.h", rf"kSampledKeys = {NUMBER};", [reference.SAMPLED_KEYS]),
-        ("quant/quant_k_int8.cu", rf"magnitude = {NUMBER};", [reference.SMALLEST_MAGNITUDE]),
+        ("quant/quant_k_int8.cu", rf"magnitude = ptx::max_nan\({NUMBER},", [reference.SMALLEST_MAGNITUDE]),
         ("attention/mma_sync/load.cuh", rf"magnitude = {NUMBER};", [reference.SMALLEST_MAGNITUDE]),
-        ("attention/sm90_qk_int8_pv_f16.cu", rf"magnitude = {NUMBER};", [reference.SMALLEST_MAGNITUDE]),
-        ("attention/sm90_qk_int8_pv_f16.cu", rf"kRescaleThreshold = {NUMBER};", [HOPPER.threshold]),
+        ("attention/wgmma/quantise_q.cuh", rf"magnitude = {NUMBER};", [reference.SMALLEST_MAGNITUDE]),
+        (
+            "attention/wgmma/config.cuh",
+            rf"kHeadroom = cuda::std::is_same_v<Element, __half> \? {NUMBER} : {NUMBER};",
+            [HOPPER.half_threshold, HOPPER.threshold],
+        ),
         (
             "attention/mma_sync/config.cuh",
             rf"kRescaleThreshold = kValues == Values::kF8 \? {NUMBER} : kSums == Sums::kHalf \? {NUMBER} : {NUMBER};",

@@ -19,6 +19,19 @@ struct Pair<__half> {
     const __half2 pair = __floats2half2_rn(low, high);
     return reinterpret_cast<const uint32_t&>(pair);
   }
+  static __device__ __forceinline__ uint32_t add(uint32_t x, uint32_t y) {
+    const __half2 sum = __hadd2(reinterpret_cast<const __half2&>(x), reinterpret_cast<const __half2&>(y));
+    return reinterpret_cast<const uint32_t&>(sum);
+  }
+  static __device__ __forceinline__ uint32_t subtract(uint32_t x, uint32_t y) {
+    const __half2 difference = __hsub2(reinterpret_cast<const __half2&>(x), reinterpret_cast<const __half2&>(y));
+    return reinterpret_cast<const uint32_t&>(difference);
+  }
+  // The larger one of x, which is not negative, and |y|; NaN if either is.
+  static __device__ __forceinline__ uint32_t larger_magnitude(uint32_t x, uint32_t y) {
+    const __half2 larger = __hmax2_nan(reinterpret_cast<const __half2&>(x), __habs2(reinterpret_cast<const __half2&>(y)));
+    return reinterpret_cast<const uint32_t&>(larger);
+  }
 };
 template <>
 struct Pair<__nv_bfloat16> {
@@ -28,6 +41,19 @@ struct Pair<__nv_bfloat16> {
   static __device__ __forceinline__ uint32_t pack(float low, float high) {
     const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
     return reinterpret_cast<const uint32_t&>(pair);
+  }
+  static __device__ __forceinline__ uint32_t add(uint32_t x, uint32_t y) {
+    const __nv_bfloat162 sum = __hadd2(reinterpret_cast<const __nv_bfloat162&>(x), reinterpret_cast<const __nv_bfloat162&>(y));
+    return reinterpret_cast<const uint32_t&>(sum);
+  }
+  static __device__ __forceinline__ uint32_t subtract(uint32_t x, uint32_t y) {
+    const __nv_bfloat162 difference = __hsub2(reinterpret_cast<const __nv_bfloat162&>(x), reinterpret_cast<const __nv_bfloat162&>(y));
+    return reinterpret_cast<const uint32_t&>(difference);
+  }
+  // The larger one of x, which is not negative, and |y|; NaN if either is.
+  static __device__ __forceinline__ uint32_t larger_magnitude(uint32_t x, uint32_t y) {
+    const __nv_bfloat162 larger = __hmax2_nan(reinterpret_cast<const __nv_bfloat162&>(x), __habs2(reinterpret_cast<const __nv_bfloat162&>(y)));
+    return reinterpret_cast<const uint32_t&>(larger);
   }
 };
 
@@ -78,13 +104,12 @@ __device__ __forceinline__ void unpack(float (&x)[N], const uint32_t (&bits)[N /
   }
 }
 
-// x * factor, within [-127, 127], rounded to nearest even, as four signed bytes. Adding 1.5 * 2^23 leaves the rounded
-// integer in the low mantissa bits: cheaper than the conversion instruction, which runs at an eighth of the rate. The
-// product is rounded first (no fused multiply-add), as it is in the reference: ties are common among 16-bit inputs.
+// x * factor, within [-127, 127], rounded to nearest even, as four signed bytes. Adding 1.5 * 2^23 leaves the rounded integer
+// in the low mantissa bits: cheaper than the conversion instruction, which runs at an eighth of the rate.
 __device__ __forceinline__ uint32_t pack_s8x4(const float (&x)[4], float factor) {
   uint32_t bits[4];
 #pragma unroll
-  for (int i = 0; i < 4; ++i) bits[i] = __float_as_uint(__fmul_rn(x[i], factor) + 12582912.0f);
+  for (int i = 0; i < 4; ++i) bits[i] = __float_as_uint(__fmaf_rn(x[i], factor, 12582912.0f));
   return __byte_perm(__byte_perm(bits[0], bits[1], 0x0040), __byte_perm(bits[2], bits[3], 0x0040), 0x5410);
 }
 

@@ -12,4 +12,14 @@ __device__ __forceinline__ int swizzled(int row, int chunk) {
   return row * RowBytes + ((chunk ^ ((row / kRowsPerLine) & kChunkMask)) * 16);
 }
 
+// The same in a tile of Rows rows whose rows are wider than the swizzle's span: it is cut into panels of 128 bytes a row.
+template <int RowBytes, int Rows>
+__device__ __forceinline__ int swizzled_in_panels(int row, int chunk) {
+  if constexpr (RowBytes <= 128) {
+    return swizzled<RowBytes>(row, chunk);
+  } else {
+    return chunk / 8 * (Rows * 128) + swizzled<128>(row, chunk % 8);
+  }
+}
+
 }  // namespace sage

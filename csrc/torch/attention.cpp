@@ -1,5 +1,6 @@
 #include "torch/attention.h"
 
+#include <ATen/ops/clone.h>
 #include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
 
@@ -44,9 +45,15 @@ struct Call {
                     : int64_t{shape.batch} * shape.kv_heads * QuantKInt8::tiles(shape.kv_len);
   }
   int64_t row_tiles() const {
-    const int64_t tiles = packed() ? tile_slots(shape.qo_len, shape.batch, kernel.block_m)
-                                   : int64_t{shape.batch} * ((shape.qo_len + kernel.block_m - 1) / kernel.block_m);
+    const int64_t tiles = packed() ? tile_slots(shape.qo_len, shape.batch, kernel.block_m(head_dim()))
+                                   : int64_t{shape.batch} * ((shape.qo_len + kernel.block_m(head_dim()) - 1) / kernel.block_m(head_dim()));
     return tiles * shape.q_heads;
+  }
+  // Heads of Q whose K and V, in what is read again and again, fill half of a large GPU's L2 cache.
+  int32_t heads_together() const {
+    const int64_t bytes = int64_t{shape.kv_len} * head_dim() * 3;
+    const int64_t kv = std::max<int64_t>(1, (int64_t{24} << 20) / std::max<int64_t>(bytes, 1));
+    return static_cast<int32_t>(std::min<int64_t>(kv * (shape.q_heads / shape.kv_heads), int64_t{shape.batch} * shape.q_heads));
   }
   at::Tensor empty(at::IntArrayRef sizes, at::ScalarType type) const { return at::empty(sizes, q.options().dtype(type)); }
 };
@@ -61,7 +68,7 @@ struct Quantised {
   at::Tensor data, scale, mean;
 };
 
-Quantised quantise_k(const Call& call) {
+Quantised quantise_k(const Call& call, const at::Tensor& next_tile, int32_t first_tile) {
   const int32_t head_dim = call.head_dim();
   Quantised k;
   k.data = call.empty({call.kv_tiles(), QuantKInt8::kTileN, head_dim}, at::kChar);
@@ -74,6 +81,8 @@ Quantised quantise_k(const Call& call) {
   params.k_int8 = data_or_null<int8_t>(k.data);
   params.k_scale = data_or_null<float>(k.scale);
   params.k_mean = data_or_null<float>(k.mean);
+  params.next_tile = data_or_null<int32_t>(next_tile);
+  params.first_tile = first_tile;
   params.kv_heads = call.shape.kv_heads;
   params.kv_len = call.shape.kv_len;
   params.head_dim = call.shape.head_dim;
@@ -168,6 +177,7 @@ AttentionParams attention_params(const Call& call, const at::Tensor& out, const 
   params.k_scale = data_or_null<float>(k.scale);
   params.k_mean = data_or_null<float>(k.mean);
   params.lse = data_or_null<float>(lse);
+  params.heads_together = call.heads_together();
   params.batch = call.shape.batch;
   params.q_heads = call.shape.q_heads;
   params.kv_heads = call.shape.kv_heads;
@@ -195,6 +205,9 @@ void check_kernel(const Call& call) {
                     "; here is ", architecture);
   TORCH_CHECK_TYPE(!kernel.half_only || call.q.scalar_type() == at::kHalf, "q: the kernel ", kernel.name,
                    " takes float16 only, got ", call.q.scalar_type());
+  TORCH_CHECK_VALUE(!kernel.persistent || (call.shape.head_dim % 8 == 0 && call.shape.v_head_dim % 8 == 0),
+                    "q, v: the kernel ", kernel.name, " wants multiples of 8 as head_dim, got ", call.shape.head_dim, " and ",
+                    call.shape.v_head_dim);
   TORCH_CHECK_VALUE(kernel.v_differs || call.shape.v_head_dim == call.shape.head_dim, "v: the kernel ", kernel.name,
                     " wants the head_dim of q, ", call.shape.head_dim, ", got ", call.shape.v_head_dim);
 }
@@ -207,19 +220,29 @@ void run(Call& call, const at::Tensor& out, const at::Tensor& lse, const std::op
   at::Tensor mask_tiles;
   AttentionMask mask{};
   if (attn_mask.has_value()) mask = look_at_mask(call, *attn_mask, mask_tiles);
-  const Quantised k = quantise_k(call);
+  runtime::KernelStore& store = runtime::KernelStore::get();
+  const int32_t head_dim = call.head_dim();
+  at::Tensor next_tile;
+  uint32_t grid = grid_size(call.row_tiles());
+  if (kernel.persistent) {
+    // Rows that do not start on 16 bytes, and repeated ones, the copy engine cannot read.
+    for (at::Tensor* tensor : {&call.q, &call.v}) {
+      if (!copy_engine_reads(*tensor, view(*tensor, call.shape.heads_first))) *tensor = tensor->clone(at::MemoryFormat::Contiguous);
+    }
+    next_tile = call.empty({1}, at::kInt);
+    grid = std::min(grid, static_cast<uint32_t>(store.multiprocessors(call.device())));
+  }
+  const Quantised k = quantise_k(call, next_tile, static_cast<int32_t>(grid));
   const Quantised v = kernel.v_f8 ? quantise_v(call) : Quantised{};
   AttentionParams params = attention_params(call, out, lse, k, v);
   params.mask = mask;
 
-  runtime::KernelStore& store = runtime::KernelStore::get();
-  const int32_t head_dim = call.head_dim();
   const std::string name(kernel.name);
   runtime::Launch launch{instance_name(kernel.name, head_dim, call.q),
                          name.c_str(),
                          call.device(),
                          call.stream,
-                         grid_size(call.row_tiles()),
+                         grid,
                          static_cast<uint32_t>(kernel.threads(head_dim)),
                          static_cast<uint32_t>(kernel.shared_bytes(head_dim)),
                          /*overlaps_previous=*/true};
@@ -229,12 +252,16 @@ void run(Call& call, const at::Tensor& out, const at::Tensor& lse, const std::op
     using Kernel = Sm90QkInt8PvF16;
     Kernel::Params mapped{};
     static_cast<AttentionParams&>(mapped) = params;
-    mapped.v_mapped = copy_engine_reads(call.v, params.v) ? 1 : 0;
-    if (mapped.v_mapped) {
-      mapped.v_map = runtime::encode_tensor_map(call.device(), params.v, params.batch, params.kv_heads, params.kv_len,
-                                                params.v_head_dim, Kernel::tile_n(head_dim));
+    mapped.tiles = static_cast<int32_t>(call.row_tiles());
+    mapped.next_tile = data_or_null<int32_t>(next_tile);
+    // Packed sequences are one batch element of all tokens.
+    const int32_t batch = call.packed() ? 1 : params.batch;
+    if (Kernel::prefetches_q(head_dim)) {
+      mapped.q_map = runtime::encode_tensor_map(call.device(), params.q, batch, params.q_heads, params.qo_len, params.head_dim,
+                                                {head_dim, Kernel::block_m(head_dim), /*swizzled=*/false});
     }
-    launch.grid = std::min(launch.grid, static_cast<uint32_t>(store.multiprocessors(call.device())));
+    mapped.v_map = runtime::encode_tensor_map(call.device(), params.v, batch, params.kv_heads, params.kv_len, params.v_head_dim,
+                                              {64, Kernel::kTileN, /*swizzled=*/true});
     store.launch(launch, &mapped);
   }
 }

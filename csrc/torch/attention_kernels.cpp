@@ -18,7 +18,7 @@ template <typename Kernel>
 constexpr AttentionKernel mma_sync(c10::string_view name, int32_t since) {
   AttentionKernel kernel{};
   kernel.name = name;
-  kernel.block_m = Kernel::kBlockM;
+  kernel.block_m = [](int32_t) { return static_cast<int32_t>(Kernel::kBlockM); };
   kernel.threads = &Kernel::threads;
   kernel.shared_bytes = &Kernel::shared_bytes;
   kernel.largest_head_dim = 256;
@@ -37,12 +37,12 @@ template <typename Kernel>
 constexpr AttentionKernel wgmma(c10::string_view name) {
   AttentionKernel kernel{};
   kernel.name = name;
-  kernel.block_m = Kernel::kBlockM;
-  kernel.threads = [](int32_t) { return static_cast<int32_t>(Kernel::kThreads); };
+  kernel.block_m = &Kernel::block_m;
+  kernel.threads = &Kernel::threads;
   kernel.shared_bytes = &Kernel::shared_bytes;
-  kernel.largest_head_dim = 128;
+  kernel.largest_head_dim = 256;
   kernel.since = 90;
-  kernel.that_alone = kernel.persistent = true;
+  kernel.that_alone = kernel.v_differs = kernel.packed = kernel.persistent = true;
   return kernel;
 }
 

@@ -10,7 +10,7 @@ namespace sage {
 
 struct AttentionKernel {
   c10::string_view name;  // as kernels/attention/ spells it
-  int32_t block_m;        // rows of the output of a tile
+  int32_t (*block_m)(int32_t head_dim);  // rows of the output of a tile
   int32_t (*threads)(int32_t head_dim);
   int32_t (*shared_bytes)(int32_t head_dim);
   int32_t largest_head_dim;

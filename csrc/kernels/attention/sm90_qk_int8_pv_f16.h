@@ -7,26 +7,29 @@
 namespace sage {
 
 struct Sm90QkInt8PvF16 {
-  // Warpgroups that compute, 64 rows each; one more loads. Three hide each other's latencies much better than two, and
-  // tiles of 64 keys make room for the third one's registers at head_dim 128: measured in bench/notes.md.
-  static constexpr int kConsumers = 3;
-  static constexpr int kThreads = 128 * (1 + kConsumers);
-  static constexpr int kBlockM = 64 * kConsumers;
-  static constexpr int tile_n(int head_dim) { return head_dim <= 64 ? 128 : 64; }
-  static constexpr int stages(int head_dim) { return head_dim <= 64 ? 4 : 6; }  // of K and of V
+  // Warpgroups that compute, 64 rows each; one more loads. Three hide each other's latencies better than two
+  // (bench/notes.md), but at head_dim 256 there are registers for two.
+  static constexpr int consumers(int head_dim) { return head_dim <= 128 ? 3 : 2; }
+  static constexpr int threads(int head_dim) { return 128 * (1 + consumers(head_dim)); }
+  static constexpr int block_m(int head_dim) { return 64 * consumers(head_dim); }
+  static constexpr int kTileN = QuantKInt8::kBlockN;
+  static constexpr int stages(int head_dim) { return head_dim <= 64 ? 8 : head_dim <= 128 ? 6 : 3; }
+  // The copy engine fetches the next tile's Q early where shared memory has room for it.
+  static constexpr bool prefetches_q(int head_dim) { return head_dim <= 128; }
 
-  // Q and the tiles of K and V, the K tiles' scales, what a row carries, barriers; and slack to start on 1024 bytes.
-  static constexpr int scale_bytes(int head_dim) {
-    return tile_n(head_dim) / QuantKInt8::kBlockN * QuantKInt8::kScales * 4;
-  }
+  static constexpr int kScaleBytes = QuantKInt8::kScales * 4;
+  static constexpr int kTileBytes = 128;  // of the description of a tile of the output
+  // Q in INT8 and as the caller's, three numbers a row, stages, two tiles' descriptions, barriers; slack to start on 1024.
   static constexpr int shared_bytes(int head_dim) {
-    return 1024 + kBlockM * head_dim + stages(head_dim) * (tile_n(head_dim) * head_dim * 3 + scale_bytes(head_dim)) +
-           kBlockM * 8 + 4 * stages(head_dim) * 8;
+    return 1024 + block_m(head_dim) * (head_dim * (prefetches_q(head_dim) ? 3 : 1) + 3 * 4) +
+           stages(head_dim) * (kTileN * head_dim * 3 + kScaleBytes + 2 * 8) + 2 * kTileBytes + 3 * 8;
   }
 
   struct Params : AttentionParams {
-    TensorMap v_map;   // of V, in boxes of 64 channels x tile_n keys; if v_mapped
-    int32_t v_mapped;  // the copy engine can read V; else the kernel's threads copy it
+    TensorMap q_map;     // boxes of head_dim channels x block_m tokens; where Q is prefetched
+    TensorMap v_map;     // boxes of 64 channels x 64 tokens, swizzled
+    int32_t* next_tile;  // which tile of the output is computed next, once each block of threads has one; QuantKInt8 starts it
+    int32_t tiles;       // of the output
   };
 };
 

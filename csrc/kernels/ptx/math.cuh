@@ -24,4 +24,11 @@ __device__ __forceinline__ float max_nan(float x, float y) {
   return z;
 }
 
+// The smaller one; NaN if either is.
+__device__ __forceinline__ float min_nan(float x, float y) {
+  float z;
+  asm("min.NaN.f32 %0, %1, %2;\n" : "=f"(z) : "f"(x), "f"(y));
+  return z;
+}
+
 }  // namespace sage::ptx

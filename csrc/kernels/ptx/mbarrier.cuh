@@ -33,6 +33,25 @@ __device__ __forceinline__ void mbarrier_wait(uint32_t barrier, uint32_t parity)
       : "memory");
 }
 
+// Whether the phase of this parity has completed: to ask early, and to wait only if it had not.
+__device__ __forceinline__ uint32_t mbarrier_test(uint32_t barrier, uint32_t parity) {
+  uint32_t done;
+  asm volatile(
+      "{\n.reg .pred done;\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 done, [%1], %2;\n"
+      "selp.b32 %0, 1, 0, done;\n}\n" : "=r"(done) : "r"(barrier), "r"(parity) : "memory");
+  return done;
+}
+__device__ __forceinline__ void mbarrier_wait_unless(uint32_t done, uint32_t barrier, uint32_t parity) {
+  asm volatile(
+      "{\n.reg .pred done;\nsetp.ne.b32 done, %2, 0;\n"
+      "@done bra DONE;\n"
+      "WAIT:\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      "@done bra DONE;\nbra WAIT;\nDONE:\n}\n" ::"r"(barrier),
+      "r"(parity), "r"(done)
+      : "memory");
+}
+
 // Copies contiguous bytes (a multiple of 16, from and to multiples of 16) to shared memory; they count on `barrier`.
 __device__ __forceinline__ void bulk_copy(uint32_t shared_destination, const void* source, int bytes, uint32_t barrier) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];\n" ::"r"(

@@ -21,11 +21,12 @@ struct Config : QuantKInt8 {
   static_assert(kThreads / 2 / kThreadsPerKey == 8 && kWarps == 2 * kGroups);
 };
 
-extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kHeadDim <= 128 ? 2 : 1)
+extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kHeadDim <= 128 ? 3 : 1)
     quant_k_int8(const __grid_constant__ Config::Params p) {
   using Element = Config::Element;
   constexpr int kChannels = Config::kChannels;
   ptx::grid_dependency_launch();
+  if (p.next_tile != nullptr && blockIdx.x == 0 && threadIdx.x == 0) *p.next_tile = p.first_tile;
 
   const KvTile tile(p.cu_seqlens, p.sequences, p.kv_heads, p.kv_len, Config::kTileN);
   if (tile.first_key >= tile.length) return;
@@ -34,39 +35,41 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kHeadDim 
   const int first_key = tile.first_key + block * Config::kBlockN + row;
   const int channel = threadIdx.x % Config::kThreadsPerKey * kChannels;
 
-  uint32_t bits[Config::kPasses][kChannels / 2];
+  uint32_t keys[Config::kPasses][kChannels / 2];
 #pragma unroll
   for (int pass = 0; pass < Config::kPasses; ++pass) {
     const int key = min(first_key + pass * 8, tile.length - 1);
-    load_channels<kChannels>(bits[pass], row_pointer<Element>(p.k, tile.batch, tile.head, tile.first_token + key), channel,
+    load_channels<kChannels>(keys[pass], row_pointer<Element>(p.k, tile.batch, tile.head, tile.first_token + key), channel,
                              p.head_dim, p.k.aligned16);
   }
 
-  float shift[kChannels] = {};
+  // Of the estimate any rounding will do, and of the difference that to Element: it is finer than 8 bits.
+  uint32_t shift[kChannels / 2] = {};
   if (p.k_mean != nullptr) {
     __shared__ float mean[Config::kHeadDim];
     sampled_mean<Config::kSampledKeys, Element, Config::kHeadDim, Config::kThreads>(p.k, tile, p.head_dim, mean);
 #pragma unroll
-    for (int i = 0; i < kChannels; ++i) shift[i] = mean[channel + i];
-    if (tile.first_key == 0 && threadIdx.x < Config::kHeadDim) {
-      p.k_mean[tile.mean * Config::kHeadDim + threadIdx.x] = mean[threadIdx.x];
+    for (int i = 0; i < kChannels / 2; ++i) shift[i] = Pair<Element>::pack(mean[channel + 2 * i], mean[channel + 2 * i + 1]);
+    if (tile.first_key == 0 && threadIdx.x < Config::kThreadsPerKey) {
+      float rounded[kChannels];
+      unpack<Element>(rounded, shift);
+#pragma unroll
+      for (int i = 0; i < kChannels; ++i) p.k_mean[tile.mean * Config::kHeadDim + channel + i] = rounded[i];
     }
   }
-  // Twice, rather than hold them in float32.
-  const auto smoothed = [&](int pass, float (&keys)[kChannels]) {
-    unpack<Element>(keys, bits[pass]);
-#pragma unroll
-    for (int i = 0; i < kChannels; ++i) keys[i] = first_key + pass * 8 < tile.length ? keys[i] - shift[i] : 0.0f;
-  };
-
-  float magnitude = 1e-30f;  // keeps the scale of an all-zero group positive
+  uint32_t largest = 0;
 #pragma unroll
   for (int pass = 0; pass < Config::kPasses; ++pass) {
-    float keys[kChannels];
-    smoothed(pass, keys);
 #pragma unroll
-    for (int i = 0; i < kChannels; ++i) magnitude = ptx::max_nan(magnitude, fabsf(keys[i]));
+    for (int i = 0; i < kChannels / 2; ++i) {
+      const uint32_t difference = Pair<Element>::subtract(keys[pass][i], shift[i]);
+      keys[pass][i] = first_key + pass * 8 < tile.length ? difference : 0u;
+      largest = Pair<Element>::larger_magnitude(largest, keys[pass][i]);
+    }
   }
+  const float2 largest_pair = Pair<Element>::unpack(largest);
+  // Positive, so that the scale of zeros is.
+  float magnitude = ptx::max_nan(1e-30f, ptx::max_nan(largest_pair.x, largest_pair.y));
 #pragma unroll
   for (int lane = 16; lane > 0; lane /= 2) {
     magnitude = ptx::max_nan(magnitude, __shfl_xor_sync(0xffffffffu, magnitude, lane));
@@ -78,13 +81,13 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kHeadDim 
   int largest_square = 0;
 #pragma unroll
   for (int pass = 0; pass < Config::kPasses; ++pass) {
-    int8_t* destination = out + swizzled<Config::kHeadDim>(pass * 8 + row, channel / 16) + channel % 16;
-    float keys[kChannels];
-    smoothed(pass, keys);
+    int8_t* destination = out + swizzled_in_panels<Config::kHeadDim, Config::kBlockN>(pass * 8 + row, channel / 16) + channel % 16;
+    float x[kChannels];
+    unpack<Element>(x, keys[pass]);
     int square = 0;
 #pragma unroll
     for (int i = 0; i < kChannels; i += 4) {
-      const uint32_t packed = pack_s8x4({keys[i], keys[i + 1], keys[i + 2], keys[i + 3]}, inverse);
+      const uint32_t packed = pack_s8x4({x[i], x[i + 1], x[i + 2], x[i + 3]}, inverse);
       square = __dp4a(static_cast<int>(packed), static_cast<int>(packed), square);
       *reinterpret_cast<uint32_t*>(destination + i) = packed;
     }

@@ -28,6 +28,8 @@ struct QuantKInt8 {
     int8_t* k_int8;
     float* k_scale;   // [batch, kv_heads, blocks, 2, 4]: scales and bounds
     float* k_mean;    // [batch or sequences, kv_heads, kHeadDim], written; null: K is not smoothed
+    int32_t* next_tile;  // the attention kernel's counter, set to `first_tile`; null: it has none
+    int32_t first_tile;
     int32_t kv_heads;
     int32_t kv_len;
     int32_t head_dim;

@@ -36,7 +36,7 @@ struct MmaSyncConfig : Kernel {
   static constexpr int kOTiles = kHeadDim / 8;
 
   // A stage: K [64 keys][head_dim], then V [64 keys][head_dim] or, in 8 bits, transposed [head_dim][64 keys], and its scales.
-  static constexpr int kKRowBytes = kHeadDim;
+  static constexpr int kKRowBytes = kHeadDim < 128 ? kHeadDim : 128;  // of a panel
   static constexpr int kVRowBytes = kValues == Values::kF16 ? kHeadDim * 2 : Kernel::kBlockN;
   static constexpr int kKTileBytes = Kernel::kBlockN * kHeadDim;
   static constexpr int kVTileBytes = Kernel::kBlockN * kHeadDim * (kValues == Values::kF16 ? 2 : 1);

@@ -45,7 +45,7 @@ __device__ __forceinline__ void compute_scores(const uint32_t (&q)[Config::kMTil
 #pragma unroll
     for (int pair = 0; pair < Config::kNTiles / 2; ++pair) {
       uint32_t k[4];
-      ptx::ldmatrix_x4(k, (k_lane + pair * 16 * Config::kKRowBytes) ^ (step * 32));
+      ptx::ldmatrix_x4(k, ((k_lane + pair * 16 * Config::kKRowBytes) ^ (step % 4 * 32)) + step / 4 * (Config::kBlockN * 128));
 #pragma unroll
       for (int m = 0; m < Config::kMTiles; ++m) {
 #pragma unroll

@@ -27,15 +27,19 @@ struct Tile {
   __device__ __forceinline__ Tile(const AttentionParams& p, int block_m, int index) : q_token(0), kv_token(0) {
     int sequence;
     if (p.cu_seqlens_q == nullptr) {
+      // Tiles are numbered through the heads whose K and V stay in the L2 cache together, then the blocks of rows, last rows
+      // first, then the next such heads. Under a causal mask the last rows see most keys: short tiles then fill the tail.
       const int q_blocks = (p.qo_len + block_m - 1) / block_m;
-      const int batch_head = index / q_blocks;
+      const int first_head = index / (p.heads_together * q_blocks) * p.heads_together;
+      const int in_section = index - first_head * q_blocks;
+      const int heads = min(p.heads_together, p.batch * p.q_heads - first_head);
+      const int batch_head = first_head + in_section % heads;
+      first_row = (q_blocks - 1 - in_section / heads) * block_m;
       batch = sequence = batch_head / p.q_heads;
       head = batch_head % p.q_heads;
       qo_len = p.qo_len;
       kv_len = p.kv_len;
       lse = static_cast<int64_t>(batch_head) * p.qo_len;
-      // Last rows first: under a causal mask they have the most keys, and short blocks then fill the tail.
-      first_row = (q_blocks - 1 - index % q_blocks) * block_m;
     } else {
       const int slots = static_cast<int>(tile_slots(p.qo_len, p.batch, block_m));
       const int slot = index % slots;

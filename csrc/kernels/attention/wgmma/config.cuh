@@ -1,0 +1,94 @@
+// What Hopper's attention kernel is compiled for, and where things lie in shared memory.
+#pragma once
+
+#include <cuda/std/type_traits>
+
+#include "kernels/attention/sm90_qk_int8_pv_f16.h"
+#include "kernels/attention/mma_sync/tile.cuh"
+
+namespace sage {
+
+struct Config : Sm90QkInt8PvF16 {
+  using Element = SAGE_DTYPE;
+  static constexpr int kHeadDim = SAGE_HEAD_DIM;
+  static constexpr int kConsumers = consumers(kHeadDim);
+  static constexpr int kThreads = threads(kHeadDim);
+  static constexpr int kBlockM = block_m(kHeadDim);
+  static constexpr int kStages = stages(kHeadDim);
+  static constexpr bool kPrefetchQ = prefetches_q(kHeadDim);
+  static constexpr int kKRowBytes = kHeadDim < 128 ? kHeadDim : 128;  // of a panel of Q or K
+  static constexpr int kKTileBytes = kTileN * kHeadDim;
+  static constexpr int kVTileBytes = kTileN * kHeadDim * 2;
+  // V's rows are cut into panels of 64 channels, the span of the hardware's swizzle.
+  static constexpr int kVPanelBytes = kTileN * 128;
+  static constexpr int kVPanels = kHeadDim / 64;
+  static constexpr int kQkSteps = kHeadDim / 32;
+  static constexpr int kPvSteps = kTileN / 16;
+  static constexpr int kConsumerWarps = 4 * kConsumers;
+  static constexpr int kProducerRegisters = kConsumers == 3 ? 32 : 40;
+  static constexpr int kConsumerRegisters = kConsumers == 3 ? 160 : 232;
+  static_assert(128 * (kProducerRegisters + kConsumers * kConsumerRegisters) <= 65536);
+
+  // Probabilities are relative to a reference that a row's maximum may exceed by this many powers of two; beyond, the reference
+  // rises and the output is rescaled. The final division makes it exact. Element must hold sums of eight such probabilities.
+  static constexpr float kHeadroom = cuda::std::is_same_v<Element, __half> ? 12.0f : 40.0f;
+};
+
+// Offsets in shared memory.
+struct Shared {
+  static constexpr int kRowBytes = Config::kBlockM * 4;
+  static constexpr int kQInt8 = 0;
+  static constexpr int kQ = kQInt8 + Config::kBlockM * Config::kHeadDim;
+  static constexpr int kQBytes = Config::kPrefetchQ ? Config::kBlockM * Config::kHeadDim * 2 : 0;
+  static constexpr int kK = kQ + kQBytes;
+  static constexpr int kV = kK + Config::kStages * Config::kKTileBytes;
+  static constexpr int kKScale = kV + Config::kStages * Config::kVTileBytes;
+  static constexpr int kQScale = kKScale + Config::kStages * Config::kScaleBytes;
+  static constexpr int kQBound = kQScale + kRowBytes;  // no score of the row exceeds this times its key's bound
+  static constexpr int kQShift = kQBound + kRowBytes;  // what smoothing K took off the row's scores
+  static constexpr int kTile = kQShift + kRowBytes;
+  static constexpr int kFull = kTile + 2 * Config::kTileBytes;
+  static constexpr int kEmpty = kFull + Config::kStages * 8;
+  static constexpr int kQFull = kEmpty + Config::kStages * 8;
+  static constexpr int kQEmpty = kQFull + 8;
+  static constexpr int kLastV = kQEmpty + 8;
+  static constexpr int kTotal = kLastV + 8;
+  static_assert(kTotal + 1024 == Config::shared_bytes(Config::kHeadDim));
+  static_assert(kQ % 1024 == 0 && kK % 1024 == 0 && kV % 1024 == 0 && Config::kKTileBytes % 1024 == 0);
+};
+
+// Shared memory as pointer and as the address that instructions take.
+struct Memory {
+  uint8_t* pointer;
+  uint32_t address;
+
+  template <typename T>
+  __device__ __forceinline__ T* at(int offset) const {
+    return reinterpret_cast<T*>(pointer + offset);
+  }
+};
+
+// A tile of the output as the warps that compute are told of it; none is left where `qo_len` is 0.
+struct Work : Tile {
+  using Tile::Tile;
+  // Tiles of keys that some row sees; one, hidden as a whole, where there is none.
+  __device__ __forceinline__ int key_tiles() const {
+    return max(1, (visible_keys + Config::kTileN - 1) / Config::kTileN);
+  }
+};
+static_assert(sizeof(Work) <= Config::kTileBytes);
+
+// Position in the ring of stages. A stage holds a tile of K and the tile of V before it: what one step multiplies. So a tile
+// of the output takes a stage more than it sees tiles of keys. The phase's parity changes with every round.
+struct Ring {
+  int stage = 0;
+  uint32_t parity = 0;
+  __device__ __forceinline__ void next() {
+    if (++stage == Config::kStages) {
+      stage = 0;
+      parity ^= 1;
+    }
+  }
+};
+
+}  // namespace sage

@@ -1,0 +1,124 @@
+// Hopper's attention kernel: from a tile's scores to its probabilities.
+#pragma once
+
+#include "kernels/attention/wgmma/config.cuh"
+#include "kernels/element.cuh"
+#include "kernels/ptx/math.cuh"
+
+namespace sage {
+
+using Scores = int32_t[Config::kTileN / 2];
+using Probabilities = uint32_t[Config::kPvSteps][4];  // wgmma A fragments
+using Output = float[Config::kHeadDim / 2];
+
+// A score that a mask hides: below any that is computed.
+constexpr int32_t kHidden = -(1 << 30);
+
+// What a lane keeps of its two rows (lane / 4 and lane / 4 + 8 of the warp's 16) from tile to tile.
+struct Rows {
+  float q_scale[2];
+  float reference[2];  // in log2 units; the maximum may exceed it by kHeadroom
+  float sum[2];        // this lane's columns only
+  float k_limit;       // keys whose bound is at most this cannot exceed either reference by more
+};
+
+// -infinity, as it were, for keys past the last and, if causal, past the row.
+__device__ __forceinline__ void mask_scores(bool causal, int kv_len, int first_key, int first_row, Scores& scores) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int i = 0; i < Config::kTileN / 2; ++i) {
+    const int key = first_key + i / 4 * 8 + lane % 4 * 2 + i % 2;
+    if (key >= kv_len || (causal && key > first_row + i / 2 % 2 * 8 + lane / 4)) scores[i] = kHidden;
+  }
+}
+
+// Raises the references that a tile's scores exceed by more than the headroom, and rescales what was added up under the old.
+// `before_rescale` is called before the output is touched.
+template <typename BeforeRescale>
+__device__ __forceinline__ void raise_references(const Scores& scores, float k_scale, const float* q_bound, Rows& rows,
+                                                 Output& out, const BeforeRescale& before_rescale) {
+  float largest[2];
+  bool exceeded = false;
+#pragma unroll
+  for (int row = 0; row < 2; ++row) {
+    int32_t score = kHidden;
+#pragma unroll
+    for (int i = row * 2; i < Config::kTileN / 2; i += 4) score = max(score, max(scores[i], scores[i + 1]));
+    largest[row] = score == kHidden ? -INFINITY : static_cast<float>(score) * (rows.q_scale[row] * k_scale);
+    exceeded |= largest[row] > rows.reference[row] + Config::kHeadroom;
+  }
+  if (!__any_sync(0xffffffffu, exceeded)) return;
+  before_rescale();
+  rows.k_limit = INFINITY;
+#pragma unroll
+  for (int row = 0; row < 2; ++row) {
+    largest[row] = fmaxf(largest[row], __shfl_xor_sync(0xffffffffu, largest[row], 1));
+    largest[row] = fmaxf(largest[row], __shfl_xor_sync(0xffffffffu, largest[row], 2));
+    const bool grown = largest[row] > rows.reference[row] + Config::kHeadroom;
+    const float factor = grown ? ptx::ex2(rows.reference[row] - largest[row]) : 1.0f;
+    if (grown) rows.reference[row] = largest[row];
+    // Not a number where the bound is none, which keeps the comparison with it false.
+    rows.k_limit = ptx::min_nan(rows.k_limit, (rows.reference[row] + Config::kHeadroom) / q_bound[row * 8]);
+    rows.sum[row] *= factor;
+#pragma unroll
+    for (int i = row * 2; i < Config::kHeadDim / 2; i += 4) {
+      out[i] *= factor;
+      out[i + 1] *= factor;
+    }
+  }
+}
+
+// Unnormalised probabilities of a tile's scores.
+//
+// Left to itself the compiler computes all exponents before the first exponential, and the warp then waits eight clocks for each.
+// So each chunk's scale is made to depend on the result of the chunk two before it, which lets one fill the other's waits.
+template <bool Masked>
+__device__ __forceinline__ void exponentiate(const Scores& scores, float k_scale, const Rows& rows,
+                                             Probabilities& probabilities) {
+  constexpr int kChunk = 8;  // scores, of both rows: 16 keys
+  constexpr int kChunks = Config::kPvSteps;
+  float scale[kChunks + 2][2];
+#pragma unroll
+  for (int row = 0; row < 2; ++row) scale[0][row] = scale[1][row] = rows.q_scale[row] * k_scale;
+#pragma unroll
+  for (int chunk = 0; chunk < kChunks; ++chunk) {
+    float probability[kChunk];
+#pragma unroll
+    for (int i = 0; i < kChunk; ++i) {
+      const int row = i / 2 % 2;
+      const int32_t score = scores[chunk * kChunk + i];
+      float exponent = static_cast<float>(score) * scale[chunk][row] - rows.reference[row];
+      if (Masked && score == kHidden) exponent = -INFINITY;
+      probability[i] = ptx::ex2(exponent);
+    }
+    // Two groups of 8 columns are a 16-key step: registers row, row + 8 of the first, then of the second.
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      probabilities[chunk][i] = Pair<Config::Element>::pack(probability[2 * i], probability[2 * i + 1]);
+    }
+#pragma unroll
+    for (int row = 0; row < 2; ++row) {
+      scale[chunk + 2][row] = scale[chunk][row];
+#pragma unroll
+      for (int i = row; i < 4; i += 2) {
+        scale[chunk + 2][row] = __fmaf_rn(__uint_as_float(probabilities[chunk][i]), 0.0f, scale[chunk + 2][row]);
+      }
+    }
+  }
+}
+
+// Adds up the probabilities, as rounded: pairs in Element first, which halves the instructions. A tree of eight loses less
+// than rounding the probabilities did.
+__device__ __forceinline__ void add_to_sums(const Probabilities& probabilities, Rows& rows) {
+  using P = Pair<Config::Element>;
+#pragma unroll
+  for (int row = 0; row < 2; ++row) {
+    uint32_t sums[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) sums[i] = P::add(probabilities[i][row], probabilities[i][row + 2]);
+    const float2 pair = P::unpack(P::add(P::add(sums[0], sums[1]), P::add(sums[2], sums[3])));
+    rows.sum[row] += pair.x + pair.y;
+  }
+}
+
+}  // namespace sage
