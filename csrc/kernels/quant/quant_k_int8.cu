@@ -69,7 +69,7 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kHeadDim 
   }
   const float2 largest_pair = Pair<Element>::unpack(largest);
   // Positive, so that the scale of zeros is.
-  float magnitude = ptx::max_nan(1e-30f, ptx::max_nan(largest_pair.x, largest_pair.y));
+  float magnitude = ptx::max_nan(1e-14f, ptx::max_nan(largest_pair.x, largest_pair.y));
 #pragma unroll
   for (int lane = 16; lane > 0; lane /= 2) {
     magnitude = ptx::max_nan(magnitude, __shfl_xor_sync(0xffffffffu, magnitude, lane));

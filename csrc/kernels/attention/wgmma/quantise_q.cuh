@@ -34,7 +34,7 @@ __device__ __forceinline__ void quantise_q(const Config::Params& p, const Work& 
       const int row = warp_row + (batch + i) * 2 + lane / 16;
       float x[kChannels];
       unpack<Config::Element>(x, bits[i]);
-      float magnitude = 1e-30f;  // keeps the scale of an all-zero row positive
+      float magnitude = 1e-14f;  // keeps the scale of an all-zero row positive
 #pragma unroll
       for (int j = 0; j < kChannels; ++j) {
         x[j] = __fmul_rn(x[j], p.scale_log2);
