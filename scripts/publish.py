@@ -26,7 +26,7 @@ import collect
 import index
 import matrix
 from rattler import Gateway, SourceConfig
-from rattler.exceptions import GatewayError
+from rattler.exceptions import CacheDirError, GatewayError
 from rattler.index import index_fs
 from rattler.networking import Client
 from rattler.platform import Subdir
@@ -90,7 +90,10 @@ class Folder:
             # The old index too: it knows since when each package is there.
             for path in self.path.glob("*/repodata.json"):
                 shutil.copyfile(path, shadow / place(path))
-            asyncio.run(index_fs(shadow, write_shards=False))
+            try:
+                asyncio.run(index_fs(shadow, write_shards=False))
+            except CacheDirError as error:
+                raise PublishError(f"{self.path} holds a package that cannot be indexed: {error}") from error
             for path in shadow.glob("*/repodata*"):
                 index.put(self.path / place(path), path.read_bytes())
 

@@ -8,6 +8,7 @@ import email.policy
 import functools
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -178,6 +179,13 @@ def test_a_published_package_is_never_replaced(dist: Path, tmp_path: Path, capsy
         f"published files are never replaced, and {tmp_path / 'out' / 'channel'} has other content" in capsys.readouterr().err
     )
     assert files(tmp_path / "out") == before
+
+
+def test_a_channel_with_a_package_of_no_use(dist: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    described = {key: value for key, value in samples.index("sageattention").items() if key != "build_number"}
+    samples.conda(tmp_path / "out" / "channel" / "linux-64", {}, described | {"build": "torch270_cu128_h0_0"})
+    assert run(dist, tmp_path / "out") == 1
+    assert re.search("holds a package that cannot be indexed: .*build_number", capsys.readouterr().err)
 
 
 COMMAND = """
