@@ -235,26 +235,35 @@ sys.path.insert(0, {scripts!r})
 import child
 if {watching}:
     child.end_with_parent()
-print(subprocess.Popen(["sleep", "60"]).pid, flush=True)
+print("Installing", subprocess.Popen(["sleep", "60"]).pid, flush=True)
 time.sleep(60)
 """
 PARENT = """
 import sys
 from pathlib import Path
 sys.path.insert(0, {scripts!r})
-import alone, child
+import alone, child, venvs
+command, log = [sys.executable, "-c", {code!r}], Path({log!r})
 with alone.alone(Path({lock!r}), "another", print):
-    child.run("sleeping", [sys.executable, "-c", {code!r}], log=Path({log!r}), on_line=lambda line: print(line, flush=True))
+    if {pip}:
+        venvs._logged(command, log, "test")
+    else:
+        child.run("sleeping", command, log=log, on_line=lambda line: print(line, file=sys.stderr, flush=True))
 """
 
 
-def started(tmp_path: Path, *, watching: bool) -> tuple[subprocess.Popen[str], int]:
+def started(tmp_path: Path, *, watching: bool, pip: bool = False) -> tuple[subprocess.Popen[str], int]:
     """A process that holds a lock and runs a child with a grandchild, and the grandchild's number."""
     code = CHILD.format(scripts=str(SCRIPTS), watching=watching)
-    parent = PARENT.format(scripts=str(SCRIPTS), lock=str(tmp_path / "lock"), code=code, log=str(tmp_path / "log"))
-    process = subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    return process, int(process.stdout.readline())
+    places = {"lock": str(tmp_path / "lock"), "log": str(tmp_path / "log")}
+    parent = PARENT.format(scripts=str(SCRIPTS), code=code, pip=pip, **places)
+    process = subprocess.Popen([sys.executable, "-c", parent], stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    return process, int(process.stderr.readline().split()[-1])
+
+
+def _parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 def ended(pid: int) -> bool:
@@ -277,13 +286,15 @@ def test_compilers_end_when_the_build_is_killed(tmp_path: Path) -> None:
 
 
 @posix
-def test_a_lock_lasts_until_what_its_killed_holder_started_has_ended(tmp_path: Path) -> None:
-    parent, grandchild = started(tmp_path, watching=False)
+@pytest.mark.parametrize("pip", [False, True], ids=["build", "environment"])
+def test_a_lock_lasts_until_what_its_killed_holder_started_has_ended(tmp_path: Path, pip: bool) -> None:
+    parent, grandchild = started(tmp_path, watching=False, pip=pip)
     parent.kill()
     parent.wait()
     with (tmp_path / "lock").open("a+", encoding="utf-8") as handle:
         assert not alone._locked(handle)
-        os.killpg(os.getpgid(grandchild), signal.SIGKILL)
+        for pid in (_parent(grandchild), grandchild):
+            os.kill(pid, signal.SIGKILL)
         assert ended(grandchild)
         assert alone._locked(handle)
     parent.communicate()
