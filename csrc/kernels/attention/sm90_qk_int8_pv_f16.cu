@@ -79,7 +79,7 @@ __device__ __forceinline__ void consume(const Config::Params& p, const Memory& s
     const auto same = [](int value) { return __shfl_sync(0xffffffffu, value, 0); };
     if (same(work.qo_len) == 0) return;
     quantise_q(p, work, warp_row, shared);
-    const int tiles = same(work.key_tiles());
+    const int tiles = same(work.key_tiles(p.causal));
     const int kv_len = same(work.kv_len);
     const int first_row = same(work.first_row);
     release(Shared::kQEmpty);

@@ -72,8 +72,9 @@ struct Memory {
 struct Work : Tile {
   using Tile::Tile;
   // Tiles of keys that some row sees; one, hidden as a whole, where there is none.
-  __device__ __forceinline__ int key_tiles() const {
-    return max(1, (visible_keys + Config::kTileN - 1) / Config::kTileN);
+  __device__ __forceinline__ int key_tiles(bool causal) const {
+    const int visible = causal ? min(kv_len, first_row + Config::kBlockM) : kv_len;
+    return max(1, (visible + Config::kTileN - 1) / Config::kTileN);
   }
 };
 static_assert(sizeof(Work) <= Config::kTileBytes);
