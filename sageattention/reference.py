@@ -14,8 +14,8 @@ import torch
 BLOCK_N = 64  # keys that share scales of K and of V
 SAMPLED_KEYS = 64  # keys from which a mean is estimated
 MAGIC = 12582912.0  # 1.5 * 2**23: the accumulators' start, so that they read as a float
-SMALLEST_MAGNITUDE = 1e-30  # keeps the scale of zeros positive
-SMALLEST_SCALE = 1e-30  # of scores
+SMALLEST_MAGNITUDE = 1e-14  # of Q and K: keeps scales of zeros positive, and the product of two
+SMALLEST_V = 1e-30
 LEAST_MASK = -1e30  # what a mask adds below this hides
 
 
@@ -33,11 +33,12 @@ class Precision(NamedTuple):
     summed: int = 16
 
 
+_F8 = Precision(torch.float8_e4m3fn, threshold=4.0, log_of_one=4.5, largest_v=4.5, summed=32)
 PRECISION = {
     "sm80_qk_int8_pv_f16": Precision(),
-    "sm80_qk_int8_pv_f16_accum_f16": Precision(torch.float16, 2.0, -7.0, None, torch.float16, 32),
-    "sm89_qk_int8_pv_f8": Precision(torch.float8_e4m3fn, 4.0, 4.5, 4.5, summed=32),
-    "sm89_qk_int8_pv_f8_accum_f16": Precision(torch.float8_e4m3fn, 4.0, 4.5, 4.5, torch.float16, 32),
+    "sm80_qk_int8_pv_f16_accum_f16": Precision(torch.float16, threshold=2.0, log_of_one=-6.0, sums=torch.float16),
+    "sm89_qk_int8_pv_f8": _F8,
+    "sm89_qk_int8_pv_f8_accum_f16": _F8._replace(sums=torch.float16),
     "sm90_qk_int8_pv_f16": Precision(threshold=40.0, half_threshold=12.0, tile=64, rounded_sums=True),
 }
 
@@ -46,7 +47,7 @@ def chunk_n(head_dim: int, precision: Precision) -> int:
     """Keys between two looks at the running maximum."""
     if precision.tile is not None:
         return precision.tile
-    return 16 if head_dim > 64 else 64 if precision.largest_v is None else 32
+    return 16 if head_dim > 64 else 64 if precision.dtype is None else 32
 
 
 def gather_n(head_dim: int, precision: Precision) -> int:
@@ -99,7 +100,7 @@ def quantise_v(v: torch.Tensor, precision: Precision, *, smooth_v: bool) -> tupl
             mean = sampled_mean(values)
             values = values - mean
         padded = torch.nn.functional.pad(values, (0, 0, 0, -v.shape[2] % BLOCK_N)).unflatten(2, (blocks, BLOCK_N))
-        scale = padded.abs().amax(dim=3).clamp_min(SMALLEST_MAGNITUDE) / precision.largest_v
+        scale = padded.abs().amax(dim=3).clamp_min(SMALLEST_V) / precision.largest_v
         values = values / scale.repeat_interleave(BLOCK_N, 2)[:, :, : v.shape[2]]
     return values.to(precision.dtype).float(), scale, mean
 
@@ -172,7 +173,7 @@ def attention(
         gathered = queries.new_zeros(*queries.shape[:-1], 0)
         for start in range(first, min(first + gather, kv_len), chunk):
             keys = slice(start, min(start + chunk, kv_len))
-            scale = (q_scale * k_scale[..., keys]).clamp_min(SMALLEST_SCALE)
+            scale = q_scale * k_scale[..., keys]
             scores = MAGIC + q_int @ k_int[..., keys, :].transpose(-1, -2)  # exact: integers below 2**22
             if bias is not None:
                 scores = scores + bias[..., keys] * scale.reciprocal()

@@ -409,7 +409,17 @@ NUMBER = r"(-?[\d.e-]+)f?"
         ("attention/mma_sync/config.cuh", rf"kMagic = {NUMBER};", [reference.MAGIC]),
         ("attention/mma_sync/mask_value.cuh", rf"< {NUMBER} \? -INFINITY", [reference.LEAST_MASK]),
         ("quant/quant_v_f8.cu", rf"kLargest = {NUMBER};", [F8.largest_v]),
-        ("quant/quant_v_f8.cu", rf"float magnitude = {NUMBER};", [reference.SMALLEST_MAGNITUDE]),
+        ("quant/quant_v_f8.cu", rf"float magnitude = {NUMBER};", [reference.SMALLEST_V]),
+        (
+            "attention/mma_sync/config.cuh",
+            rf"kChunkN = kHeadDim > 64 \? {NUMBER} : [^?]* \? {NUMBER} : {NUMBER};",
+            [reference.chunk_n(128, F16), reference.chunk_n(64, F16), reference.chunk_n(64, F8)],
+        ),
+        (
+            "attention/mma_sync/config.cuh",
+            rf"kStepN = kValues == Values::kF16 \? {NUMBER} : {NUMBER};",
+            [F16_SUMS.summed, F8.summed],
+        ),
     ],
 )
 def test_constants_are_the_kernels(file: str, pattern: str, values: list[float | None]) -> None:
