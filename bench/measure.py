@@ -1,0 +1,116 @@
+"""Time of attention on a GPU, and its error against float64."""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from methods import BASELINE, methods, packed_methods
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+from accuracy import exact, relative_l1
+
+ROUNDS = 3
+# A method runs this long before and while it is timed: a card that has just been idle runs above its sustained clocks.
+SECONDS = 0.25
+ROWS = 256  # of the output, evenly spread, whose error is looked at
+
+
+class Shape(NamedTuple):
+    """One row of the table."""
+
+    batch: int
+    heads: int
+    tokens: int
+    head_dim: int
+    causal: bool
+
+
+def milliseconds(call: Callable[[], object], repeats: int) -> float:
+    """GPU time of one call, averaged over `repeats` in a row."""
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    for _ in range(repeats):
+        call()
+    end.record()
+    end.synchronize()
+    return float(start.elapsed_time(end)) / repeats
+
+
+def rounds(calls: dict[str, Callable[[], object]]) -> list[dict[str, float]]:
+    """Milliseconds of each call, the calls taking turns. A peer that cannot do it is left out."""
+    able = {}
+    for name, call in calls.items():
+        try:
+            call()
+            able[name] = call
+        except RuntimeError:
+            continue
+    table = []
+    for _ in range(ROUNDS):
+        times = {}
+        for name, call in able.items():
+            repeats = max(2, int(SECONDS * 1000 / milliseconds(call, 2)))
+            milliseconds(call, repeats // 2)
+            times[name] = milliseconds(call, repeats)
+        table.append(times)
+    return table
+
+
+def summary(times: list[dict[str, float]], operations: float, baseline: str) -> dict[str, Any]:
+    """Median TFLOPS of each method, and its ratio to the baseline in the same round."""
+    return {
+        "tflops": {n: statistics.median(operations / r[n] / 1e9 for r in times) for n in times[0]},
+        "ratio": {n: statistics.median(r[baseline] / r[n] for r in times) for n in times[0] if baseline in times[0]},
+    }
+
+
+def bf16(*size: int) -> torch.Tensor:
+    """Standard normal, on the GPU."""
+    return torch.randn(*size, device="cuda").to(torch.bfloat16)
+
+
+def speed(shape: Shape) -> dict[str, Any]:
+    """Of every method at one shape: 4 * batch * heads * N^2 * head_dim operations, half of them when causal."""
+    q, k, v = (bf16(shape.batch, shape.heads, shape.tokens, shape.head_dim) for _ in range(3))
+    operations = 4 * shape.batch * shape.heads * shape.tokens**2 * shape.head_dim / (2 if shape.causal else 1)
+    times = rounds({name: partial(attention, q, k, v, shape.causal) for name, attention in methods().items()})
+    return {"shape": shape._asdict(), **summary(times, operations, BASELINE)}
+
+
+def packed_speed(causal: bool) -> dict[str, Any]:
+    """256 sequences of 16 to 8192 tokens, their logarithms evenly distributed; 16 heads, head_dim 128."""
+    lengths = (
+        torch.exp2(torch.linspace(4, 13, 256)).round().int()[torch.randperm(256, generator=torch.Generator().manual_seed(0))]
+    )
+    cu_seqlens = torch.cat([torch.zeros(1, dtype=torch.int32), lengths.cumsum(0, dtype=torch.int32)]).cuda()
+    q, k, v = (bf16(int(lengths.sum()), 16, 128) for _ in range(3))
+    operations = 4 * 16 * float(lengths.double().square().sum()) * 128 / (2 if causal else 1)
+    longest = int(lengths.max())
+    table = packed_methods()
+    times = rounds({name: partial(attention, q, k, v, cu_seqlens, longest, causal) for name, attention in table.items()})
+    return {"shape": {"packed": "256 x 16..8192", "causal": causal}, **summary(times, operations, next(iter(table)))}
+
+
+def error(tokens: int, inputs: str = "randn") -> dict[str, Any]:
+    """Relative L1 error of every method on some rows: 4 heads, head_dim 128."""
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, 4, tokens, 128, device="cuda") for _ in range(3))
+    if inputs == "K and V offset by 8 randn":
+        k, v = (x + 8 * torch.randn(1, 4, 1, 128, device="cuda") for x in (k, v))
+    elif inputs == "every 16th channel of Q and K times 30":
+        q[..., ::16] *= 30
+        k[..., ::16] *= 30
+    q, k, v = (x.to(torch.bfloat16) for x in (q, k, v))
+    rows = torch.linspace(0, tokens - 1, min(ROWS, tokens), device="cuda").long()
+    expected = torch.cat([exact(q[:, i : i + 1, rows], k[:, i : i + 1], v[:, i : i + 1])[0] for i in range(4)], dim=1)
+    found = {}
+    for name, attention in methods().items():
+        out = attention(q, k, v, False)[:, :, rows]
+        found[name] = relative_l1(out, expected)
+    return {"tokens": tokens, "inputs": inputs, "relative_l1": found}

@@ -1,0 +1,79 @@
+"""What is measured: PyTorch's own attention first, ours, and the peers that are installed."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+import sageattention
+
+# q, k, v as [batch, heads, tokens, head_dim], and whether causal.
+Attention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, bool], Any]
+BASELINE = "cuDNN bf16"
+
+
+def sdpa(backend: SDPBackend) -> Attention:
+    """PyTorch's attention on one backend."""
+
+    def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> torch.Tensor:
+        with sdpa_kernel(backend):
+            return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
+
+    return attention
+
+
+def ours(kernel: str) -> Attention:
+    """`sageattn` on a kernel of our choosing."""
+
+    def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> torch.Tensor:
+        operator = torch.ops.sageattention.attention
+        return operator(q, k, v, None, "HND", causal, q.shape[-1] ** -0.5, True, False, False, kernel)[0]
+
+    return attention
+
+
+def peer(module: str) -> Attention | None:
+    """A FlashAttention with the interface of that module, which takes [batch, tokens, heads, head_dim]; None: not installed."""
+    try:
+        function = importlib.import_module(module).flash_attn_func
+    except ImportError:
+        return None
+
+    def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> torch.Tensor:
+        out = function(*(x.transpose(1, 2) for x in (q, k, v)), causal=causal)
+        return (out[0] if isinstance(out, tuple) else out).transpose(1, 2)
+
+    return attention
+
+
+def methods() -> dict[str, Attention]:
+    """By name; the baseline is the first."""
+    table = {
+        BASELINE: sdpa(SDPBackend.CUDNN_ATTENTION),
+        "FlashAttention-2 bf16": sdpa(SDPBackend.FLASH_ATTENTION),
+        "sageattn": lambda q, k, v, causal: sageattention.sageattn(q, k, v, is_causal=causal),
+        "mma.sync, FP16 PV": ours("sm80_qk_int8_pv_f16"),
+        "mma.sync, FP8 PV": ours("sm89_qk_int8_pv_f8"),
+        "FlashAttention-3 bf16": peer("flash_attn_interface"),
+    }
+    return {name: attention for name, attention in table.items() if attention is not None}
+
+
+Packed = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, int, bool], Any]
+
+
+def packed_methods() -> dict[str, Packed]:
+    """Of packed [tokens, heads, head_dim] with cu_seqlens and the largest length; the first is the baseline."""
+
+    def flash(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqlens: torch.Tensor, longest: int, causal: bool) -> Any:
+        operator = torch.ops.aten._flash_attention_forward
+        return operator(q, k, v, cu_seqlens, cu_seqlens, longest, longest, 0.0, causal, False)
+
+    def varlen(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqlens: torch.Tensor, longest: int, causal: bool) -> Any:
+        return sageattention.sageattn_varlen(q, k, v, cu_seqlens, cu_seqlens, longest, longest, is_causal=causal)
+
+    return {"FlashAttention-2 bf16": flash, "sageattn_varlen": varlen}

@@ -1,0 +1,68 @@
+"""Draws what `run.py` measured: `plot.py bench/results/NAME.json` writes NAME.svg beside it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib import pyplot
+
+
+def lines(result: dict[str, Any], head_dim: int, causal: bool) -> dict[str, list[tuple[int, float]]]:
+    """TFLOPS over tokens, by method: batch 2, 32 heads."""
+    found: dict[str, list[tuple[int, float]]] = {}
+    for row in result["speed"]:
+        shape = row["shape"]
+        if (shape["batch"], shape["heads"], shape["head_dim"], shape["causal"]) != (2, 32, head_dim, causal):
+            continue
+        for name, tflops in row["tflops"].items():
+            found.setdefault(name, []).append((shape["tokens"], tflops))
+    return found
+
+
+def draw(result: dict[str, Any], path: Path) -> None:
+    """Speed at head_dim 128 and 64, causal or not, and error, over the sequence's length."""
+    mpl.use("Agg")
+    mpl.rcParams["svg.hashsalt"] = "sageattention"  # the same numbers give the same bytes
+    figure, axes = pyplot.subplots(1, 4, figsize=(18, 4.5), layout="constrained")
+    for axis, (head_dim, causal) in zip(axes, ((128, False), (128, True), (64, False)), strict=False):
+        for name, points in lines(result, head_dim, causal).items():
+            axis.plot(
+                *zip(*points, strict=True), marker="o", markersize=4, label=name, linewidth=2.5 if name == "sageattn" else 1.2
+            )
+        axis.set_title(f"head_dim {head_dim}" + (", causal" if causal else ""))
+        axis.set_ylabel("TFLOPS, end to end")
+        axis.set_ylim(bottom=0)
+    errors: dict[str, list[tuple[int, float]]] = {}
+    for row in result["error"]:
+        if row["inputs"] == "randn":
+            for name, value in row["relative_l1"].items():
+                errors.setdefault(name, []).append((row["tokens"], value))
+    for name, points in errors.items():
+        axes[3].plot(*zip(*points, strict=True), marker="o", markersize=4, label=name)
+    axes[3].set_title("error, randn, head_dim 128")
+    axes[3].set_ylabel("relative L1 against float64")
+    axes[3].set_yscale("log")
+    for axis in axes:
+        axis.set_xscale("log", base=2)
+        axis.set_xlabel("tokens")
+        axis.grid(alpha=0.3)
+    axes[0].legend(fontsize=8)
+    environment = result["environment"]
+    figure.suptitle(f"{environment['gpu']}, PyTorch {environment['torch']}, {environment['kernels']}; batch 2, 32 heads, bf16")
+    figure.savefig(path, metadata={"Date": None})
+
+
+def main() -> None:
+    """Draw one result."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("result", type=Path)
+    result = parser.parse_args().result
+    draw(json.loads(result.read_text(encoding="utf-8")), result.with_suffix(".svg"))
+
+
+if __name__ == "__main__":
+    main()
