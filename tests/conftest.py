@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import os
+
+# Before PyTorch is imported. The tests' tensors are small: on a busy machine threads that wait for each other take ten times as
+# long as one.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 from pathlib import Path
 
 import pytest

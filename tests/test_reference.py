@@ -17,9 +17,6 @@ from hypothesis import strategies as st
 
 from sageattention import reference, sageattn
 
-# These tensors are small: on a busy machine threads that wait for each other take ten times as long as one.
-torch.set_num_threads(1)
-
 CSRC = Path(__file__).resolve().parent.parent / "csrc"
 DTYPES = [torch.float16, torch.bfloat16]
 # The same examples every time: a limit that is met by chance is no limit.

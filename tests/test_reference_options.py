@@ -13,9 +13,6 @@ from hypothesis import strategies as st
 
 from sageattention import _ops, reference, sageattn, sageattn_qk_int8_pv_fp8_cuda, sageattn_varlen
 
-# These tensors are small: on a busy machine threads that wait for each other take ten times as long as one.
-torch.set_num_threads(1)
-
 KERNELS = list(TOLERANCES)
 Pair = tuple[torch.Tensor, torch.Tensor]
 
