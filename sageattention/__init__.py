@@ -7,7 +7,6 @@ import sys
 try:
     from sageattention._library import build
     from sageattention.core import (
-        explain,
         sageattn,
         sageattn_qk_int8_pv_fp8_cuda,
         sageattn_qk_int8_pv_fp8_cuda_sm90,
@@ -15,6 +14,7 @@ try:
         sageattn_qk_int8_pv_fp16_triton,
         sageattn_varlen,
     )
+    from sageattention.dispatch import explain
 
     __version__ = build.version
 except (ImportError, OSError):

@@ -367,8 +367,8 @@ def _attend(
     validation.one_of("tensor_layout", tensor_layout, ("HND", "NHD"))
     validation.tensors(q, k, v, tensor_layout)
     validation.one_of("qk_quant_gran", qk_quant_gran, ("per_thread", "per_warp"))
-    if pv_accum_dtype is not None:
-        validation.one_of("pv_accum_dtype", pv_accum_dtype, dispatch.ACCUMULATORS[function])
+    if allowed := dispatch.ACCUMULATORS[function]:
+        validation.one_of("pv_accum_dtype", pv_accum_dtype, allowed)
     validation.flags(is_causal=is_causal, smooth_k=smooth_k, smooth_v=smooth_v, return_lse=return_lse)
     if attn_mask is not None:
         validation.mask(attn_mask, q, k, tensor_layout)
@@ -394,64 +394,3 @@ def _kernel(function: str, pv_accum_dtype: str | None, q: torch.Tensor, v: torch
     return dispatch.kernel_for(  # type: ignore[no-any-return, unused-ignore]
         function, pv_accum_dtype, bfloat16, size, differs, masked, packed, uneven, device.type, device.index
     )
-
-
-def explain(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    tensor_layout: str = "HND",
-    is_causal: bool = False,
-    sm_scale: float | None = None,
-    return_lse: bool = False,
-    smooth_k: bool = True,
-    attn_mask: torch.Tensor | None = None,
-    *,
-    function: str = "sageattn",
-    pv_accum_dtype: str | None = None,
-    architecture: str | None = None,
-) -> dispatch.Choice:
-    """Which kernel serves a call, and why. Nothing is computed.
-
-    Args:
-        q, k, v, tensor_layout, is_causal, sm_scale, return_lse, smooth_k, attn_mask: the arguments of `sageattn`; with
-            tensors of three dimensions those of `sageattn_varlen`.
-        function: the name of the function that is called, if not `sageattn`.
-        pv_accum_dtype: its argument of that name; the default if None.
-        architecture: a compute capability such as "8.9", to ask about another GPU, as if every kernel were installed for it; the
-            device of the tensors if None.
-
-    Returns:
-        The kernel's name, the reason, the GPU, and the kernels that were passed over with what each lacks; `print` shows it.
-
-    Raises:
-        TypeError, ValueError: the call would fail, with the same message.
-        RuntimeError: no kernel runs on this GPU.
-    """
-    del is_causal, sm_scale, return_lse, smooth_k
-    packed = isinstance(q, torch.Tensor) and q.dim() == 3
-    validation.tensors(q, k, v, "packed" if packed else tensor_layout)
-    if attn_mask is not None:
-        validation.mask(attn_mask, q, k, tensor_layout)
-    function = _SERVED_AS.get(function, function)
-    validation.one_of("function", function, [*dispatch.ACCUMULATORS, *_SERVED_AS])
-    allowed = dispatch.ACCUMULATORS[function]
-    if pv_accum_dtype is not None or allowed:
-        pv_accum_dtype = allowed[0] if pv_accum_dtype is None else pv_accum_dtype
-        validation.one_of("pv_accum_dtype", pv_accum_dtype, allowed)
-    request = dispatch.Request(
-        function,
-        pv_accum_dtype,
-        bfloat16=q.dtype != torch.float16,
-        head_dim=max(q.shape[-1], v.shape[-1]),
-        v_differs=q.shape[-1] != v.shape[-1],
-        masked=attn_mask is not None,
-        packed=packed,
-        uneven=q.shape[-1] % 8 != 0 or v.shape[-1] % 8 != 0,
-    )
-    if architecture is None:
-        return dispatch.choose(request, *dispatch.gpu_of(q.device.type, q.device.index))
-    return dispatch.choose(request, validation.capability("architecture", architecture))
-
-
-_SERVED_AS = {"sageattn_qk_int8_pv_fp16_triton": "sageattn_qk_int8_pv_fp16_cuda", "sageattn_varlen": "sageattn"}

@@ -11,7 +11,7 @@ from typing import Callable, NamedTuple
 
 import torch
 
-from sageattention import _library
+from sageattention import _library, validation
 
 Capability = tuple[int, int]
 
@@ -108,6 +108,10 @@ ACCUMULATORS = {
     function: tuple(dict.fromkeys(row.pv_accum_dtype for row in TABLE if row.function == function and row.pv_accum_dtype))
     for function in {row.function: None for row in TABLE}
 }
+
+
+# Functions that are others with options of their own.
+_SERVED_AS = {"sageattn_qk_int8_pv_fp16_triton": "sageattn_qk_int8_pv_fp16_cuda", "sageattn_varlen": "sageattn"}
 
 
 class Request(NamedTuple):
@@ -250,3 +254,61 @@ def kernel_folder(index: int) -> str:
 def forget() -> None:
     """Choose anew: another kernel set has been named."""
     _remembered.cache_clear()
+
+
+def explain(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    tensor_layout: str = "HND",
+    is_causal: bool = False,
+    sm_scale: float | None = None,
+    return_lse: bool = False,
+    smooth_k: bool = True,
+    attn_mask: torch.Tensor | None = None,
+    *,
+    function: str = "sageattn",
+    pv_accum_dtype: str | None = None,
+    architecture: str | None = None,
+) -> Choice:
+    """Which kernel serves a call, and why. Nothing is computed.
+
+    Args:
+        q, k, v, tensor_layout, is_causal, sm_scale, return_lse, smooth_k, attn_mask: the arguments of `sageattn`; with
+            tensors of three dimensions those of `sageattn_varlen`.
+        function: the name of the function that is called, if not `sageattn`.
+        pv_accum_dtype: its argument of that name; the default if None.
+        architecture: a compute capability such as "8.9", to ask about another GPU, as if every kernel were installed for it; the
+            device of the tensors if None.
+
+    Returns:
+        The kernel's name, the reason, the GPU, and the kernels that were passed over with what each lacks; `print` shows it.
+
+    Raises:
+        TypeError, ValueError: the call would fail, with the same message.
+        RuntimeError: no kernel runs on this GPU.
+    """
+    del is_causal, sm_scale, return_lse, smooth_k
+    packed = isinstance(q, torch.Tensor) and q.dim() == 3
+    validation.tensors(q, k, v, "packed" if packed else tensor_layout)
+    if attn_mask is not None:
+        validation.mask(attn_mask, q, k, tensor_layout)
+    function = _SERVED_AS.get(function, function)
+    validation.one_of("function", function, [*ACCUMULATORS, *_SERVED_AS])
+    allowed = ACCUMULATORS[function]
+    if pv_accum_dtype is not None or allowed:
+        pv_accum_dtype = allowed[0] if pv_accum_dtype is None else pv_accum_dtype
+        validation.one_of("pv_accum_dtype", pv_accum_dtype, allowed)
+    request = Request(
+        function,
+        pv_accum_dtype,
+        bfloat16=q.dtype != torch.float16,
+        head_dim=max(q.shape[-1], v.shape[-1]),
+        v_differs=q.shape[-1] != v.shape[-1],
+        masked=attn_mask is not None,
+        packed=packed,
+        uneven=q.shape[-1] % 8 != 0 or v.shape[-1] % 8 != 0,
+    )
+    if architecture is None:
+        return choose(request, *gpu_of(q.device.type, q.device.index))
+    return choose(request, validation.capability("architecture", architecture))

@@ -234,12 +234,13 @@ def test_argument_errors(function: Callable[..., Any], arguments: dict[str, Any]
     [
         (sageattn_qk_int8_pv_fp16_cuda, "qk_quant_gran", "per_block", "'per_thread', 'per_warp'"),
         (sageattn_qk_int8_pv_fp16_cuda, "pv_accum_dtype", "fp32+fp32", "'fp32', 'fp16+fp32', 'fp16'"),
+        (sageattn_qk_int8_pv_fp16_cuda, "pv_accum_dtype", None, "'fp32', 'fp16+fp32', 'fp16'"),
         (sageattn_qk_int8_pv_fp8_cuda, "pv_accum_dtype", "fp16", "'fp32+fp32', 'fp32', 'fp32+fp16'"),
         (sageattn_qk_int8_pv_fp8_cuda_sm90, "pv_accum_dtype", "fp32+fp16", "'fp32+fp32', 'fp32'"),
         (sageattn_qk_int8_pv_fp16_triton, "quantization_backend", "cpu", "'triton', 'cuda'"),
     ],
 )
-def test_option_errors(function: Callable[..., Any], name: str, value: str, allowed: str) -> None:
+def test_option_errors(function: Callable[..., Any], name: str, value: str | None, allowed: str) -> None:
     with pytest.raises(ValueError) as caught:
         function(Q, K, V, **{name: value})
     assert str(caught.value) == f"{name}: expected one of {allowed}, got {value!r}"
