@@ -127,6 +127,8 @@ class Remote:
         try:
             return asyncio.run(ask())
         except GatewayError as error:
+            if self.url.startswith("s3:") and "could not find subdir" in str(error):
+                return {}  # the first packages make the channel
             raise PublishError(f"the channel {self.url} cannot be read: {error}. It is made on its server first") from error
 
     def put(self, packages: Sequence[Path]) -> None:

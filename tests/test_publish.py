@@ -438,6 +438,19 @@ def test_a_destination_of_no_kind() -> None:
         publish.channel("ftp://somewhere")
 
 
+def test_a_bucket_is_read_with_its_credentials(dist: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run(dist, tmp_path / "out") == 0
+    (tmp_path / "s3" / "bucket").mkdir(parents=True)
+    (tmp_path / "out" / "channel").rename(tmp_path / "s3" / "bucket" / "ours")
+    with loopback.offering(tmp_path / "s3") as server:
+        for name, value in (("ENDPOINT_URL", server.url), ("REGION", "x"), ("ACCESS_KEY_ID", "me"), ("SECRET_ACCESS_KEY", "y")):
+            monkeypatch.setenv(f"AWS_{name}", value)
+        there = publish.Remote("s3://bucket/ours").there()
+        assert any("Credential=me" in path for path in server.asked)
+        assert publish.Remote("s3://bucket/new").there() == {}
+    assert set(there) == {publish.place(path).as_posix() for path in collect.collect(dist, PROFILE).packages}
+
+
 def test_anaconda_and_s3_get_their_own_uploads(dist: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
     monkeypatch.setattr(publish, "upload_package_to_anaconda", lambda files, owner: asked.append((files, owner)))
