@@ -196,7 +196,7 @@ def self_test(report: Report, device: str, present: frozenset[str]) -> None:
         try:
             error = error_of(name, device)
             milliseconds, flops = (None, 0.0) if cpu else speed_of(name, device)
-        except RuntimeError as failure:
+        except (RuntimeError, TypeError, ValueError) as failure:
             report.problem(
                 f"{name} fails on {device}: {str(failure).splitlines()[0]}", "free memory if it is that; else " + REINSTALL
             )
@@ -216,7 +216,7 @@ def error_of(kernel: str, device: str) -> float:
     """Relative L1 error of the output: normally distributed numbers, 256 queries, 4096 keys, head_dim 128."""
     import torch
 
-    q, k, v = (randn(1, 2, tokens, 128, seed=seed, device=device) for seed, tokens in enumerate((256, 4096, 4096)))
+    q, k, v = (randn(kernel, 1, 2, tokens, 128, seed=seed, device=device) for seed, tokens in enumerate((256, 4096, 4096)))
     scores = q.double() @ k.double().transpose(2, 3) * 128**-0.5
     expected = torch.softmax(scores, dim=-1) @ v.double()
     return float((call(kernel, q, k, v).double() - expected).abs().sum() / expected.abs().sum())
@@ -227,7 +227,7 @@ def speed_of(kernel: str, device: str) -> tuple[float, float]:
     import torch
 
     heads, tokens, head_dim, rounds = 32, 4096, 128, 20
-    q, k, v = (randn(1, heads, tokens, head_dim, seed=seed, device=device) for seed in range(3))
+    q, k, v = (randn(kernel, 1, heads, tokens, head_dim, seed=seed, device=device) for seed in range(3))
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     with torch.cuda.device(device):
         for _ in range(rounds):
@@ -248,9 +248,12 @@ def call(kernel: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torc
     return out
 
 
-def randn(*shape: int, seed: int, device: str) -> torch.Tensor:
-    """bfloat16, the same on every device of a kind."""
+def randn(kernel: str, *shape: int, seed: int, device: str) -> torch.Tensor:
+    """bfloat16 where the kernel takes it, the same numbers on every device of a kind."""
     import torch
 
+    from sageattention import dispatch
+
     generator = torch.Generator(device).manual_seed(seed)
-    return torch.randn(*shape, generator=generator, device=device).bfloat16()
+    dtype = torch.bfloat16 if dispatch.KERNELS[kernel].bfloat16 else torch.float16
+    return torch.randn(*shape, generator=generator, device=device).to(dtype)
