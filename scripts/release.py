@@ -11,10 +11,9 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import artifact
 import collect
@@ -120,7 +119,16 @@ def write(release: Release, folder: Path) -> list[Path]:
 
 def publish(tag: str, files: Sequence[Path], notes: Path) -> int:
     """Bring the GitHub release of a tag up to date and make it public; the number of files that were new."""
-    there = _found(tag)
+    releases = index.releases()
+    expected = {path.name: f"sha256:{artifact.sha256(path.read_bytes())}" for path in files}
+    for earlier in (release for release in releases if release["tag_name"] != tag and not release["draft"]):
+        for name in (asset["name"] for asset in earlier["assets"] if asset["digest"] != expected.get(asset["name"])):
+            if name in expected and name.endswith(".whl"):
+                raise ReleaseError(
+                    f"{name} was released as {earlier['tag_name']} with other content, and pip's index can have one of that "
+                    "name: raise the version in variants.yaml"
+                )
+    there = next((release for release in releases if release["tag_name"] == tag), None)
     if there is None:
         _gh("release", "create", tag, "--draft", "--verify-tag", "--title", tag, "--notes-file", str(notes))
         there = {"draft": True, "assets": []}
@@ -128,7 +136,6 @@ def publish(tag: str, files: Sequence[Path], notes: Path) -> int:
     for name in [name for name, asset in published.items() if asset["state"] != "uploaded"]:
         _gh("release", "delete-asset", tag, name, "--yes")  # an upload that was cut off
         del published[name]
-    expected = {path.name: f"sha256:{artifact.sha256(path.read_bytes())}" for path in files}
     if other := [n for n, asset in published.items() if n in expected and asset["digest"] != expected[n]]:
         raise ReleaseError(f"published files are never replaced, and release {tag} has other content: {', '.join(other)}")
     if stray := sorted(published.keys() - expected.keys()):
@@ -142,11 +149,6 @@ def publish(tag: str, files: Sequence[Path], notes: Path) -> int:
     if there["draft"]:
         _gh("release", "edit", tag, "--draft=false")
     return len(new)
-
-
-def _found(tag: str) -> Mapping[str, Any] | None:
-    """The release of a tag, drafts too, as GitHub describes it."""
-    return next((release for release in index.releases() if release["tag_name"] == tag), None)
 
 
 def _gh(*command: str) -> None:

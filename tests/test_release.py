@@ -258,6 +258,22 @@ def test_what_is_public_stays_as_it_is(
     assert github.releases == [there]
 
 
+def test_a_second_build_has_the_wheels_of_the_first_or_none(
+    dist: Path, github: GitHub, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(dist, "v2.2.0", "--publish") == 0
+    assert run(dist, "v2.2.0-build.1", "--publish") == 0
+    first, second = github.releases[1], github.releases[0]
+    assert (second["tag_name"], second["draft"], second["assets"]) == ("v2.2.0-build.1", False, first["assets"])
+    (wheel,) = [asset for asset in first["assets"] if asset["name"] == BUILDS[0].wheel_name]
+    wheel["digest"] = "sha256:0"
+    github.set([first])
+    capsys.readouterr()
+    assert run(dist, "v2.2.0-build.1", "--publish") == 1
+    assert f"{BUILDS[0].wheel_name} was released as v2.2.0 with other content" in capsys.readouterr().err
+    assert github.releases == [first]
+
+
 # The summary of a run.
 
 
