@@ -80,6 +80,14 @@ def test_diffusers_tolerance_can_fail(transformer: clients.Transformer, monkeypa
     assert transformer.error("sage") > 3 * clients.TOLERANCE
 
 
+def test_diffusers_compiled(transformer: clients.Transformer) -> None:
+    """As diffusers compiles its layers, each whole: no call of this package breaks a graph."""
+    torch._dynamo.reset()
+    compiled = clients.Transformer("cpu")
+    compiled.model.compile_repeated_blocks(fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled("sage"), transformer("sage"))
+
+
 @pytest.mark.parametrize("function", FUNCTIONS)
 def test_diffusers_call(function: Callable[..., Any]) -> None:
     q, k, v = qkv(2, 40, 3, 64, dtype=torch.bfloat16)
