@@ -271,7 +271,9 @@ def _why(error: child.ChildError, channel_kind: str) -> str:
     text = "\n".join(error.tail)
     if error.disk_full:
         return str(error)
-    if channel_kind != "pypi" and re.search(r"(?i)request failed|retry attempt|error sending request|failed to fetch|dns error", text):
+    if channel_kind != "pypi" and re.search(
+        r"(?i)request failed|retry attempt|error sending request|failed to fetch|dns error", text
+    ):
         return (f"the channel {channel_kind} cannot be reached: check the network, or build from PyPI with "
                 f"`--channel pypi` (`python3 scripts/run.py` does); log: {error.log}")  # fmt: skip
     return f"{error}\n" + "\n".join(error.telling())
