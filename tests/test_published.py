@@ -19,6 +19,11 @@ from rattler_build import assemble_package
 PYTORCHES = {"2.7.1": ["12.6"], "2.8.0": ["12.8", "12.9"], "2.9.1": ["12.8", "13.0"]}
 
 
+@pytest.fixture(autouse=True)
+def _no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+
+
 class World(NamedTuple):
     """Channels, and how a client gets at them."""
 
