@@ -94,6 +94,19 @@ __device__ __forceinline__ void load_channels(uint32_t (&bits)[N / 2], const Ele
   }
 }
 
+// The same of Count rows, `row(i)` being the i-th: whether they are aligned is asked once.
+template <int N, int Count, typename Row>
+__device__ __forceinline__ void load_rows(uint32_t (&bits)[Count][N / 2], const Row& row, int channel, int head_dim,
+                                          bool aligned16) {
+  if (aligned16) {
+#pragma unroll
+    for (int i = 0; i < Count; ++i) load_channels<N>(bits[i], row(i), channel, head_dim, true);
+  } else {
+#pragma unroll
+    for (int i = 0; i < Count; ++i) load_channels<N>(bits[i], row(i), channel, head_dim, false);
+  }
+}
+
 template <typename Element, int N>
 __device__ __forceinline__ void unpack(float (&x)[N], const uint32_t (&bits)[N / 2]) {
 #pragma unroll

@@ -27,8 +27,9 @@ __device__ __forceinline__ void consume(const Config::Params& p, const Memory& s
   const ptx::Descriptor k_descriptor = ptx::wgmma_descriptor<Config::kKRowBytes>(shared.address + Shared::kK);
   const ptx::Descriptor v_descriptor =
       ptx::wgmma_descriptor_rows_along_n<Config::kVPanelBytes>(shared.address + Shared::kV);
+  Queries q;
   Scores scores;
-  Probabilities even, odd;  // of tiles by their number: one is multiplied with V while the other is computed
+  Probabilities probabilities;
   Output out;
   Rows rows;
   Ring ring;
@@ -49,16 +50,23 @@ __device__ __forceinline__ void consume(const Config::Params& p, const Memory& s
     ready = ptx::mbarrier_test(shared.address + Shared::kFull + next.stage * 8, next.parity);
   };
   const auto start_qk = [&] {
+    ptx::wgmma_hold(scores);
+    ptx::wgmma_hold(out);
+    ptx::wgmma_fence();
     const ptx::Descriptor k = k_descriptor + ring.stage * (Config::kKTileBytes / 16);
 #pragma unroll
     for (int step = 0; step < Config::kQkSteps; ++step) {
       // Rows wider than 128 bytes are cut into panels.
-      ptx::wgmma_s8_s8(scores, q_descriptor + step / 4 * (Config::kBlockM * 128 / 16) + step % 4 * 2,
-                       k + step / 4 * (Config::kTileN * 128 / 16) + step % 4 * 2, step > 0);
+      const ptx::Descriptor k_step = k + step / 4 * (Config::kTileN * 128 / 16) + step % 4 * 2;
+      if constexpr (Config::kKeepQ) {
+        ptx::wgmma_s8_s8(scores, q[step], k_step, step > 0);
+      } else {
+        ptx::wgmma_s8_s8(scores, q_descriptor + step / 4 * (Config::kBlockM * 128 / 16) + step % 4 * 2, k_step, step > 0);
+      }
     }
     ptx::wgmma_commit();
   };
-  const auto start_pv = [&](const Probabilities& probabilities) {
+  const auto start_pv = [&] {
     const ptx::Descriptor v = v_descriptor + ring.stage * (Config::kVTileBytes / 16);
 #pragma unroll
     for (int step = 0; step < Config::kPvSteps; ++step) {
@@ -79,33 +87,36 @@ __device__ __forceinline__ void consume(const Config::Params& p, const Memory& s
     const auto same = [](int value) { return __shfl_sync(0xffffffffu, value, 0); };
     if (same(work.qo_len) == 0) return;
     quantise_q(p, work, warp_row, shared);
+    if constexpr (Config::kKeepQ) {
+      load_queries(shared, warp_row, q);
+    } else {
+      ptx::proxy_async_fence();
+      ptx::named_barrier(1 + group, 128);
+    }
     const int tiles = same(work.key_tiles(p.causal));
     const int kv_len = same(work.kv_len);
     const int first_row = same(work.first_row);
     release(Shared::kQEmpty);
     parity ^= 1;
-    ptx::named_barrier(1 + group, 128);
     // Tiles in which every row of this warpgroup sees every key.
     const int full_tiles = (p.causal ? min(kv_len, first_row + group * 64 + 1) : kv_len) / Config::kTileN;
     const float* q_bound = shared.at<float>(Shared::kQBound) + lane_row;
     const auto k_scales = [&] {
       return shared.at<float>(Shared::kKScale + ring.stage * Config::kScaleBytes) + lane % 4;
     };
-    const auto softmax = [&](int tile, float k_scale, bool bounded, Probabilities& probabilities) {
+    const auto softmax = [&](int tile, float k_scale, bool bounded) {
       ptx::wgmma_hold(scores);
       if (tile < full_tiles) {
         if (!bounded) raise_references(scores, k_scale, q_bound, rows, out, finish_pv);
-        exponentiate<false>(scores, k_scale, rows, probabilities);
+        exponentiate<false>(scores, k_scale, rows);
       } else {
         mask_scores(p.causal, kv_len, tile * Config::kTileN, first_row + warp_row, scores);
         if (!bounded) raise_references(scores, k_scale, q_bound, rows, out, finish_pv);
-        exponentiate<true>(scores, k_scale, rows, probabilities);
+        exponentiate<true>(scores, k_scale, rows);
       }
     };
 
     wait_full();
-    ptx::wgmma_hold(scores);
-    ptx::wgmma_fence();
     start_qk();
 #pragma unroll
     for (int row = 0; row < 2; ++row) {
@@ -119,52 +130,37 @@ __device__ __forceinline__ void consume(const Config::Params& p, const Memory& s
     const float first_k_scale = *k_scales();
     ptx::wgmma_wait<0>();
     ask_for_next();
-    softmax(0, first_k_scale, false, even);
+    softmax(0, first_k_scale, false);
+    release(Shared::kEmpty + ring.stage * 8);
+    pack(scores, probabilities);
 
-    // The scores of this tile and the output of the one before; then, while the output is under way, this tile's probabilities.
-    const auto step = [&](int tile, const Probabilities& before, Probabilities& probabilities) {
-      const int last_stage = ring.stage;
+    // The scores of a tile and the output of the one before; then, while the output is under way, the tile's probabilities.
+#pragma unroll 1
+    for (int tile = 1; tile < tiles; ++tile) {
       ring.next();
       wait_full();
-      ptx::wgmma_hold(scores);
-      ptx::wgmma_hold(out);
-      ptx::wgmma_fence();
       start_qk();
-      start_pv(before);
+      start_pv();
       const float k_scale = k_scales()[0], k_bound = k_scales()[QuantKInt8::kGroups];
       const bool bounded = __all_sync(0xffffffffu, k_bound <= rows.k_limit);
-      ptx::wgmma_wait<1>();  // for the scores, and so for all that used the last stage
-      release(Shared::kEmpty + last_stage * 8);
+      ptx::wgmma_wait<1>();
       ask_for_next();
-      softmax(tile, k_scale, bounded, probabilities);
-    };
-    const auto finish = [&](const Probabilities& before) {
-      const int last_stage = ring.stage;
-      ring.next();
-      wait_full();
-      ptx::wgmma_hold(out);
-      ptx::wgmma_fence();
-      start_pv(before);
+      softmax(tile, k_scale, bounded);
       finish_pv();
-      release(Shared::kEmpty + last_stage * 8);
       release(Shared::kEmpty + ring.stage * 8);
-      ring.next();
-    };
-    int tile = 1;
-#pragma unroll 1
-    for (; tile + 1 < tiles; tile += 2) {
-      step(tile, even, odd);
-      step(tile + 1, odd, even);
+      pack(scores, probabilities);
     }
-    if (tile < tiles) {
-      step(tile, even, odd);
-      finish(odd);
-    } else {
-      finish(even);
-    }
+    ring.next();
+    wait_full();
+    ptx::wgmma_hold(out);
+    ptx::wgmma_fence();
+    start_pv();
+    finish_pv();
+    release(Shared::kEmpty + ring.stage * 8);
+    ring.next();
     store_out(p, work, warp_row, rows, out, shared);
     // Before the next tile's Q overwrites what slower warps of the group still read of this one's.
-    ptx::named_barrier(1 + group, 128);
+    if constexpr (!Config::kKeepQ) ptx::named_barrier(1 + group, 128);
   }
 }
 

@@ -54,21 +54,24 @@ __device__ __forceinline__ void sampled_mean(const TensorView& tensor, const KvT
   const int channel = threadIdx.x % kThreadsPerToken * kChannels;
   const int samples = min(tile.length, SampledTokens);
   uint32_t bits[kPasses][kChannels / 2];
-#pragma unroll
-  for (int pass = 0; pass < kPasses; ++pass) {
-    const int sample = pass * kPerPass + threadIdx.x / kThreadsPerToken;
-    const int token = min(static_cast<int>(static_cast<int64_t>(sample) * tile.length / samples), tile.length - 1);
-    // Past the last sample, as past the last channel: zeros.
-    load_channels<kChannels>(bits[pass], row_pointer<Element>(tensor, tile.batch, tile.head, tile.first_token + token), channel,
-                             sample < samples ? head_dim : 0, tensor.aligned16);
-  }
+  const int first_sample = threadIdx.x / kThreadsPerToken;
+  const auto* tokens = row_pointer<Element>(tensor, tile.batch, tile.head, tile.first_token);
+  const auto sampled = [&](int pass) {
+    const int sample = pass * kPerPass + first_sample;
+    // sample * length / samples
+    const int token = tile.length < SampledTokens ? min(sample, tile.length - 1)
+                                                  : sample * (tile.length / SampledTokens) +
+                                                        sample * (tile.length % SampledTokens) / SampledTokens;
+    return tokens + token * tensor.token_stride;
+  };
+  load_rows<kChannels>(bits, sampled, channel, head_dim, tensor.aligned16);
   float sum[kChannels] = {};
 #pragma unroll
   for (int pass = 0; pass < kPasses; ++pass) {
     float x[kChannels];
     unpack<Element>(x, bits[pass]);
 #pragma unroll
-    for (int i = 0; i < kChannels; ++i) sum[i] += x[i];
+    for (int i = 0; i < kChannels; ++i) sum[i] += pass * kPerPass + first_sample < samples ? x[i] : 0.0f;
   }
 #pragma unroll
   for (int i = 0; i < kChannels; ++i) {

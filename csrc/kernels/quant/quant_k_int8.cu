@@ -21,7 +21,13 @@ struct Config : QuantKInt8 {
   static_assert(kThreads / 2 / kThreadsPerKey == 8 && kWarps == 2 * kGroups);
 };
 
-extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kHeadDim <= 128 ? 3 : 1)
+// Bytes that are written at once.
+template <int Bytes>
+struct alignas(Bytes) Packed {
+  uint32_t words[Bytes / 4];
+};
+
+extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kHeadDim <= 128 ? 4 : 1)
     quant_k_int8(const __grid_constant__ Config::Params p) {
   using Element = Config::Element;
   constexpr int kChannels = Config::kChannels;
@@ -36,12 +42,9 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kHeadDim 
   const int channel = threadIdx.x % Config::kThreadsPerKey * kChannels;
 
   uint32_t keys[Config::kPasses][kChannels / 2];
-#pragma unroll
-  for (int pass = 0; pass < Config::kPasses; ++pass) {
-    const int key = min(first_key + pass * 8, tile.length - 1);
-    load_channels<kChannels>(keys[pass], row_pointer<Element>(p.k, tile.batch, tile.head, tile.first_token + key), channel,
-                             p.head_dim, p.k.aligned16);
-  }
+  const auto* k = row_pointer<Element>(p.k, tile.batch, tile.head, tile.first_token);
+  const auto key = [&](int pass) { return k + min(first_key + pass * 8, tile.length - 1) * p.k.token_stride; };
+  load_rows<kChannels>(keys, key, channel, p.head_dim, p.k.aligned16);
 
   // Of the estimate any rounding will do, and of the difference that to Element: it is finer than 8 bits.
   uint32_t shift[kChannels / 2] = {};
@@ -84,13 +87,14 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kHeadDim 
     int8_t* destination = out + swizzled_in_panels<Config::kHeadDim, Config::kBlockN>(pass * 8 + row, channel / 16) + channel % 16;
     float x[kChannels];
     unpack<Element>(x, keys[pass]);
+    Packed<kChannels> packed;
     int square = 0;
 #pragma unroll
-    for (int i = 0; i < kChannels; i += 4) {
-      const uint32_t packed = pack_s8x4({x[i], x[i + 1], x[i + 2], x[i + 3]}, inverse);
-      square = __dp4a(static_cast<int>(packed), static_cast<int>(packed), square);
-      *reinterpret_cast<uint32_t*>(destination + i) = packed;
+    for (int i = 0; i < kChannels / 4; ++i) {
+      packed.words[i] = pack_s8x4({x[4 * i], x[4 * i + 1], x[4 * i + 2], x[4 * i + 3]}, inverse);
+      square = __dp4a(static_cast<int>(packed.words[i]), static_cast<int>(packed.words[i]), square);
     }
+    *reinterpret_cast<Packed<kChannels>*>(destination) = packed;
 #pragma unroll
     for (int lane = Config::kThreadsPerKey / 2; lane > 0; lane /= 2) square += __shfl_xor_sync(0xffffffffu, square, lane);
     largest_square = max(largest_square, square);

@@ -25,9 +25,12 @@ struct Config : Sm90QkInt8PvF16 {
   static constexpr int kQkSteps = kHeadDim / 32;
   static constexpr int kPvSteps = kTileN / 16;
   static constexpr int kConsumerWarps = 4 * kConsumers;
+  // Q stays in registers, which spares shared memory a fourth of its reads; at head_dim 256 there are too few.
+  static constexpr bool kKeepQ = kHeadDim <= 128;
   static constexpr int kProducerRegisters = kConsumers == 3 ? 32 : 40;
   static constexpr int kConsumerRegisters = kConsumers == 3 ? 160 : 232;
-  static_assert(128 * (kProducerRegisters + kConsumers * kConsumerRegisters) <= 65536);
+  // What the launch gives a warpgroup's worth of threads is shared out: 65536 registers by all threads, in eights.
+  static_assert(kProducerRegisters + kConsumers * kConsumerRegisters <= 65536 / kThreads / 8 * 8 * (1 + kConsumers));
 
   // Probabilities are relative to a reference that a row's maximum may exceed by this many powers of two; beyond, the reference
   // rises and the output is rescaled. The final division makes it exact. Element must hold sums of eight such probabilities.

@@ -9,6 +9,7 @@ namespace sage {
 
 using Scores = int32_t[Config::kTileN / 2];
 using Probabilities = uint32_t[Config::kPvSteps][4];  // wgmma A fragments
+using Queries = uint32_t[Config::kQkSteps][4];        // wgmma A fragments
 using Output = float[Config::kHeadDim / 2];
 
 // A score that a mask hides: below any that is computed.
@@ -68,42 +69,40 @@ __device__ __forceinline__ void raise_references(const Scores& scores, float k_s
   }
 }
 
-// Unnormalised probabilities of a tile's scores.
+// Replaces a tile's scores by their unnormalised probabilities, as float bits.
 //
 // Left to itself the compiler computes all exponents before the first exponential, and the warp then waits eight clocks for each.
-// So each chunk's scale is made to depend on the result of the chunk two before it, which lets one fill the other's waits.
+// So each chunk's scale is made to depend on the results of the chunk two before it, which lets one fill the other's waits.
 template <bool Masked>
-__device__ __forceinline__ void exponentiate(const Scores& scores, float k_scale, const Rows& rows,
-                                             Probabilities& probabilities) {
-  constexpr int kChunk = 8;  // scores, of both rows: 16 keys
-  constexpr int kChunks = Config::kPvSteps;
+__device__ __forceinline__ void exponentiate(Scores& scores, float k_scale, const Rows& rows) {
+  constexpr int kChunk = 8;  // scores, of both rows
+  constexpr int kChunks = Config::kTileN / 2 / kChunk;
   float scale[kChunks + 2][2];
 #pragma unroll
   for (int row = 0; row < 2; ++row) scale[0][row] = scale[1][row] = rows.q_scale[row] * k_scale;
 #pragma unroll
   for (int chunk = 0; chunk < kChunks; ++chunk) {
-    float probability[kChunk];
+#pragma unroll
+    for (int row = 0; row < 2; ++row) scale[chunk + 2][row] = scale[chunk][row];
 #pragma unroll
     for (int i = 0; i < kChunk; ++i) {
       const int row = i / 2 % 2;
-      const int32_t score = scores[chunk * kChunk + i];
+      int32_t& score = scores[chunk * kChunk + i];
       float exponent = static_cast<float>(score) * scale[chunk][row] - rows.reference[row];
       if (Masked && score == kHidden) exponent = -INFINITY;
-      probability[i] = ptx::ex2(exponent);
+      const float probability = ptx::ex2(exponent);
+      if (i % 2 == 1) scale[chunk + 2][row] = __fmaf_rn(probability, 0.0f, scale[chunk + 2][row]);
+      score = __float_as_int(probability);
     }
+  }
+}
+
+__device__ __forceinline__ void pack(const Scores& scores, Probabilities& probabilities) {
+#pragma unroll
+  for (int i = 0; i < Config::kTileN / 4; ++i) {
     // Two groups of 8 columns are a 16-key step: registers row, row + 8 of the first, then of the second.
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      probabilities[chunk][i] = Pair<Config::Element>::pack(probability[2 * i], probability[2 * i + 1]);
-    }
-#pragma unroll
-    for (int row = 0; row < 2; ++row) {
-      scale[chunk + 2][row] = scale[chunk][row];
-#pragma unroll
-      for (int i = row; i < 4; i += 2) {
-        scale[chunk + 2][row] = __fmaf_rn(__uint_as_float(probabilities[chunk][i]), 0.0f, scale[chunk + 2][row]);
-      }
-    }
+    probabilities[i / 4][i % 4] =
+        Pair<Config::Element>::pack(__int_as_float(scores[2 * i]), __int_as_float(scores[2 * i + 1]));
   }
 }
 
