@@ -1,4 +1,4 @@
-"""Draws what `run.py` measured: `plot.py bench/results/NAME.json` writes NAME.svg beside it."""
+"""Draws what `bench.py` measured: `plot.py bench/results/NAME.json` writes NAME.svg beside it."""
 
 from __future__ import annotations
 

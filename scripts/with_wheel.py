@@ -1,4 +1,4 @@
-"""Run Python with the built wheel installed: `with_wheel.py -m pytest`, `with_wheel.py bench/run.py`.
+"""Run Python with the built wheel installed: `with_wheel.py -m pytest`, `with_wheel.py bench/bench.py`.
 
 The wheel lies alone in a clean environment beside PyTorch, so that what is tested and measured is the file that would
 be published, never the checkout.

@@ -56,8 +56,8 @@ def test_a_requirement_that_is_not_there_is_a_fault_of_the_wheel(tmp_path: Path)
 def test_what_is_run_is_handed_on_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     own, command = with_wheel.arguments(["-m", "pytest", "-k", "a or b", "--cu", "tests"])
     assert (own.cuda, command) == (None, ["-m", "pytest", "-k", "a or b", "--cu", "tests"])
-    own, command = with_wheel.arguments(["--cuda", "13.0", "bench/run.py", "--quick"])
-    assert (own.cuda, command) == ("13.0", ["bench/run.py", "--quick"])
+    own, command = with_wheel.arguments(["--cuda", "13.0", "bench/bench.py", "--quick"])
+    assert (own.cuda, command) == ("13.0", ["bench/bench.py", "--quick"])
     with pytest.raises(SystemExit):
         with_wheel.arguments([])
     assert "say what to run" in capsys.readouterr().err

@@ -1,6 +1,6 @@
 """Speed and accuracy of `sageattn` beside PyTorch's own attention and installed peers, in one run on one GPU.
 
-    python bench/run.py [--output bench/results/NAME.json] [--quick]
+    python bench/bench.py [--output bench/results/NAME.json] [--quick]
 
 Speed is end to end: the call a user makes, quantisation included. The methods take turns, round after round, each running
 long enough to reach the clocks it can sustain, timed with CUDA events; a row gives the median TFLOPS and the median over
@@ -46,7 +46,7 @@ def environment() -> dict[str, str]:
         "torch": torch.__version__,
         "sageattention": sageattention.__version__,
         "kernels": f"CUDA {sageattention._library.build.cuda}, {torch.ops.sageattention.kernel_architecture(0)}",
-        "command": "python bench/run.py" + (" --quick" if "--quick" in sys.argv else ""),
+        "command": "python bench/bench.py" + (" --quick" if "--quick" in sys.argv else ""),
     }
 
 
