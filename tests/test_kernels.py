@@ -83,7 +83,7 @@ EXPECTED = {
     ),
     "sm89_qk_int8_pv_f8_accum_f16": Expected(
         lambda d: 2 if d <= 128 else 1,
-        ("IMMA.16832.S8.S8", "{e4m3}.F16{e4m3_types}"),
+        ("IMMA.16832.S8.S8", "{e4m3}{e4m3_sums}{e4m3_types}"),
         (*MMA_SYNC, "F2FP"),
         since_90=("ACQBULK",),
         shared="shared_bytes",
@@ -314,6 +314,7 @@ def test_the_instructions_are_those_meant(kernel: Kernel) -> None:
         "row_bits": min(kernel.head_dim, 128),
         "bf16": ".BF16" if kernel.dtype == "bf16" else "",
         "e4m3": "HMMA.16816" if emulated else "QMMA.16832",
+        "e4m3_sums": ".F32" if emulated else ".F16",
         "e4m3_types": "" if emulated else ".E4M3.E4M3",
     }
     tensor = {name for name in found if re.match(r"[A-Z]*MMA(\.|$)", name)}

@@ -1,4 +1,4 @@
-// Writing shared memory: cp.async copies from global memory beside the computation, in groups; st.shared.
+// Shared memory: cp.async copies from global memory beside the computation, in groups; loads and stores.
 #pragma once
 
 #include "kernels/tensor_view.h"
@@ -21,6 +21,12 @@ __device__ __forceinline__ void store_shared_16(uint32_t shared_destination, con
   asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};\n" ::"r"(shared_destination), "r"(bits[0]), "r"(bits[1]),
                "r"(bits[2]), "r"(bits[3])
                : "memory");
+}
+
+__device__ __forceinline__ float load_shared_float(uint32_t shared_source) {
+  float value;
+  asm volatile("ld.shared.f32 %0, [%1];\n" : "=f"(value) : "r"(shared_source) : "memory");
+  return value;
 }
 
 __device__ __forceinline__ float2 load_shared_float2(uint32_t shared_source) {

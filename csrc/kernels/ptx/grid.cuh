@@ -4,10 +4,10 @@
 
 namespace sage::ptx {
 
-// This thread's place in its warp, read anew at every call: what is derived from it need not stay in registers between two uses.
-__device__ __forceinline__ int lane_index() {
+// threadIdx.x, read anew at every call: what is derived from it need not stay in registers between two uses.
+__device__ __forceinline__ int thread_index_x() {
   int index;
-  asm volatile("mov.u32 %0, %%laneid;\n" : "=r"(index));
+  asm volatile("mov.u32 %0, %%tid.x;\n" : "=r"(index));
   return index;
 }
 

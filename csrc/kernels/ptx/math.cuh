@@ -1,4 +1,4 @@
-// Single instructions on float32.
+// Single instructions, on float32 but for the last.
 #pragma once
 
 namespace sage::ptx {
@@ -29,6 +29,12 @@ __device__ __forceinline__ float min_nan(float x, float y) {
   float z;
   asm("min.NaN.f32 %0, %1, %2;\n" : "=f"(z) : "f"(x), "f"(y));
   return z;
+}
+
+// No instruction: makes the compiler keep a value in its register rather than derive it again at each use.
+template <typename T>
+__device__ __forceinline__ void keep(T& value) {
+  asm volatile("" : "+r"(value));
 }
 
 }  // namespace sage::ptx

@@ -54,39 +54,26 @@ __device__ __forceinline__ void store_out(const AttentionParams& p, const Tile& 
   }
 }
 
-// The first key, from `key` on, of a block of 64 that the mask does not hide whole.
-__device__ __forceinline__ int visible_key(const AttentionParams& p, const Tile& tile, int key) {
+// The first block from `block` on that the mask does not hide whole.
+__device__ __forceinline__ int visible_block(const AttentionParams& p, const Tile& tile, int block) {
   if (p.mask.data != nullptr) {
-    while (key < tile.visible_keys && tile.mask_tiles[key / MmaSyncTiles::kBlockN] == AttentionMask::kEmpty) {
-      key += MmaSyncTiles::kBlockN;
-    }
+    while (block < tile.blocks && tile.mask_tiles[block] == AttentionMask::kEmpty) ++block;
   }
-  return key;
+  return block;
+}
+
+// Where in a stage a lane's ldmatrix rows of V start: those of 8-bit V, which is transposed, are (channels 0-7, 8-15) x (keys 0-15,
+// 16-31); of 16-bit V, read transposed, (keys 0-15) x (channels 0-7, 8-15).
+template <typename Config>
+__device__ __forceinline__ uint32_t v_offset(int lane) {
+  return Config::kKTileBytes + (Config::kValues == Values::kF8
+                                    ? swizzled<Config::kVRowBytes>(lane / 16 * 8 + lane % 8, lane / 8 % 2)
+                                    : swizzled<Config::kVRowBytes>(lane % 16, lane / 16));
 }
 
 template <typename Config>
 __device__ __forceinline__ uint32_t other_stage(uint32_t stages, uint32_t stage) {
   return 2 * stages + Config::kStageBytes - stage;
-}
-
-// Where in a stage this lane's ldmatrix rows of the keys from `key` on start. Of K, and of 8-bit V, which is transposed, matrices are
-// (keys or channels 0-7, 8-15) x (bytes 0-15, 16-31); of 16-bit V, read transposed, (keys 0-15) x (channels 0-7, 8-15).
-template <typename Config>
-__device__ __forceinline__ uint32_t k_address(uint32_t stage, int key) {
-  const int lane = ptx::lane_index();
-  return stage + swizzled<Config::kKRowBytes>(lane / 16 * 8 + lane % 8, lane / 8 % 2) +
-         key * Config::kKRowBytes;
-}
-
-template <typename Config>
-__device__ __forceinline__ uint32_t v_address(uint32_t stage, int key) {
-  const int lane = ptx::lane_index();
-  const uint32_t tile = stage + Config::kKTileBytes;
-  if constexpr (Config::kValues == Values::kF8) {
-    return (tile + swizzled<Config::kVRowBytes>(lane / 16 * 8 + lane % 8, lane / 8 % 2)) ^ key;
-  } else {
-    return tile + swizzled<Config::kVRowBytes>(lane % 16, lane / 16) + key * Config::kVRowBytes;
-  }
 }
 
 template <typename Config>
@@ -103,12 +90,10 @@ __device__ __forceinline__ void attend(const AttentionParams& p) {
   __syncthreads();
   if (tile.qo_len == 0) return;
 
-  uint32_t q[Config::kMTiles][Config::kQkSteps][4];
-  float* q_scale = reinterpret_cast<float*>(shared + Config::kQScaleOffset);
+  Queries<Config> q;
   // Q is the caller's, but log-sum-exp's shift needs K's mean.
   if (p.lse != nullptr) ptx::grid_dependency_wait();
-  load_q<Config>(p, tile, q, q_scale);
-  q_scale += threadIdx.x / 32 * Config::kWarpM + lane / 4;
+  load_q<Config>(p, tile, q, reinterpret_cast<float*>(shared + Config::kQScaleOffset));
   ptx::grid_dependency_wait();
 
   State<Config> state;
@@ -123,53 +108,64 @@ __device__ __forceinline__ void attend(const AttentionParams& p) {
     }
   }
 
-  int key = visible_key(p, tile, 0);
+  // Where in a stage this lane's ldmatrix rows of K start: matrices are (keys 0-7, 8-15) x (channels 0-15, 16-31).
+  uint32_t k_lane = swizzled<Config::kKRowBytes>(lane / 16 * 8 + lane % 8, lane / 8 % 2);
+  uint32_t v_lane = v_offset<Config>(lane);
+  uint32_t q_scale = stages + Config::kQScaleOffset + (threadIdx.x / 32 * Config::kWarpM + lane / 4) * 4;
+  if constexpr (Config::kValues == Values::kF16) {  // with 8-bit V there are no registers for it
+    ptx::keep(k_lane);
+    ptx::keep(v_lane);
+    ptx::keep(q_scale);
+  }
+  int block = visible_block(p, tile, 0);
   uint32_t stage = stages;
-  if (key < tile.visible_keys) load<Config>(p, tile, key / Config::kBlockN, stage);
+  if (block < tile.blocks) load<Config>(p, tile, block, stage);
   ptx::cp_async_commit();
-  // As many keys at a time as are gathered for P V; at the first one of a block of 64 the next block's copies are started. What lives through the loop is
-  // kept to this: the main loop has no register to spare.
 #pragma unroll 1
-  while (key < tile.visible_keys) {
-    if (Config::kGatherN == Config::kBlockN || key % Config::kBlockN == 0) {
-      ptx::cp_async_wait<0>();
-      __syncthreads();  // this stage has arrived for all warps, and all have left the other one
-      const int next = visible_key(p, tile, key + Config::kBlockN);
-      if (next < tile.visible_keys) load<Config>(p, tile, next / Config::kBlockN, other_stage<Config>(stages, stage));
-      ptx::cp_async_commit();
-    }
-    Probabilities<Config> probabilities;
+  while (block < tile.blocks) {
+    ptx::cp_async_wait<0>();
+    __syncthreads();  // this stage has arrived for all warps, and all have left the other one
+    const float k_scale = p.k_scale[(tile.kv_block + block) * QuantKInt8::kScales + lane % 4];
+    // What is to be hidden: by the mask (kMixed), for other reasons, nothing.
+    const int masked = p.mask.data != nullptr && tile.mask_tiles[block] == AttentionMask::kMixed ? AttentionMask::kMixed
+                       : block >= tile.full_blocks                                               ? AttentionMask::kEmpty
+                                                                                                 : AttentionMask::kFull;
+    const int next = visible_block(p, tile, block + 1);
+    if (next < tile.blocks) load<Config>(p, tile, next, other_stage<Config>(stages, stage));
+    ptx::cp_async_commit();
+#pragma unroll 1
+    for (int key = 0; key < Config::kBlockN; key += Config::kGatherN) {
+      Probabilities<Config> probabilities;
 #pragma unroll
-    for (int chunk = 0; chunk < Config::kGatherN / Config::kChunkN; ++chunk) {
-      const int first_key = key + chunk * Config::kChunkN;
-      const int64_t block = tile.kv_block + key / Config::kBlockN;
-      const float k_scale = p.k_scale[block * QuantKInt8::kScales + ptx::lane_index() % 4];
-      Scores<Config> scores;
-      compute_scores<Config>(q, k_address<Config>(stage, first_key % Config::kBlockN), scores);
-      // Of zeros the product of the scales could underflow, and 0 * -infinity would not be -infinity.
-      float scale[Config::kRows];
+      for (int chunk = 0; chunk < Config::kGatherN / Config::kChunkN; ++chunk) {
+        const int chunk_key = key + chunk * Config::kChunkN;
+        Scores<Config> scores;
+        compute_scores<Config>(q, stage + k_lane + chunk_key * Config::kKRowBytes, scores);
+        float scale[Config::kRows];
 #pragma unroll
-      for (int row = 0; row < Config::kRows; ++row) scale[row] = ptx::max_nan(q_scale[row * 8] * k_scale, 1e-30f);
-      if (p.mask.data != nullptr && tile.mask_tiles[key / Config::kBlockN] == AttentionMask::kMixed) {
-        mask_scores<Config>(p, tile, first_key, scale, scores);
-      } else if (key >= tile.full_keys) {
-        hide_scores<Config>(p, tile, first_key, scores);
+        for (int row = 0; row < Config::kRows; ++row) scale[row] = ptx::load_shared_float(q_scale + row * 32) * k_scale;
+        if (__builtin_expect(masked != AttentionMask::kFull, 0)) {
+          const int first_key = block * Config::kBlockN + chunk_key;
+          if (masked == AttentionMask::kMixed) {
+            mask_scores<Config>(p, tile, first_key, scale, scores);
+          } else {
+            hide_scores<Config>(p, tile, first_key, scores);
+          }
+        }
+        softmax<Config>(scale, scores, chunk, state, probabilities);
       }
-      softmax<Config>(scale, scores, chunk, state, probabilities);
+      if constexpr (Config::kValues == Values::kF8) {
+        accumulate_f8<Config>(probabilities, (stage + v_lane) ^ key, stage + Config::kVScaleOffset + lane % 4 * 8,
+                              p.kv_heads, state);
+      } else if constexpr (Config::kSums == Sums::kHalf) {
+        accumulate_f16_sums<Config>(probabilities, stage + v_lane + key * Config::kVRowBytes, state);
+      } else {
+        accumulate_f16<Config>(probabilities, stage + v_lane + key * Config::kVRowBytes, state);
+      }
     }
-    if constexpr (Config::kValues == Values::kF8) {
-      accumulate_f8<Config>(probabilities, v_address<Config>(stage, key % Config::kBlockN),
-                            stage + Config::kVScaleOffset + ptx::lane_index() % 4 * 8, state);
-    } else if constexpr (Config::kSums == Sums::kHalf) {
-      accumulate_f16_sums<Config>(probabilities, v_address<Config>(stage, key % Config::kBlockN), state);
-    } else {
-      accumulate_f16<Config>(probabilities, v_address<Config>(stage, key % Config::kBlockN), state);
-    }
-    key += Config::kGatherN;
-    if (Config::kGatherN == Config::kBlockN || key % Config::kBlockN == 0) {
-      stage = other_stage<Config>(stages, stage);
-      key = visible_key(p, tile, key);
-    }
+    // Found again rather than held in a register: without a mask it is the next one.
+    block = visible_block(p, tile, block + 1);
+    stage = other_stage<Config>(stages, stage);
   }
 
   store_out<Config>(p, tile, state);

@@ -24,10 +24,9 @@ struct MmaSyncConfig : Kernel {
   static constexpr int kStepN = kValues == Values::kF16 ? 16 : 32;
   // Keys whose scores are in registers at a time: all of a stage's where there is room, else what spills nothing.
   // Measured on an H200, as are the alternatives: bench/notes.md.
-  static constexpr int kChunkN = kHeadDim > 64 ? 16 : kValues == Values::kF16 ? 64 : 32;
-  // Keys whose probabilities are gathered before they meet V: where the tensor cores add in less than float32, what they add up
-  // goes to float32 registers, which costs as much for 16 keys as for 32.
-  static constexpr int kGatherN = kChunkN > 16 || (kValues == Values::kF16 && kSums == Sums::kFloat) ? kChunkN : 32;
+  static constexpr int kChunkN = kHeadDim > 64 ? 16 : kValues == Values::kF16 && kSums == Sums::kFloat ? 64 : 32;
+  // Keys whose probabilities are gathered before they meet V.
+  static constexpr int kGatherN = kChunkN > kStepN ? kChunkN : kStepN;
   static constexpr int kMTiles = kWarpM / 16;
   static constexpr int kNTiles = kChunkN / 8;
   static constexpr int kRows = 2 * kMTiles;  // rows of which a lane holds a part: lane / 4 + 8 * row
@@ -58,11 +57,17 @@ struct MmaSyncConfig : Kernel {
   // Probabilities are kept relative to a maximum of the row that is renewed only when scores exceed it by more than
   // 2^kRescaleThreshold; the final division makes the result exact whatever it was. At that maximum they are 2^kLogOfOne:
   //   16 bits  1, at most 2^8, which fp16 and bf16 hold as precisely as less
-  //   FP16 sums  2^-7, at most 2^-5: 32 of them add up to 1 at most, and so the sum is no larger than V's largest value
+  //   FP16 sums  2^-6, at most 2^-4: 16 of them add up to 1 at most, and so the sum is no larger than V's largest value
   //   e4m3  2^4.5, at most 2^8.5 < 448: as far from its subnormal numbers as that allows. With |V| <= 4.5 (QuantVF8) the sum of
   //   32 products is below 32 * 362 * 4.5 = 52128: no overflow in FP16 either
   static constexpr float kRescaleThreshold = kValues == Values::kF8 ? 4.0f : kSums == Sums::kHalf ? 2.0f : 8.0f;
-  static constexpr float kLogOfOne = kValues == Values::kF8 ? 4.5f : kSums == Sums::kHalf ? -7.0f : 0.0f;
+  static constexpr float kLogOfOne = kValues == Values::kF8 ? 4.5f : kSums == Sums::kHalf ? -6.0f : 0.0f;
+  // Where e4m3 is converted to FP16 for the tensor cores, which takes registers too.
+#if __CUDA_ARCH__ / 100 == 10
+  static constexpr bool kTightRegisters = true;
+#else
+  static constexpr bool kTightRegisters = false;
+#endif
   // Stands for -infinity where differences are taken: below any score, and its powers of two are 0.
   static constexpr float kNever = -1e30f;
 };

@@ -5,6 +5,7 @@
 #include "kernels/attention/mma_sync/tile.cuh"
 #include "kernels/element.cuh"
 #include "kernels/ptx/cp_async.cuh"
+#include "kernels/ptx/grid.cuh"
 #include "kernels/ptx/math.cuh"
 #include "kernels/swizzle.cuh"
 
@@ -33,7 +34,7 @@ __device__ __forceinline__ void load_q(const AttentionParams& p, const Tile& til
   for (int row = 0; row < Config::kRows; ++row) {
     const int token = first_row + row * 8 + lane / 4;
     float x[kPieces][4];
-    float magnitude = 1e-30f;  // keeps the scale of an all-zero row positive
+    float magnitude = 1e-14f;  // keeps the scale of an all-zero row positive
 #pragma unroll
     for (int i = 0; i < kPieces; ++i) {
       unpack<typename Config::Element>(x[i], bits[row][i]);
@@ -73,9 +74,10 @@ __device__ __forceinline__ void load_q(const AttentionParams& p, const Tile& til
 // Copies whole tiles, 16 bytes a thread at a time.
 template <int Bytes, int Threads>
 __device__ __forceinline__ void copy_tile(uint32_t destination, const void* source) {
+  const int thread = ptx::thread_index_x();
 #pragma unroll
   for (int i = 0; i < (Bytes / 16 + Threads - 1) / Threads; ++i) {
-    const int offset = (i * Threads + threadIdx.x) * 16;
+    const int offset = (i * Threads + thread) * 16;
     if (Bytes / 16 % Threads == 0 || offset < Bytes) {
       ptx::cp_async_16(destination + offset, static_cast<const uint8_t*>(source) + offset, true);
     }

@@ -6,7 +6,6 @@
 #include "kernels/attention/mma_sync/tile.cuh"
 #include "kernels/element.cuh"
 #include "kernels/ptx/float8.cuh"
-#include "kernels/ptx/grid.cuh"
 #include "kernels/ptx/ldmatrix.cuh"
 #include "kernels/ptx/math.cuh"
 #include "kernels/ptx/mma_sync.cuh"
@@ -18,6 +17,8 @@ template <typename Config>
 using Scores = int32_t[Config::kMTiles][Config::kNTiles][4];
 template <typename Config>
 using Probabilities = uint32_t[Config::kMTiles][Config::kPvSteps][4];  // A fragments
+template <typename Config>
+using Queries = uint32_t[Config::kMTiles][Config::kQkSteps][4];  // A fragments
 
 template <typename Config>
 struct State {
@@ -30,8 +31,7 @@ struct State {
 
 // Scores for the warp's rows, as floats kMagic + score in the accumulators' bits.
 template <typename Config>
-__device__ __forceinline__ void compute_scores(const uint32_t (&q)[Config::kMTiles][Config::kQkSteps][4],
-                                               uint32_t k_lane, Scores<Config>& scores) {
+__device__ __forceinline__ void compute_scores(const Queries<Config>& q, uint32_t k_lane, Scores<Config>& scores) {
 #pragma unroll
   for (int m = 0; m < Config::kMTiles; ++m) {
 #pragma unroll
@@ -61,7 +61,7 @@ __device__ __forceinline__ void compute_scores(const uint32_t (&q)[Config::kMTil
 template <typename Config>
 __device__ __forceinline__ void hide_scores(const AttentionParams& p, const Tile& tile, int first_key,
                                             Scores<Config>& scores) {
-  const int lane = ptx::lane_index();
+  const int lane = threadIdx.x % 32;
   const int first_row = tile.first_row + threadIdx.x / 32 * Config::kWarpM + lane / 4;
 #pragma unroll
   for (int m = 0; m < Config::kMTiles; ++m) {
@@ -82,7 +82,7 @@ __device__ __forceinline__ void hide_scores(const AttentionParams& p, const Tile
 template <typename Config>
 __device__ __forceinline__ void mask_scores(const AttentionParams& p, const Tile& tile, int first_key,
                                             const float (&scale)[Config::kRows], Scores<Config>& scores) {
-  const int lane = ptx::lane_index();
+  const int lane = threadIdx.x % 32;
   const int row0 = tile.first_row + threadIdx.x / 32 * Config::kWarpM + lane / 4;
   const int key0 = first_key + lane % 4 * 2;
   const auto* origin = static_cast<const uint8_t*>(p.mask.data) + tile.batch * p.mask.batch_stride +
@@ -123,22 +123,13 @@ __device__ __forceinline__ void pack(Probabilities<Config>& probabilities, int r
   }
 }
 
-// Multiplies what pack() packed: where the row's maximum has grown since.
+// Multiplies what pack() packed in 8 bits: where the row's maximum has grown since.
 template <typename Config>
 __device__ __forceinline__ void rescale(Probabilities<Config>& probabilities, int row, int group, float factor) {
-  if constexpr (Config::kValues == Values::kF16) {
-#pragma unroll
-    for (int i = 0; i < 4; i += 2) {
-      uint32_t& bits = probabilities[row / 2][group][row % 2 + i];
-      const float2 x = Pair<typename Config::Element>::unpack(bits);
-      bits = Pair<typename Config::Element>::pack(x.x * factor, x.y * factor);
-    }
-  } else {
-    uint32_t& bits = probabilities[row / 2][group / 2][row % 2 + group % 2 * 2];
-    float x[4];
-    ptx::unpack_e4m3x4(x, bits);
-    bits = ptx::pack_e4m3x4(x[0] * factor, x[1] * factor, x[2] * factor, x[3] * factor);
-  }
+  uint32_t& bits = probabilities[row / 2][group / 2][row % 2 + group % 2 * 2];
+  float x[4];
+  ptx::unpack_e4m3x4(x, bits);
+  bits = ptx::pack_e4m3x4(x[0] * factor, x[1] * factor, x[2] * factor, x[3] * factor);
 }
 
 // Turns scores into P's A fragments, keeping the running maximum and sum. `chunk` counts the
@@ -161,7 +152,7 @@ __device__ __forceinline__ void softmax(const float (&scale)[Config::kRows], con
     candidate[row] = (largest - Config::kMagic) * scale[row];
     exceeded |= candidate[row] > state.base[row] + kThreshold;
   }
-  if (__any_sync(0xffffffffu, exceeded)) {
+  if (__builtin_expect(__any_sync(0xffffffffu, exceeded), 0)) {
 #pragma unroll
     for (int row = 0; row < Config::kRows; ++row) {
       float largest = candidate[row];
@@ -172,8 +163,10 @@ __device__ __forceinline__ void softmax(const float (&scale)[Config::kRows], con
       const float factor = grown ? ptx::ex2(state.base[row] - base) : 1.0f;
       state.base[row] = base;
       state.sum[row] *= factor;
+      if constexpr (Config::kGatherN > Config::kChunkN) {
 #pragma unroll
-      for (int group = 0; group < chunk * kGroups; ++group) rescale<Config>(probabilities, row, group, factor);
+        for (int group = 0; group < chunk * kGroups; ++group) rescale<Config>(probabilities, row, group, factor);
+      }
 #pragma unroll
       for (int d = 0; d < Config::kOTiles; ++d) {
         state.out[row / 2][d][row % 2 * 2] *= factor;

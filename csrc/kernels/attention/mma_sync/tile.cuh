@@ -14,8 +14,8 @@ struct Tile {
   int first_row;       // of the batch element or sequence
   int qo_len;
   int kv_len;
-  int full_keys;       // up to here, by blocks of 64, every row sees every key
-  int visible_keys;    // from here on none sees any
+  int full_blocks;     // of 64 keys: in those before it every row sees every key
+  int blocks;          // and from this one on none sees any
   int64_t q_token;     // where the sequence starts
   int64_t kv_token;
   int64_t lse;         // index of its first row
@@ -65,8 +65,9 @@ struct Tile {
     } else {
       kv_block += kv_head * tile_slots(p.kv_len, p.batch, QuantKInt8::kTileN) * (QuantKInt8::kTileN / QuantKInt8::kBlockN);
     }
-    full_keys = (p.causal ? min(kv_len, first_row + 1) : kv_len) / QuantKInt8::kBlockN * QuantKInt8::kBlockN;
-    visible_keys = p.causal ? min(kv_len, first_row + block_m) : kv_len;
+    constexpr int kBlockN = QuantKInt8::kBlockN;
+    full_blocks = (p.causal ? min(kv_len, first_row + 1) : kv_len) / kBlockN;
+    blocks = ((p.causal ? min(kv_len, first_row + block_m) : kv_len) + kBlockN - 1) / kBlockN;
     mask_tiles = p.mask.data == nullptr ? nullptr
                                         : p.mask.tiles + batch * p.mask.tiles_batch_stride + head * p.mask.tiles_head_stride +
                                               first_row / block_m * p.mask.tiles_row_stride;
