@@ -117,6 +117,15 @@ __device__ __forceinline__ void attend(const AttentionParams& p) {
     ptx::keep(v_lane);
     ptx::keep(q_scale);
   }
+  uint32_t kept_scale[Config::kRows];
+  if constexpr (Config::kKeepScales) {
+    __syncwarp();
+#pragma unroll
+    for (int row = 0; row < Config::kRows; ++row) {
+      kept_scale[row] = __float_as_uint(ptx::load_shared_float(q_scale + row * 32));
+      ptx::keep(kept_scale[row]);
+    }
+  }
   int block = visible_block(p, tile, 0);
   uint32_t stage = stages;
   if (block < tile.blocks) load<Config>(p, tile, block, stage);
@@ -143,7 +152,9 @@ __device__ __forceinline__ void attend(const AttentionParams& p) {
         compute_scores<Config>(q, stage + k_lane + chunk_key * Config::kKRowBytes, scores);
         float scale[Config::kRows];
 #pragma unroll
-        for (int row = 0; row < Config::kRows; ++row) scale[row] = ptx::load_shared_float(q_scale + row * 32) * k_scale;
+        for (int row = 0; row < Config::kRows; ++row) {
+          scale[row] = k_scale * (Config::kKeepScales ? __uint_as_float(kept_scale[row]) : ptx::load_shared_float(q_scale + row * 32));
+        }
         if (__builtin_expect(masked != AttentionMask::kFull, 0)) {
           const int first_key = block * Config::kBlockN + chunk_key;
           if (masked == AttentionMask::kMixed) {

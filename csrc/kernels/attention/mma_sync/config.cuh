@@ -20,11 +20,20 @@ struct MmaSyncConfig : Kernel {
   // Blocks of threads that the registers of a multiprocessor shall hold.
   static constexpr int kBlocksPerSm = 256 / kThreads;
 
+  // 10.x wants more registers than others: e4m3 is converted to FP16 there, by the compiler.
+#if __CUDA_ARCH__ / 100 == 10
+  static constexpr bool kTightRegisters = true;
+#else
+  static constexpr bool kTightRegisters = false;
+#endif
+  // The rows' scales stay in registers; else they are read from shared memory for each chunk.
+  static constexpr bool kKeepScales = kValues == Values::kF16 && kSums == Sums::kFloat && !kTightRegisters;
+
   // Keys that one mma of P V takes.
   static constexpr int kStepN = kValues == Values::kF16 ? 16 : 32;
   // Keys whose scores are in registers at a time: all of a stage's where there is room, else what spills nothing.
   // Measured on an H200, as are the alternatives: bench/notes.md.
-  static constexpr int kChunkN = kHeadDim > 64 ? 16 : kValues == Values::kF16 && kSums == Sums::kFloat ? 64 : 32;
+  static constexpr int kChunkN = kHeadDim > 64 ? 16 : kKeepScales ? 64 : 32;
   // Keys whose probabilities are gathered before they meet V.
   static constexpr int kGatherN = kChunkN > kStepN ? kChunkN : kStepN;
   static constexpr int kMTiles = kWarpM / 16;
@@ -62,12 +71,6 @@ struct MmaSyncConfig : Kernel {
   //   32 products is below 32 * 362 * 4.5 = 52128: no overflow in FP16 either
   static constexpr float kRescaleThreshold = kValues == Values::kF8 ? 4.0f : kSums == Sums::kHalf ? 2.0f : 8.0f;
   static constexpr float kLogOfOne = kValues == Values::kF8 ? 4.5f : kSums == Sums::kHalf ? -6.0f : 0.0f;
-  // Where e4m3 is converted to FP16 for the tensor cores, which takes registers too.
-#if __CUDA_ARCH__ / 100 == 10
-  static constexpr bool kTightRegisters = true;
-#else
-  static constexpr bool kTightRegisters = false;
-#endif
   // Stands for -infinity where differences are taken: below any score, and its powers of two are 0.
   static constexpr float kNever = -1e30f;
 };
