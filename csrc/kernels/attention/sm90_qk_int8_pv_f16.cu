@@ -93,7 +93,7 @@ __device__ __forceinline__ void consume(const Config::Params& p, const Memory& s
       ptx::proxy_async_fence();
       ptx::named_barrier(1 + group, 128);
     }
-    const int tiles = same(work.key_tiles(p.causal));
+    const int tiles = same(work.key_tiles());
     const int kv_len = same(work.kv_len);
     const int first_row = same(work.first_row);
     release(Shared::kQEmpty);

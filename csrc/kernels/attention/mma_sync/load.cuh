@@ -2,7 +2,7 @@
 #pragma once
 
 #include "kernels/attention/mma_sync/config.cuh"
-#include "kernels/attention/mma_sync/tile.cuh"
+#include "kernels/attention/tile.cuh"
 #include "kernels/element.cuh"
 #include "kernels/ptx/cp_async.cuh"
 #include "kernels/ptx/grid.cuh"

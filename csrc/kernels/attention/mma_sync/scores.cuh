@@ -3,7 +3,7 @@
 
 #include "kernels/attention/mma_sync/config.cuh"
 #include "kernels/attention/mma_sync/mask_value.cuh"
-#include "kernels/attention/mma_sync/tile.cuh"
+#include "kernels/attention/tile.cuh"
 #include "kernels/element.cuh"
 #include "kernels/ptx/float8.cuh"
 #include "kernels/ptx/ldmatrix.cuh"

@@ -4,7 +4,7 @@
 #include <cuda/std/type_traits>
 
 #include "kernels/attention/sm90_qk_int8_pv_f16.h"
-#include "kernels/attention/mma_sync/tile.cuh"
+#include "kernels/attention/tile.cuh"
 
 namespace sage {
 
@@ -75,10 +75,7 @@ struct Memory {
 struct Work : Tile {
   using Tile::Tile;
   // Tiles of keys that some row sees; one, hidden as a whole, where there is none.
-  __device__ __forceinline__ int key_tiles(bool causal) const {
-    const int visible = causal ? min(kv_len, first_row + Config::kBlockM) : kv_len;
-    return max(1, (visible + Config::kTileN - 1) / Config::kTileN);
-  }
+  __device__ __forceinline__ int key_tiles() const { return max(1, blocks); }
 };
 static_assert(sizeof(Work) <= Config::kTileBytes);
 

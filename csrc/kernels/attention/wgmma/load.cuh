@@ -93,7 +93,7 @@ __device__ __forceinline__ void produce(const Config::Params& p, const Memory& s
   ptx::grid_dependency_wait();
   while (left) {
     const Work& work = work_of(parity, shared);
-    const int tiles = work.key_tiles(p.causal);
+    const int tiles = work.key_tiles();
     const bool packed = p.cu_seqlens_q != nullptr;
     for (int tile = 0; tile <= tiles; ++tile, ring.next()) {
       const uint32_t full = shared.address + Shared::kFull + ring.stage * 8;
