@@ -1,4 +1,4 @@
-"""The mma.sync kernels' options on a GPU, each by the operator itself: head_dims, masks, packed sequences, V's mean."""
+"""The kernels' options on a GPU, each by the operator itself: head_dims, masks, packed sequences, V's mean."""
 
 from __future__ import annotations
 
@@ -9,20 +9,31 @@ import pytest
 import torch
 from accuracy import TOLERANCES, exact, relative_l1
 
+import sageattention
+from sageattention import dispatch
+
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
 ]
 
-KERNELS = [name for name in TOLERANCES if not name.startswith("sm90")]
 
-
-@pytest.fixture(params=KERNELS)
+@pytest.fixture(params=TOLERANCES)
 def kernel(request: pytest.FixtureRequest) -> str:
     name: str = request.param
     if name.startswith("sm89") and torch.cuda.get_device_capability() < (8, 9):
         pytest.skip("e4m3 needs compute capability 8.9")
+    if name.startswith("sm90") and torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("wgmma needs compute capability 9.0")
     return name
+
+
+@pytest.fixture
+def masking(kernel: str) -> str:
+    """A kernel that takes masks."""
+    if not dispatch.KERNELS[kernel].masks:
+        pytest.skip("takes no mask")
+    return kernel
 
 
 def randn(*shape: int, dtype: torch.dtype = torch.float16, seed: int = 0) -> torch.Tensor:
@@ -43,7 +54,7 @@ def attend(
     for size in (2**12, 2**16, 2**20, 2**22):  # what is not written, or read where nothing was, shows
         torch.full((size,), math.nan, device="cuda")
     scale = q.shape[-1] ** -0.5
-    out: tuple[torch.Tensor, torch.Tensor] = torch.ops.sageattention.attention(
+    out: tuple[torch.Tensor, torch.Tensor] = sageattention._ops.attention(
         q, k, v, mask, "HND", causal, scale, True, smooth_v, True, kernel
     )
     return out
@@ -60,6 +71,8 @@ def limit(kernel: str) -> float:
 def test_head_dims(kernel: str, dtype: torch.dtype, causal: bool, head_dim: int, v_head_dim: int) -> None:
     if kernel == "sm80_qk_int8_pv_f16_accum_f16" and dtype == torch.bfloat16:
         pytest.skip("takes float16 only")
+    if (head_dim % 8 or v_head_dim % 8) and not dispatch.KERNELS[kernel].uneven:
+        pytest.skip("takes multiples of 8")
     q, k, v = (
         randn(1, 4, 700, head_dim, dtype=dtype),
         *(randn(1, 2, 700, d, dtype=dtype, seed=d + 1) for d in (head_dim, v_head_dim)),
@@ -136,25 +149,25 @@ def masks(batch: int, heads: int, rows: int, keys: int) -> dict[str, torch.Tenso
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
-def test_masks(kernel: str, head_dim: int, causal: bool) -> None:
+def test_masks(masking: str, head_dim: int, causal: bool) -> None:
     torch.manual_seed(0)
     q, k, v = randn(2, 4, 300, head_dim), randn(2, 2, 400, head_dim, seed=1), randn(2, 2, 400, head_dim, seed=2)
     for name, mask in masks(2, 4, 300, 400).items():
-        out, lse = attend(kernel, q, k, v, mask, causal=causal)
+        out, lse = attend(masking, q, k, v, mask, causal=causal)
         meant = mask if mask.dtype == torch.bool else mask.double().masked_fill(mask.double() < -1e30, -math.inf)
         expected, expected_lse = exact(q, k, v, is_causal=causal, attn_mask=meant)
         blind = expected_lse == -math.inf
         assert torch.equal(lse == -math.inf, blind), name
         assert (out[blind] == 0).all(), name
-        assert relative_l1(out, expected) <= limit(kernel), name
+        assert relative_l1(out, expected) <= limit(masking), name
         assert (lse - expected_lse)[~blind].abs().max() <= 0.15, name
 
 
-def test_nan_in_a_mask_is_not_hidden(kernel: str) -> None:
+def test_nan_in_a_mask_is_not_hidden(masking: str) -> None:
     q, k, v = (randn(1, 1, 100, 64, seed=i) for i in range(3))
     mask = torch.zeros(100, 100, device="cuda")
     mask[5, 7] = math.nan
-    out, _ = attend(kernel, q, k, v, mask)
+    out, _ = attend(masking, q, k, v, mask)
     assert out[0, 0, 5].isnan().all()
     assert out[0, 0, :5].isfinite().all()
 
@@ -169,7 +182,7 @@ def test_packed_sequences_are_what_each_is_alone(
     cu_q, cu_k = (torch.tensor([0, *itertools.accumulate(x)], dtype=torch.int32, device="cuda") for x in lengths)
     q = randn(sum(lengths[0]), 4, head_dim)
     k, v = (randn(sum(lengths[1]), kv_heads, head_dim, seed=i) for i in (1, 2))
-    out, lse = torch.ops.sageattention.attention_varlen(
+    out, lse = sageattention._ops.attention_varlen(
         q, k, v, cu_q, cu_k, 300, 500, causal, head_dim**-0.5, True, smooth_v, True, kernel
     )
     for (q0, q1), (k0, k1) in zip(itertools.pairwise(cu_q.tolist()), itertools.pairwise(cu_k.tolist()), strict=True):
@@ -188,10 +201,10 @@ def test_thousands_of_packed_sequences_in_a_graph(kernel: str) -> None:
     cu = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)]).int().cuda()
     q, k, v = (randn(int(lengths.sum()), 2, 64, seed=i) for i in range(3))
     arguments = (cu, cu, 40, 40, True, 0.125, True, False, False, kernel)
-    expected, _ = torch.ops.sageattention.attention_varlen(q, k, v, *arguments)
+    expected, _ = sageattention._ops.attention_varlen(q, k, v, *arguments)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        out, _ = torch.ops.sageattention.attention_varlen(q, k, v, *arguments)
+        out, _ = sageattention._ops.attention_varlen(q, k, v, *arguments)
     graph.replay()
     assert torch.equal(out, expected)
     for i in (1, 17, 999, 2500, 4999):
