@@ -20,8 +20,8 @@ struct Config : QuantVF8 {
 };
 
 // Keys of a chunk of 16, of two channels, less the mean.
-__device__ __forceinline__ void read_chunk(const uint32_t (&keys)[Config::kBlockN][Config::kPairs + 1], int first, int keys_left,
-                                           int pair, float2 mean, float (&low)[16], float (&high)[16]) {
+__device__ __forceinline__ void read_chunk(const uint32_t (&keys)[Config::kBlockN][Config::kPairs + 1], int first,
+                                           int keys_left, int pair, float2 mean, float (&low)[16], float (&high)[16]) {
 #pragma unroll
   for (int i = 0; i < 16; ++i) {
     const float2 x = Pair<Config::Element>::unpack(keys[first + i][pair]);

@@ -62,8 +62,8 @@ __device__ __forceinline__ int visible_block(const AttentionParams& p, const Til
   return block;
 }
 
-// Where in a stage a lane's ldmatrix rows of V start: those of 8-bit V, which is transposed, are (channels 0-7, 8-15) x (keys 0-15,
-// 16-31); of 16-bit V, read transposed, (keys 0-15) x (channels 0-7, 8-15).
+// Where in a stage a lane's ldmatrix rows of V start: those of 8-bit V, which is transposed, are (channels 0-7, 8-15) x
+// (keys 0-15, 16-31); of 16-bit V, read transposed, (keys 0-15) x (channels 0-7, 8-15).
 template <typename Config>
 __device__ __forceinline__ uint32_t v_offset(int lane) {
   return Config::kKTileBytes + (Config::kValues == Values::kF8
@@ -153,7 +153,8 @@ __device__ __forceinline__ void attend(const AttentionParams& p) {
         float scale[Config::kRows];
 #pragma unroll
         for (int row = 0; row < Config::kRows; ++row) {
-          scale[row] = k_scale * (Config::kKeepScales ? __uint_as_float(kept_scale[row]) : ptx::load_shared_float(q_scale + row * 32));
+          scale[row] = k_scale * (Config::kKeepScales ? __uint_as_float(kept_scale[row])
+                                                      : ptx::load_shared_float(q_scale + row * 32));
         }
         if (__builtin_expect(masked != AttentionMask::kFull, 0)) {
           const int first_key = block * Config::kBlockN + chunk_key;

@@ -84,8 +84,8 @@ __device__ __forceinline__ void copy_tile(uint32_t destination, const void* sour
   }
 }
 
-// Starts the copies of a block of 64 keys of V as the caller left it. A thread copies the same 16-byte chunk of every kRowStep-th
-// row; the step is a multiple of the swizzle's period, so one swizzled offset serves them all.
+// Starts the copies of a block of 64 keys of V as the caller left it. A thread copies the same 16-byte chunk of every
+// kRowStep-th row; the step is a multiple of the swizzle's period, so one swizzled offset serves them all.
 template <typename Config>
 __device__ __forceinline__ void load_v(const AttentionParams& p, const Tile& tile, int block, uint32_t v_tile) {
   constexpr int kChunks = Config::kHeadDim * 2 / 16;
