@@ -74,7 +74,7 @@ TABLE = (
     Row("sageattn_qk_int8_pv_fp16_cuda", "fp32", "8.0 and later", "sm80_qk_int8_pv_f16",
         "float32 sums, which no model overflows"),
     Row("sageattn_qk_int8_pv_fp16_cuda", "fp16+fp32", "8.0 and later", "sm80_qk_int8_pv_f16_accum_f16",
-        "asked for: sums of a few keys in float16, added up in float32: up to twice as fast on GeForce"),
+        "asked for: sums of 16 keys in float16, which cannot overflow, added up in float32: up to twice as fast on GeForce"),
     Row("sageattn_qk_int8_pv_fp16_cuda", "fp16", "8.0 and later", "sm80_qk_int8_pv_f16_accum_f16",
         "asked for: served like fp16+fp32, which is as fast and overflows less"),
     Row("sageattn_qk_int8_pv_fp16_cuda", "fp16+fp32", "8.0 and later", "sm80_qk_int8_pv_f16",

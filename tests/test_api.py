@@ -20,6 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import sageattention
 from sageattention import (
     _library,
+    _ops,
     dispatch,
     sageattn,
     sageattn_qk_int8_pv_fp8_cuda,
@@ -551,7 +552,10 @@ class TestKernelFilesOnAGpu:
         expected = sageattn_qk_int8_pv_fp16_cuda(q, k, v, is_causal=True)
         torch.ops.sageattention.set_kernel_directory(str(kernel_copy), ["compute_80"])
         assert torch.ops.sageattention.kernel_architecture(0) == "compute_80"
-        torch.testing.assert_close(sageattn_qk_int8_pv_fp16_cuda(q, k, v, is_causal=True), expected, rtol=1e-2, atol=1e-2)
+        # The folder of PTX has this kernel and not Hopper's: what is installed is asked of the manifest, not of this folder.
+        scale = head_dim**-0.5
+        out, _ = _ops.attention(q, k, v, None, "HND", True, scale, True, False, False, "sm80_qk_int8_pv_f16")
+        torch.testing.assert_close(out, expected, rtol=1e-2, atol=1e-2)
 
 
 def run_python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
