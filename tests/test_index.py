@@ -42,12 +42,13 @@ def pip(*arguments: str, path: Path | None = None) -> subprocess.CompletedProces
 
 
 def beside_torch(folder: Path, version: str) -> Path:
-    """A folder in which pip finds PyTorch installed."""
-    info = folder / f"torch-{version}.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: torch\nVersion: {version}\n", encoding="utf-8")
-    (info / "INSTALLER").write_text("pip\n", encoding="utf-8")
-    (info / "RECORD").write_text("", encoding="utf-8")
+    """A folder in which pip finds PyTorch installed, and an old sageattention, whatever else it finds further on."""
+    for name, one in (("torch", version), ("sageattention", "0.0.1")):
+        info = folder / f"{name}-{one}.dist-info"
+        info.mkdir(parents=True)
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {one}\n", encoding="utf-8")
+        (info / "INSTALLER").write_text("pip\n", encoding="utf-8")
+        (info / "RECORD").write_text("", encoding="utf-8")
     return folder
 
 
@@ -79,7 +80,7 @@ def test_pip_installs_beside_the_right_pytorch(site: loopback.Server, tmp_path: 
     torch = beside_torch(tmp_path / "torch", "2.8.1+cu128")
     target = tmp_path / "report.json"
     url = f"{site.url}/cu128-torch28/"
-    done = pip("install", "--dry-run", "--report", str(target), "sageattention", "--index-url", url, path=torch)
+    done = pip("install", "--dry-run", "--report", str(target), "sageattention>=1", "--index-url", url, path=torch)
     assert done.returncode == 0, done.stderr
     (chosen,) = json.loads(target.read_text(encoding="utf-8"))["install"]
     build = samples.build(f"{sys.version_info[0]}.{sys.version_info[1]}")
@@ -90,7 +91,7 @@ def test_pip_installs_beside_the_right_pytorch(site: loopback.Server, tmp_path: 
 @pytest.mark.skipif(matrix.host_platform() != "linux-64", reason="the samples are for linux-64")
 def test_pip_refuses_beside_another_pytorch_and_says_which_is_needed(site: loopback.Server, tmp_path: Path) -> None:
     torch = beside_torch(tmp_path / "torch", "2.7.1+cu128")
-    done = pip("install", "--dry-run", "sageattention", "--index-url", f"{site.url}/cu128-torch28/", path=torch)
+    done = pip("install", "--dry-run", "sageattention>=1", "--index-url", f"{site.url}/cu128-torch28/", path=torch)
     assert done.returncode != 0
     assert "torch==2.8.*" in done.stderr
 
