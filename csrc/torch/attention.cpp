@@ -49,12 +49,12 @@ struct Call {
                                    : int64_t{shape.batch} * ((shape.qo_len + kernel.block_m(head_dim()) - 1) / kernel.block_m(head_dim()));
     return tiles * shape.q_heads;
   }
-  // Heads of Q whose tiles are computed one beside the other: those of as many key heads, a power of two, as have 12 MiB of K
-  // in 8 bits and V in 16. That is a quarter of a large GPU's L2 cache, and what was fastest of what was tried on an H200.
+  // Heads of Q whose tiles are computed one beside the other: all, where K in 8 bits and V in 16 have 24 MiB, half of a large
+  // GPU's L2 cache; else those of a power of two key heads that have 12. Of what was tried on an H200 that was fastest.
   int32_t heads_together() const {
     const int64_t all = int64_t{shape.batch} * shape.kv_heads;
     const int64_t bytes = int64_t{shape.kv_len} * head_dim() * 3;
-    int64_t heads = 1;
+    int64_t heads = all * bytes <= int64_t{24} << 20 ? all : 1;
     while (heads < all && 2 * heads * bytes <= int64_t{12} << 20) heads *= 2;
     return static_cast<int32_t>(std::min(heads, all) * (shape.q_heads / shape.kv_heads));
   }
