@@ -222,7 +222,7 @@ def sageattn_qk_int8_pv_fp8_cuda(
 ) -> Result:
     """Attention with INT8 scores and FP8 (e4m3) probabilities and values: compute capability 8.9 and later.
 
-    V is rounded with one scale a channel.
+    V is rounded with one scale for a channel of 64 keys.
 
     Args:
         q, k, v, tensor_layout, is_causal, sm_scale, smooth_k, return_lse, attn_mask: as in `sageattn`.
@@ -268,7 +268,7 @@ def sageattn_qk_int8_pv_fp8_cuda_sm90(
 ) -> Result:
     """What SageAttention computes with INT8 scores and FP8 probabilities and values on Hopper.
 
-    There, 16-bit probabilities and values are as fast here and more exact, and are taken; elsewhere, FP8.
+    On compute capability 9.0 a kernel with 16-bit probabilities and values serves it, which is more exact; elsewhere FP8 does.
 
     Args:
         q, k, v, tensor_layout, is_causal, sm_scale, smooth_k, return_lse, attn_mask: as in `sageattn`.

@@ -1,7 +1,7 @@
 """The kernels' arithmetic in plain PyTorch, block by block: what they should give, on CPU tensors.
 
 Each step rounds where the kernels round, so that a kernel differs from this by the order of its sums only. The
-constants are those of csrc/kernels/quant/quant_k_int8.h and csrc/kernels/attention/sm80_qk_int8_pv_f16.cu.
+constants are those of csrc/kernels/quant/ and of config.cuh in csrc/kernels/attention/mma_sync/ and wgmma/.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from functions import FUNCTIONS
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import sageattention
@@ -30,13 +31,6 @@ from sageattention import (
     sageattn_varlen,
 )
 
-FUNCTIONS: list[Callable[..., Any]] = [
-    sageattn,
-    sageattn_qk_int8_pv_fp16_cuda,
-    sageattn_qk_int8_pv_fp16_triton,
-    sageattn_qk_int8_pv_fp8_cuda,
-    sageattn_qk_int8_pv_fp8_cuda_sm90,
-]
 OPERATOR = torch.ops.sageattention.attention.default
 VARLEN = torch.ops.sageattention.attention_varlen.default
 KERNEL = "sm80_qk_int8_pv_f16"

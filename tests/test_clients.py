@@ -11,6 +11,7 @@ import clients
 import pytest
 import torch
 from accuracy import QK_INT8_PV_F8, QK_INT8_PV_F16, error_by_size, exact
+from functions import FUNCTIONS
 
 import sageattention
 from sageattention import (
@@ -22,14 +23,6 @@ from sageattention import (
     sageattn_qk_int8_pv_fp16_triton,
     sageattn_varlen,
 )
-
-FUNCTIONS: list[Callable[..., Any]] = [
-    sageattn,
-    sageattn_qk_int8_pv_fp16_cuda,
-    sageattn_qk_int8_pv_fp16_triton,
-    sageattn_qk_int8_pv_fp8_cuda,
-    sageattn_qk_int8_pv_fp8_cuda_sm90,
-]
 
 
 def qkv(*shape: int, dtype: torch.dtype = torch.float16) -> list[torch.Tensor]:
