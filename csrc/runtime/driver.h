@@ -19,6 +19,7 @@ constexpr int kDeviceAttributeMultiprocessorCount = 16;
 constexpr int kDeviceAttributeComputeCapabilityMajor = 75;
 constexpr int kDeviceAttributeComputeCapabilityMinor = 76;
 constexpr int kFunctionAttributeMaxDynamicSharedBytes = 8;
+constexpr int kLaunchAttributeClusterDimension = 4;
 constexpr int kLaunchAttributeProgrammaticStreamSerialization = 6;
 constexpr int kStreamCaptureModeRelaxed = 2;
 constexpr int kTensorMapDataTypeUint16 = 1;
@@ -34,6 +35,7 @@ struct CUlaunchAttribute {
   union {
     char bytes[64];
     int32_t programmatic_stream_serialization;
+    uint32_t cluster_dimension[3];
   } value;
 };
 

@@ -155,9 +155,19 @@ void KernelStore::launch(const Launch& launch, void* params) {
   // Code compiled for 9.0 or later has griddepcontrol.wait; PTX of 8.0 has not.
   const bool waits = built_for(device.architecture) >= 90;
   lock.unlock();
-  CUlaunchAttribute overlap{};
-  overlap.id = kLaunchAttributeProgrammaticStreamSerialization;
-  overlap.value.programmatic_stream_serialization = 1;
+  CUlaunchAttribute attributes[2]{};
+  uint32_t count = 0;
+  if (launch.cluster > 1) {
+    CUlaunchAttribute& cluster = attributes[count++];
+    cluster.id = kLaunchAttributeClusterDimension;
+    cluster.value.cluster_dimension[0] = launch.cluster;
+    cluster.value.cluster_dimension[1] = cluster.value.cluster_dimension[2] = 1;
+  }
+  if (launch.overlaps_previous && waits) {
+    CUlaunchAttribute& overlap = attributes[count++];
+    overlap.id = kLaunchAttributeProgrammaticStreamSerialization;
+    overlap.value.programmatic_stream_serialization = 1;
+  }
   CUlaunchConfig config{};
   config.grid_x = launch.grid;
   config.grid_y = config.grid_z = 1;
@@ -165,8 +175,8 @@ void KernelStore::launch(const Launch& launch, void* params) {
   config.block_y = config.block_z = 1;
   config.shared_bytes = launch.shared_bytes;
   config.stream = launch.stream;
-  config.attributes = &overlap;
-  config.attribute_count = launch.overlaps_previous && waits ? 1 : 0;
+  config.attributes = attributes;
+  config.attribute_count = count;
   void* arguments[] = {params};
   driver.check(driver.cuLaunchKernelEx(&config, kernel, arguments, nullptr), ("launching " + launch.instance).c_str());
 }

@@ -44,9 +44,17 @@ struct Call {
     return packed() ? shape.kv_heads * tile_slots(shape.kv_len, shape.batch, QuantKInt8::kTileN)
                     : int64_t{shape.batch} * shape.kv_heads * QuantKInt8::tiles(shape.kv_len);
   }
+  int32_t row_blocks() const { return (shape.qo_len + kernel.block_m(head_dim()) - 1) / kernel.block_m(head_dim()); }
+  // Blocks of threads that compute neighbouring rows and share what they read of K and V: a pair, unless too much of its time one
+  // would have no rows or, under a causal mask, wait for the other's keys.
+  int32_t cluster() const {
+    const bool even = row_blocks() % 2 == 0 && !is_causal;
+    return kernel.persistent && !packed() && (even || row_blocks() >= 16) ? 2 : 1;
+  }
+  // Tiles of the output: rows of a cluster.
   int64_t row_tiles() const {
     const int64_t tiles = packed() ? tile_slots(shape.qo_len, shape.batch, kernel.block_m(head_dim()))
-                                   : int64_t{shape.batch} * ((shape.qo_len + kernel.block_m(head_dim()) - 1) / kernel.block_m(head_dim()));
+                                   : int64_t{shape.batch} * ((row_blocks() + cluster() - 1) / cluster());
     return tiles * shape.q_heads;
   }
   // Heads of Q whose tiles are computed one beside the other: all, where K in 8 bits and V in 16 have 24 MiB, half of a large
@@ -226,16 +234,17 @@ void run(Call& call, const at::Tensor& out, const at::Tensor& lse, const std::op
   runtime::KernelStore& store = runtime::KernelStore::get();
   const int32_t head_dim = call.head_dim();
   at::Tensor next_tile;
-  uint32_t grid = grid_size(call.row_tiles());
+  const uint32_t cluster = static_cast<uint32_t>(call.cluster());
+  uint32_t grid = grid_size(call.row_tiles() * cluster);
   if (kernel.persistent) {
     // Rows that do not start on 16 bytes, and repeated ones, the copy engine cannot read.
     for (at::Tensor* tensor : {&call.q, &call.v}) {
       if (!copy_engine_reads(*tensor, view(*tensor, call.shape.heads_first))) *tensor = tensor->clone(at::MemoryFormat::Contiguous);
     }
     next_tile = call.empty({1}, at::kInt);
-    grid = std::min(grid, static_cast<uint32_t>(store.multiprocessors(call.device())));
+    grid = std::min(grid, static_cast<uint32_t>(store.multiprocessors(call.device())) / cluster * cluster);
   }
-  const Quantised k = quantise_k(call, next_tile, static_cast<int32_t>(grid));
+  const Quantised k = quantise_k(call, next_tile, static_cast<int32_t>(grid / cluster));
   const Quantised v = kernel.v_f8 ? quantise_v(call) : Quantised{};
   AttentionParams params = attention_params(call, out, lse, k, v);
   params.mask = mask;
@@ -248,7 +257,8 @@ void run(Call& call, const at::Tensor& out, const at::Tensor& lse, const std::op
                          grid,
                          static_cast<uint32_t>(kernel.threads(head_dim)),
                          static_cast<uint32_t>(kernel.shared_bytes(head_dim)),
-                         /*overlaps_previous=*/true};
+                         /*overlaps_previous=*/true,
+                         cluster};
   if (!kernel.persistent) {
     store.launch(launch, &params);
   } else {

@@ -21,7 +21,7 @@ struct AttentionKernel {
   bool v_differs;         // V's head_dim may differ from Q's and K's
   bool masks;
   bool packed;            // takes packed sequences
-  bool persistent;        // one block a multiprocessor, each takes tile after tile; Sm90 parameters
+  bool persistent;        // one block a multiprocessor, each takes tile after tile, alone or in clusters of two; Sm90 parameters
 };
 
 // Throws ValueError, naming those there are, if there is none of that name.

@@ -1,9 +1,10 @@
 // Attention with INT8 QK^T and FP16/BF16 PV, float32 accumulation, on Hopper's wgmma.
 //
-// A persistent block of threads takes one tile of the output after the other, as a counter hands them out. A warp loads, by the
-// copy engine: Q, K (INT8, from quant_k_int8) and V (as the caller left it). Three warpgroups (two at head_dim 256) compute, 64 rows
-// each: while one's products run on the tensor cores the others do their softmax, and within each the P V of one tile of keys
-// runs beside the softmax of the next.
+// A persistent block of threads takes one tile of the output after the other, as a counter hands them out, or two blocks of a cluster
+// take one together, each half of its rows. One warp takes tiles and loads their Q, one loads K (INT8, from quant_k_int8) and V (as
+// the caller left it), by the copy engine; a pair of blocks reads each once. Three warpgroups (two at head_dim 256) compute, 64 rows
+// each: while one's products run on the tensor cores the others do their softmax, and within each the P V of one tile of keys runs
+// beside the softmax of the next.
 #include "kernels/attention/sm90_qk_int8_pv_f16.h"
 
 #include "kernels/attention/wgmma/load.cuh"
@@ -24,9 +25,9 @@ __device__ __forceinline__ void consume(const Config::Params& p, const Memory& s
   const int lane_row = warp_row + lane / 4;
   const ptx::Descriptor q_descriptor =
       ptx::wgmma_descriptor<Config::kKRowBytes>(shared.address + Shared::kQInt8 + group * 64 * Config::kKRowBytes);
-  const ptx::Descriptor k_descriptor = ptx::wgmma_descriptor<Config::kKRowBytes>(shared.address + Shared::kK);
-  const ptx::Descriptor v_descriptor =
-      ptx::wgmma_descriptor_rows_along_n<Config::kVPanelBytes>(shared.address + Shared::kV);
+  // Of the ring's stage.
+  ptx::Descriptor k_descriptor = ptx::wgmma_descriptor<Config::kKRowBytes>(shared.address + Shared::kK);
+  ptx::Descriptor v_descriptor = ptx::wgmma_descriptor_rows_along_n<Config::kVPanelBytes>(shared.address + Shared::kV);
   Queries q;
   Scores scores;
   Probabilities probabilities;
@@ -34,10 +35,12 @@ __device__ __forceinline__ void consume(const Config::Params& p, const Memory& s
   Rows rows;
   Ring ring;
   uint32_t parity = 0;
+  int lane_group = lane % 4;  // read from the special register once
+  ptx::keep(lane_group);
 
-  const auto release = [&](int barrier) {
+  const auto release_q = [&] {
     __syncwarp();
-    if (lane == 0) ptx::mbarrier_arrive(shared.address + barrier);
+    if (lane == 0) ptx::mbarrier_arrive(shared.address + Shared::kQEmpty);
   };
   uint32_t ready = 0;  // the next stage was seen to be full: asked early, the answer costs no time
   const auto wait_full = [&] {
@@ -49,11 +52,29 @@ __device__ __forceinline__ void consume(const Config::Params& p, const Memory& s
     next.next();
     ready = ptx::mbarrier_test(shared.address + Shared::kFull + next.stage * 8, next.parity);
   };
-  const auto start_qk = [&] {
+  const auto next_stage = [&] {
+    ring.next();
+    k_descriptor.low += Config::kStageTiles * Config::kKTileBytes / 16;
+    v_descriptor.low += Config::kStageTiles * Config::kVTileBytes / 16;
+    if (ring.stage == 0) {
+      k_descriptor.low -= Config::kStages * Config::kStageTiles * Config::kKTileBytes / 16;
+      v_descriptor.low -= Config::kStages * Config::kStageTiles * Config::kVTileBytes / 16;
+    }
+  };
+  // Each block of the cluster writes to the stages of all: a lane for each.
+  const bool releases = lane < Cluster::blocks();
+  const uint32_t empty = ptx::cluster_address(shared.address + Shared::kEmpty, releases ? lane : 0);
+  const auto leave_stage = [&] {
+    __syncwarp();
+    if (releases) ptx::mbarrier_arrive_at(empty + ring.stage * 8);
+    next_stage();
+  };
+  // The products with the stage's K or V of this index.
+  const auto start_qk = [&](int index) {
     ptx::wgmma_hold(scores);
     ptx::wgmma_hold(out);
     ptx::wgmma_fence();
-    const ptx::Descriptor k = k_descriptor + ring.stage * (Config::kKTileBytes / 16);
+    const ptx::Descriptor k = k_descriptor + index * (Config::kKTileBytes / 16);
 #pragma unroll
     for (int step = 0; step < Config::kQkSteps; ++step) {
       // Rows wider than 128 bytes are cut into panels.
@@ -66,8 +87,8 @@ __device__ __forceinline__ void consume(const Config::Params& p, const Memory& s
     }
     ptx::wgmma_commit();
   };
-  const auto start_pv = [&] {
-    const ptx::Descriptor v = v_descriptor + ring.stage * (Config::kVTileBytes / 16);
+  const auto start_pv = [&](int index) {
+    const ptx::Descriptor v = v_descriptor + index * (Config::kVTileBytes / 16);
 #pragma unroll
     for (int step = 0; step < Config::kPvSteps; ++step) {
       // 16 rows of 128 bytes further.
@@ -85,24 +106,29 @@ __device__ __forceinline__ void consume(const Config::Params& p, const Memory& s
     ptx::mbarrier_wait(shared.address + Shared::kQFull, parity);
     const Work& work = work_of(parity, shared);
     const auto same = [](int value) { return __shfl_sync(0xffffffffu, value, 0); };
-    if (same(work.qo_len) == 0) return;
-    quantise_q(p, work, warp_row, shared);
+    const int qo_len = same(work.qo_len);
+    if (qo_len == 0) return;
+    const int kv_len = same(work.kv_len);
+    const int first_row = same(work.first_row) + group * 64;  // of this warpgroup
+    const bool has_rows = first_row < qo_len;
+    if (has_rows) quantise_q(p, work, warp_row, shared);
     if constexpr (Config::kKeepQ) {
       load_queries(shared, warp_row, q);
     } else {
       ptx::proxy_async_fence();
       ptx::named_barrier(1 + group, 128);
     }
-    const int tiles = same(work.key_tiles());
-    const int kv_len = same(work.kv_len);
-    const int first_row = same(work.first_row);
-    release(Shared::kQEmpty);
+    release_q();
     parity ^= 1;
-    // Tiles in which every row of this warpgroup sees every key.
-    const int full_tiles = (p.causal ? min(kv_len, first_row + group * 64 + 1) : kv_len) / Config::kTileN;
+    // Tiles of keys that some row of the cluster sees, that some row of this warpgroup sees, and of which all its rows see every key.
+    const int all_tiles = same(work.key_tiles());
+    const int tiles = p.causal ? min(all_tiles, first_row / 64 + 1) : all_tiles;
+    const int full_tiles = (p.causal ? min(kv_len, first_row + 1) : kv_len) / Config::kTileN;
+    int stages_left = all_tiles / Config::kStageTiles + 1;
+
     const float* q_bound = shared.at<float>(Shared::kQBound) + lane_row;
-    const auto k_scales = [&] {
-      return shared.at<float>(Shared::kKScale + ring.stage * Config::kScaleBytes) + lane % 4;
+    const auto k_scales = [&](int index) {
+      return shared.at<float>(Shared::kKScale + (ring.stage * Config::kStageTiles + index) * Config::kScaleBytes) + lane_group;
     };
     const auto softmax = [&](int tile, float k_scale, bool bounded) {
       ptx::wgmma_hold(scores);
@@ -110,55 +136,67 @@ __device__ __forceinline__ void consume(const Config::Params& p, const Memory& s
         if (!bounded) raise_references(scores, k_scale, q_bound, rows, out, finish_pv);
         exponentiate<false>(scores, k_scale, rows);
       } else {
-        mask_scores(p.causal, kv_len, tile * Config::kTileN, first_row + warp_row, scores);
+        mask_scores(p.causal, kv_len, tile * Config::kTileN, first_row + warp % 4 * 16, scores);
         if (!bounded) raise_references(scores, k_scale, q_bound, rows, out, finish_pv);
         exponentiate<true>(scores, k_scale, rows);
       }
     };
-
-    wait_full();
-    start_qk();
-#pragma unroll
-    for (int row = 0; row < 2; ++row) {
-      rows.q_scale[row] = shared.at<float>(Shared::kQScale)[lane_row + row * 8];
-      rows.reference[row] = -INFINITY;
-      rows.sum[row] = 0.0f;
-    }
-    rows.k_limit = -INFINITY;
-#pragma unroll
-    for (int i = 0; i < Config::kHeadDim / 2; ++i) out[i] = 0.0f;
-    const float first_k_scale = *k_scales();
-    ptx::wgmma_wait<0>();
-    ask_for_next();
-    softmax(0, first_k_scale, false);
-    release(Shared::kEmpty + ring.stage * 8);
-    pack(scores, probabilities);
-
     // The scores of a tile and the output of the one before; then, while the output is under way, the tile's probabilities.
-#pragma unroll 1
-    for (int tile = 1; tile < tiles; ++tile) {
-      ring.next();
-      wait_full();
-      start_qk();
-      start_pv();
-      const float k_scale = k_scales()[0], k_bound = k_scales()[QuantKInt8::kGroups];
+    const auto step = [&](int tile, int index) {
+      start_qk(index);
+      start_pv(index);
+      const float k_scale = k_scales(index)[0], k_bound = k_scales(index)[QuantKInt8::kGroups];
       const bool bounded = __all_sync(0xffffffffu, k_bound <= rows.k_limit);
       ptx::wgmma_wait<1>();
-      ask_for_next();
+      if (index == Config::kStageTiles - 1) ask_for_next();
       softmax(tile, k_scale, bounded);
       finish_pv();
-      release(Shared::kEmpty + ring.stage * 8);
+    };
+
+    if (has_rows) {
+      wait_full();
+      start_qk(0);
+#pragma unroll
+      for (int row = 0; row < 2; ++row) {
+        rows.q_scale[row] = shared.at<float>(Shared::kQScale)[lane_row + row * 8];
+        rows.reference[row] = -INFINITY;
+        rows.sum[row] = 0.0f;
+      }
+      rows.k_limit = -INFINITY;
+#pragma unroll
+      for (int i = 0; i < Config::kHeadDim / 2; ++i) out[i] = 0.0f;
+      const float first_k_scale = *k_scales(0);
+      ptx::wgmma_wait<0>();
+      if (Config::kStageTiles == 1) ask_for_next();
+      softmax(0, first_k_scale, false);
       pack(scores, probabilities);
+      int tile = 1;
+#pragma unroll 1
+      while (true) {
+        if constexpr (Config::kStageTiles == 2) {
+          if (tile == tiles) break;
+          step(tile++, 1);
+        }
+        leave_stage();
+        if constexpr (Config::kStageTiles == 2) pack(scores, probabilities);
+        wait_full();
+        if (tile == tiles) break;
+        step(tile++, 0);
+        pack(scores, probabilities);
+      }
+      ptx::wgmma_hold(out);
+      ptx::wgmma_fence();
+      start_pv(tiles % Config::kStageTiles);
+      finish_pv();
+      leave_stage();
+      stages_left -= tiles / Config::kStageTiles + 1;
+      store_out(p, work, warp_row, rows, out, shared);
     }
-    ring.next();
-    wait_full();
-    ptx::wgmma_hold(out);
-    ptx::wgmma_fence();
-    start_pv();
-    finish_pv();
-    release(Shared::kEmpty + ring.stage * 8);
-    ring.next();
-    store_out(p, work, warp_row, rows, out, shared);
+    // Other warpgroups and the other block may see more keys.
+    for (; stages_left > 0; --stages_left) {
+      wait_full();
+      leave_stage();
+    }
     // Before the next tile's Q overwrites what slower warps of the group still read of this one's.
     if constexpr (!Config::kKeepQ) ptx::named_barrier(1 + group, 128);
   }
@@ -172,23 +210,27 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, 1)
   shared.address = ptx::shared_address(shared.pointer);
   if (threadIdx.x == 0) {
     ptx::mbarrier_init(shared.address + Shared::kQFull, 1);
-    ptx::mbarrier_init(shared.address + Shared::kQEmpty, Config::kConsumerWarps);
+    ptx::mbarrier_init(shared.address + Shared::kQEmpty, Config::kConsumerWarps + 1);  // and the one that loads
     ptx::mbarrier_init(shared.address + Shared::kLastV, 1);
+    ptx::mbarrier_init(shared.address + Shared::kIndexFull, 1);
+    ptx::mbarrier_init(shared.address + Shared::kIndexEmpty, 1);
     for (int stage = 0; stage < Config::kStages; ++stage) {
       ptx::mbarrier_init(shared.address + Shared::kFull + stage * 8, 1);
-      ptx::mbarrier_init(shared.address + Shared::kEmpty + stage * 8, Config::kConsumerWarps);
+      ptx::mbarrier_init(shared.address + Shared::kEmpty + stage * 8, Config::kConsumerWarps * Cluster::blocks());
     }
     ptx::mbarrier_init_fence();
   }
-  __syncthreads();
+  ptx::cluster_sync();
   if (threadIdx.x < 128) {
     ptx::registers_release<Config::kProducerRegisters>();
-    if (threadIdx.x < 32) produce(p, shared);
+    if (threadIdx.x < 32) load(p, shared);
+    else if (threadIdx.x < 64) hand_out(p, shared);
   } else {
     ptx::registers_acquire<Config::kConsumerRegisters>();
     if (p.lse != nullptr) ptx::grid_dependency_wait();  // for K's mean
     consume(p, shared);
   }
+  ptx::cluster_sync();  // a block's shared memory is there until no other writes to it
 }
 
 }  // namespace sage

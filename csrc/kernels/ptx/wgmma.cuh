@@ -10,7 +10,8 @@
 
 namespace sage::ptx {
 
-// Where and how an operand lies in shared memory. Its address is below 2^18, so that steps through it change the low word alone.
+// Where and how an operand lies in shared memory. Addresses in it are below 2^18, so that steps through it change the low word alone;
+// above, an address says which block of the cluster is meant.
 struct Descriptor {
   uint32_t low;
   uint32_t high;
@@ -26,7 +27,7 @@ __device__ __forceinline__ Descriptor wgmma_descriptor(uint32_t address) {
   static_assert(RowBytes == 128 || RowBytes == 64);
   constexpr uint32_t kSwizzle = RowBytes == 128 ? 1 : 2;
   constexpr uint32_t kEightRows = RowBytes * 8 / 16;
-  return {(address >> 4) + (1u << 16), (kSwizzle << 30) | kEightRows};
+  return {(address % (1u << 18) >> 4) + (1u << 16), (kSwizzle << 30) | kEightRows};
 }
 
 // An operand of 16-bit elements whose rows lie along N, 64 of them (128 bytes, swizzled) in a panel; panels follow each other
@@ -34,7 +35,7 @@ __device__ __forceinline__ Descriptor wgmma_descriptor(uint32_t address) {
 template <int PanelBytes>
 __device__ __forceinline__ Descriptor wgmma_descriptor_rows_along_n(uint32_t address) {
   constexpr uint32_t kEightRows = 1024 / 16;
-  return {(address >> 4) + (PanelBytes / 16u << 16), (1u << 30) | kEightRows};
+  return {(address % (1u << 18) >> 4) + (PanelBytes / 16u << 16), (1u << 30) | kEightRows};
 }
 
 // Orders this warpgroup's earlier writes of registers before the wgmma that follow.

@@ -5,6 +5,7 @@
 
 #include "kernels/attention/sm90_qk_int8_pv_f16.h"
 #include "kernels/attention/tile.cuh"
+#include "kernels/ptx/cluster.cuh"
 
 namespace sage {
 
@@ -15,6 +16,7 @@ struct Config : Sm90QkInt8PvF16 {
   static constexpr int kThreads = threads(kHeadDim);
   static constexpr int kBlockM = block_m(kHeadDim);
   static constexpr int kStages = stages(kHeadDim);
+  static constexpr int kStageTiles = stage_tiles(kHeadDim);
   static constexpr bool kPrefetchQ = prefetches_q(kHeadDim);
   static constexpr int kKRowBytes = kHeadDim < 128 ? kHeadDim : 128;  // of a panel of Q or K
   static constexpr int kKTileBytes = kTileN * kHeadDim;
@@ -44,9 +46,9 @@ struct Shared {
   static constexpr int kQ = kQInt8 + Config::kBlockM * Config::kHeadDim;
   static constexpr int kQBytes = Config::kPrefetchQ ? Config::kBlockM * Config::kHeadDim * 2 : 0;
   static constexpr int kK = kQ + kQBytes;
-  static constexpr int kV = kK + Config::kStages * Config::kKTileBytes;
-  static constexpr int kKScale = kV + Config::kStages * Config::kVTileBytes;
-  static constexpr int kQScale = kKScale + Config::kStages * Config::kScaleBytes;
+  static constexpr int kV = kK + Config::kStages * Config::kStageTiles * Config::kKTileBytes;
+  static constexpr int kKScale = kV + Config::kStages * Config::kStageTiles * Config::kVTileBytes;
+  static constexpr int kQScale = kKScale + Config::kStages * Config::kStageTiles * Config::kScaleBytes;
   static constexpr int kQBound = kQScale + kRowBytes;  // no score of the row exceeds this times its key's bound
   static constexpr int kQShift = kQBound + kRowBytes;  // what smoothing K took off the row's scores
   static constexpr int kTile = kQShift + kRowBytes;
@@ -55,7 +57,10 @@ struct Shared {
   static constexpr int kQFull = kEmpty + Config::kStages * 8;
   static constexpr int kQEmpty = kQFull + 8;
   static constexpr int kLastV = kQEmpty + 8;
-  static constexpr int kTotal = kLastV + 8;
+  static constexpr int kIndex = kLastV + 8;  // in a pair, from its first block to its second: the tile that comes next
+  static constexpr int kIndexFull = kIndex + 8;
+  static constexpr int kIndexEmpty = kIndexFull + 8;
+  static constexpr int kTotal = kIndexEmpty + 8;
   static_assert(kTotal + 1024 == Config::shared_bytes(Config::kHeadDim));
   static_assert(kQ % 1024 == 0 && kK % 1024 == 0 && kV % 1024 == 0 && Config::kKTileBytes % 1024 == 0);
 };
@@ -71,7 +76,15 @@ struct Memory {
   }
 };
 
-// A tile of the output as the warps that compute are told of it; none is left where `qo_len` is 0.
+// A pair of blocks computes neighbouring rows of a head and shares what it reads of K and V; a block may also be on its own.
+// Read from special registers wherever it matters.
+struct Cluster {
+  static __device__ __forceinline__ uint32_t rank() { return ptx::cluster_rank(); }
+  static __device__ __forceinline__ uint32_t blocks() { return ptx::cluster_size(); }
+};
+
+// A tile of the output as the warps that compute are told of it; none is left where `qo_len` is 0. The keys are those that some
+// row of the cluster sees.
 struct Work : Tile {
   using Tile::Tile;
   // Tiles of keys that some row sees; one, hidden as a whole, where there is none.
@@ -79,8 +92,8 @@ struct Work : Tile {
 };
 static_assert(sizeof(Work) <= Config::kTileBytes);
 
-// Position in the ring of stages. A stage holds a tile of K and the tile of V before it: what one step multiplies. So a tile
-// of the output takes a stage more than it sees tiles of keys. The phase's parity changes with every round.
+// Position in the ring of stages. A stage holds one or two tiles of K and for each the tile of V before it: what one step
+// multiplies. So a last tile of V follows those of K. The phase's parity changes with every round.
 struct Ring {
   int stage = 0;
   uint32_t parity = 0;

@@ -1,4 +1,5 @@
-// Hopper's attention kernel, the warp that loads: it hands out tiles of the output and has the copy engine fetch what they need.
+// Hopper's attention kernel, the warps that feed it: one hands out tiles of the output, one has the copy engine fetch their K
+// and V.
 #pragma once
 
 #include "kernels/attention/wgmma/config.cuh"
@@ -12,69 +13,101 @@ __device__ __forceinline__ Work& work_of(uint32_t parity, const Memory& shared) 
   return *shared.at<Work>(Shared::kTile + parity * Config::kTileBytes);
 }
 
-__device__ __forceinline__ int next_tile(const Config::Params& p) {
+// The tile that comes next: what the counter says, which the first block of a pair tells the second. A warp; `parity` is that of
+// the calls.
+__device__ __forceinline__ int next_tile(const Config::Params& p, uint32_t parity, const Memory& shared) {
+  const bool first_lane = threadIdx.x % 32 == 0;
+  const uint32_t full = shared.address + Shared::kIndexFull, empty = shared.address + Shared::kIndexEmpty;
   int index = 0;
-  if (threadIdx.x == 0) index = atomicAdd(p.next_tile, 1);
+  if (Cluster::rank() == 0) {
+    if (first_lane) index = atomicAdd(p.next_tile, 1);
+    if (Cluster::blocks() > 1) {
+      ptx::mbarrier_wait(empty, parity ^ 1);
+      if (first_lane) ptx::store_at(shared.address + Shared::kIndex, index, full, 1);
+    }
+  } else {
+    if (first_lane) ptx::mbarrier_arrive_expect(full, 4);
+    ptx::mbarrier_wait(full, parity);
+    index = *shared.at<volatile int32_t>(Shared::kIndex);
+    __syncwarp();
+    if (first_lane) ptx::mbarrier_arrive_at(ptx::cluster_address(empty, 0));
+  }
   return __shfl_sync(0xffffffffu, index, 0);
 }
 
-// Tells the warpgroups that compute of the tile with this index, or of the next one that has rows, and fetches its Q; or that
-// no tile is left, and returns false.
-__device__ __forceinline__ bool hand_out(const Config::Params& p, int index, uint32_t parity, const Memory& shared) {
-  ptx::mbarrier_wait(shared.address + Shared::kQEmpty, parity ^ 1);
-  for (; index < p.tiles; index = next_tile(p)) {
-    const Work work(p, Config::kBlockM, index);
-    if (work.qo_len == 0) continue;
-    if (threadIdx.x == 0) {
-      const uint32_t full = shared.address + Shared::kQFull;
-      work_of(parity, shared) = work;
-      if constexpr (Config::kPrefetchQ) {
-        ptx::mbarrier_arrive_expect(full, Shared::kQBytes);
-        ptx::tensor_copy(shared.address + Shared::kQ, p.q_map, 0, work.q_token + work.first_row, work.head, work.batch, full);
-      } else {
-        ptx::mbarrier_arrive(full);
+// Hands out tiles, the first being the cluster's own and each further one what the counter says: describes each to the other
+// warps and fetches its Q, as soon as they have begun with the one before. By then they have left the tile before that, whose
+// description is overwritten. A warp.
+__device__ __forceinline__ void hand_out(const Config::Params& p, const Memory& shared) {
+  const uint32_t full = shared.address + Shared::kQFull;
+  uint32_t parity = 0, index_parity = 0;
+  // Q does not wait for quant_k_int8, as K and the counter do, which packed sequences may need at once.
+  if (p.cu_seqlens_q != nullptr) ptx::grid_dependency_wait();
+  for (int index = ptx::cluster_index(); index < p.tiles; index = next_tile(p, index_parity, shared), index_parity ^= 1) {
+    Work work(p, Config::kBlockM * Cluster::blocks(), index);
+    if (work.qo_len > 0) {
+      work.first_row += Cluster::rank() * Config::kBlockM;
+      if (threadIdx.x % 32 == 0) {
+        work_of(parity, shared) = work;
+        if constexpr (Config::kPrefetchQ) {
+          ptx::mbarrier_arrive_expect(full, Shared::kQBytes);
+          ptx::tensor_copy(shared.address + Shared::kQ, p.q_map, 0, work.q_token + work.first_row, work.head, work.batch, full);
+        } else {
+          ptx::mbarrier_arrive(full);
+        }
       }
+      ptx::mbarrier_wait(shared.address + Shared::kQEmpty, parity);
+      parity ^= 1;
     }
-    __syncwarp();
-    return true;
+    ptx::grid_dependency_wait();
   }
-  if (threadIdx.x == 0) {
+  if (threadIdx.x % 32 == 0) {
     work_of(parity, shared).qo_len = 0;
-    ptx::mbarrier_arrive(shared.address + Shared::kQFull);
-  }
-  return false;
-}
-
-__device__ __forceinline__ void fetch_k(const Config::Params& p, int64_t block, int stage, uint32_t barrier,
-                                        const Memory& shared) {
-  ptx::bulk_copy(shared.address + Shared::kK + stage * Config::kKTileBytes, p.k_int8 + block * Config::kKTileBytes,
-                 Config::kKTileBytes, barrier);
-  ptx::bulk_copy(shared.address + Shared::kKScale + stage * Config::kScaleBytes, p.k_scale + block * QuantKInt8::kScales,
-                 Config::kScaleBytes, barrier);
-}
-
-__device__ __forceinline__ void fetch_v(const Config::Params& p, const Work& work, int tile, int stage, uint32_t barrier,
-                                        const Memory& shared) {
-#pragma unroll
-  for (int panel = 0; panel < Config::kVPanels; ++panel) {
-    ptx::tensor_copy(shared.address + Shared::kV + stage * Config::kVTileBytes + panel * Config::kVPanelBytes, p.v_map,
-                     panel * 64, work.kv_token + tile * Config::kTileN, work.kv_head, work.batch, barrier);
+    ptx::mbarrier_arrive(full);
   }
 }
 
-// The last tile of V of a packed sequence. Behind it lies the next sequence, which must not be multiplied, not even by zero.
-__device__ __forceinline__ void fetch_last_v(const Config::Params& p, const Work& work, int tile, int stage, uint32_t parity,
-                                             const Memory& shared) {
+// Blocks of a cluster fetch a part each of what all of them get, and expect the whole.
+__device__ __forceinline__ uint16_t all_blocks() { return (1u << Cluster::blocks()) - 1; }
+
+__device__ __forceinline__ void fetch_part(uint32_t destination, const void* source, int bytes, uint32_t barrier) {
+  const int part = Cluster::blocks() == 1 ? bytes : bytes / 2;
+  const int offset = Cluster::rank() * part;
+  ptx::bulk_copy_to(all_blocks(), destination + offset, static_cast<const uint8_t*>(source) + offset, part, barrier);
+}
+
+__device__ __forceinline__ void fetch_k(const Config::Params& p, int64_t block, int slot, uint32_t barrier, const Memory& shared) {
+  ptx::mbarrier_expect(barrier, Config::kKTileBytes + Config::kScaleBytes);
+  fetch_part(shared.address + Shared::kK + slot * Config::kKTileBytes, p.k_int8 + block * Config::kKTileBytes,
+             Config::kKTileBytes, barrier);
+  fetch_part(shared.address + Shared::kKScale + slot * Config::kScaleBytes, p.k_scale + block * QuantKInt8::kScales,
+             Config::kScaleBytes, barrier);
+}
+
+__device__ __forceinline__ void fetch_v(const Config::Params& p, const Work& work, int tile, int slot, uint32_t barrier,
+                                        const Memory& shared) {
+  ptx::mbarrier_expect(barrier, Config::kVTileBytes);
+#pragma unroll 1
+  for (int panel = Cluster::rank(); panel < Config::kVPanels; panel += Cluster::blocks()) {
+    ptx::tensor_copy_to(all_blocks(), shared.address + Shared::kV + slot * Config::kVTileBytes + panel * Config::kVPanelBytes, p.v_map,
+                        panel * 64, work.kv_token + tile * Config::kTileN, work.kv_head, work.batch, barrier);
+  }
+}
+
+// The last tile of V of a packed sequence. Behind it lies the next sequence, which must not be multiplied, not even by zero. For a
+// block on its own.
+__device__ __forceinline__ void fetch_last_v(const Config::Params& p, const Work& work, int tile, int slot,
+                                             uint32_t parity, const Memory& shared) {
   const uint32_t barrier = shared.address + Shared::kLastV;
   if (threadIdx.x == 0) {
-    ptx::mbarrier_arrive_expect(barrier, Config::kVTileBytes);
-    fetch_v(p, work, tile, stage, barrier, shared);
+    fetch_v(p, work, tile, slot, barrier, shared);
+    ptx::mbarrier_arrive(barrier);
   }
   ptx::mbarrier_wait(barrier, parity);
   const int rows = max(0, work.kv_len - tile * Config::kTileN);
 #pragma unroll 1
   for (int panel = 0; panel < Config::kVPanels; ++panel) {
-    auto* bytes = shared.at<uint8_t>(Shared::kV + stage * Config::kVTileBytes + panel * Config::kVPanelBytes);
+    auto* bytes = shared.at<uint8_t>(Shared::kV + slot * Config::kVTileBytes + panel * Config::kVPanelBytes);
 #pragma unroll 1
     for (int i = rows * 128 + threadIdx.x * 16; i < Config::kVPanelBytes; i += 32 * 16) *reinterpret_cast<uint4*>(bytes + i) = {};
   }
@@ -82,38 +115,34 @@ __device__ __forceinline__ void fetch_last_v(const Config::Params& p, const Work
   __syncwarp();
 }
 
-// Hands out tiles, the first being the block's own and each further one what the counter says, and streams their K and V. A
-// warp, whose first thread starts the copies.
-__device__ __forceinline__ void produce(const Config::Params& p, const Memory& shared) {
+// Streams the K and V of the tiles that are handed out. A warp, whose first thread starts the copies.
+__device__ __forceinline__ void load(const Config::Params& p, const Memory& shared) {
   Ring ring;
-  uint32_t parity = 0, last_v_parity = 0;
-  // Q does not wait for quant_k_int8, as K and the counter do, which packed sequences may need at once.
-  if (p.cu_seqlens_q != nullptr) ptx::grid_dependency_wait();
-  bool left = hand_out(p, blockIdx.x, parity, shared);
+  uint32_t last_v_parity = 0;
   ptx::grid_dependency_wait();
-  while (left) {
+  const bool packed = p.cu_seqlens_q != nullptr;
+  for (uint32_t parity = 0;; parity ^= 1) {
+    ptx::mbarrier_wait(shared.address + Shared::kQFull, parity);
     const Work& work = work_of(parity, shared);
+    if (work.qo_len == 0) return;
+    if (threadIdx.x == 0) ptx::mbarrier_arrive(shared.address + Shared::kQEmpty);
     const int tiles = work.key_tiles();
-    const bool packed = p.cu_seqlens_q != nullptr;
-    for (int tile = 0; tile <= tiles; ++tile, ring.next()) {
+    for (int first = 0; first <= tiles; first += Config::kStageTiles, ring.next()) {
       const uint32_t full = shared.address + Shared::kFull + ring.stage * 8;
       ptx::mbarrier_wait(shared.address + Shared::kEmpty + ring.stage * 8, ring.parity ^ 1);
-      const bool last = packed && tile == tiles;
-      if (last) {
-        fetch_last_v(p, work, tile - 1, ring.stage, last_v_parity, shared);
-        last_v_parity ^= 1;
+#pragma unroll 1
+      for (int tile = first; tile < first + Config::kStageTiles; ++tile) {
+        const int slot = ring.stage * Config::kStageTiles + tile - first;
+        if (packed && tile == tiles) {
+          fetch_last_v(p, work, tile - 1, slot, last_v_parity, shared);
+          last_v_parity ^= 1;
+        } else if (threadIdx.x == 0) {
+          if (tile < tiles) fetch_k(p, work.kv_block + tile, slot, full, shared);
+          if (tile > 0 && tile <= tiles) fetch_v(p, work, tile - 1, slot, full, shared);
+        }
       }
-      if (threadIdx.x == 0) {
-        const bool with_v = tile > 0 && !last;
-        ptx::mbarrier_arrive_expect(
-            full, (tile < tiles ? Config::kKTileBytes + Config::kScaleBytes : 0) + (with_v ? Config::kVTileBytes : 0));
-        if (tile < tiles) fetch_k(p, work.kv_block + tile, ring.stage, full, shared);
-        if (with_v) fetch_v(p, work, tile - 1, ring.stage, full, shared);
-      }
-      // The ring is full, so they compute with this tile's Q already: there is room for the next one's.
-      if (tile == min(Config::kStages - 1, tiles)) left = hand_out(p, next_tile(p), parity ^ 1, shared);
+      if (threadIdx.x == 0) ptx::mbarrier_arrive(full);
     }
-    parity ^= 1;
   }
 }
 
