@@ -24,7 +24,6 @@ constexpr int kLaunchAttributeProgrammaticStreamSerialization = 6;
 constexpr int kStreamCaptureModeRelaxed = 2;
 constexpr int kTensorMapDataTypeUint16 = 1;
 constexpr int kTensorMapInterleaveNone = 0;
-constexpr int kTensorMapSwizzleNone = 0;
 constexpr int kTensorMapSwizzle128B = 3;
 constexpr int kTensorMapL2Promotion256B = 3;
 constexpr int kTensorMapOutOfBoundsZero = 0;

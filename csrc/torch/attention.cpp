@@ -271,10 +271,10 @@ void run(Call& call, const at::Tensor& out, const at::Tensor& lse, const std::op
     const int32_t batch = call.packed() ? 1 : params.batch;
     if (Kernel::prefetches_q(head_dim)) {
       mapped.q_map = runtime::encode_tensor_map(call.device(), params.q, batch, params.q_heads, params.qo_len, params.head_dim,
-                                                {head_dim, Kernel::block_m(head_dim), /*swizzled=*/false});
+                                                Kernel::block_m(head_dim));
     }
     mapped.v_map = runtime::encode_tensor_map(call.device(), params.v, batch, params.kv_heads, params.kv_len, params.v_head_dim,
-                                              {64, Kernel::kTileN, /*swizzled=*/true});
+                                              Kernel::kTileN);
     store.launch(launch, &mapped);
   }
 }

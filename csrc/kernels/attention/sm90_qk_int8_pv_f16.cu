@@ -111,10 +111,9 @@ __device__ __forceinline__ void consume(const Config::Params& p, const Memory& s
     const int kv_len = same(work.kv_len);
     const int first_row = same(work.first_row) + group * 64;  // of this warpgroup
     const bool has_rows = first_row < qo_len;
-    if (has_rows) quantise_q(p, work, warp_row, shared);
-    if constexpr (Config::kKeepQ) {
-      load_queries(shared, warp_row, q);
-    } else {
+    if (has_rows) quantise_q(p, work, warp_row, shared, q, rows);
+    if constexpr (!Config::kKeepQ) {
+      if (has_rows) store_queries(q, warp_row, shared);
       ptx::proxy_async_fence();
       ptx::named_barrier(1 + group, 128);
     }
@@ -158,7 +157,6 @@ __device__ __forceinline__ void consume(const Config::Params& p, const Memory& s
       start_qk(0);
 #pragma unroll
       for (int row = 0; row < 2; ++row) {
-        rows.q_scale[row] = shared.at<float>(Shared::kQScale)[lane_row + row * 8];
         rows.reference[row] = -INFINITY;
         rows.sum[row] = 0.0f;
       }

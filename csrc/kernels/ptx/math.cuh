@@ -17,6 +17,13 @@ __device__ __forceinline__ float lg2(float x) {
   return y;
 }
 
+// The square root of a number that is not negative.
+__device__ __forceinline__ float sqrt(float x) {
+  float y;
+  asm("sqrt.approx.ftz.f32 %0, %1;\n" : "=f"(y) : "f"(x));
+  return y;
+}
+
 // The larger one; NaN if either is NaN (fmaxf would drop it, and with it the sign that an input was bad).
 __device__ __forceinline__ float max_nan(float x, float y) {
   float z;

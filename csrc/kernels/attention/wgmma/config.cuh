@@ -42,14 +42,15 @@ struct Config : Sm90QkInt8PvF16 {
 // Offsets in shared memory.
 struct Shared {
   static constexpr int kRowBytes = Config::kBlockM * 4;
-  static constexpr int kQInt8 = 0;
-  static constexpr int kQ = kQInt8 + Config::kBlockM * Config::kHeadDim;
-  static constexpr int kQBytes = Config::kPrefetchQ ? Config::kBlockM * Config::kHeadDim * 2 : 0;
+  static constexpr int kQ = 0;      // as the caller's, in panels of 64 channels, where it is prefetched;
+  static constexpr int kQInt8 = 0;  // in INT8 where it is not, and not kept in registers either
+  static_assert(Config::kPrefetchQ == Config::kKeepQ);
+  static constexpr int kQPanelBytes = Config::kBlockM * 128;
+  static constexpr int kQBytes = Config::kBlockM * Config::kHeadDim * (Config::kPrefetchQ ? 2 : 1);
   static constexpr int kK = kQ + kQBytes;
   static constexpr int kV = kK + Config::kStages * Config::kStageTiles * Config::kKTileBytes;
   static constexpr int kKScale = kV + Config::kStages * Config::kStageTiles * Config::kVTileBytes;
-  static constexpr int kQScale = kKScale + Config::kStages * Config::kStageTiles * Config::kScaleBytes;
-  static constexpr int kQBound = kQScale + kRowBytes;  // no score of the row exceeds this times its key's bound
+  static constexpr int kQBound = kKScale + Config::kStages * Config::kStageTiles * Config::kScaleBytes;  // no score of the row exceeds this times its key's bound
   static constexpr int kQShift = kQBound + kRowBytes;  // what smoothing K took off the row's scores
   static constexpr int kTile = kQShift + kRowBytes;
   static constexpr int kFull = kTile + 2 * Config::kTileBytes;

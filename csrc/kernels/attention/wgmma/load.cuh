@@ -51,7 +51,11 @@ __device__ __forceinline__ void hand_out(const Config::Params& p, const Memory& 
         work_of(parity, shared) = work;
         if constexpr (Config::kPrefetchQ) {
           ptx::mbarrier_arrive_expect(full, Shared::kQBytes);
-          ptx::tensor_copy(shared.address + Shared::kQ, p.q_map, 0, work.q_token + work.first_row, work.head, work.batch, full);
+#pragma unroll
+          for (int panel = 0; panel < Config::kHeadDim / 64; ++panel) {
+            ptx::tensor_copy(shared.address + Shared::kQ + panel * Shared::kQPanelBytes, p.q_map, panel * 64,
+                             work.q_token + work.first_row, work.head, work.batch, full);
+          }
         } else {
           ptx::mbarrier_arrive(full);
         }

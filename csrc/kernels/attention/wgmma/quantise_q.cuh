@@ -3,98 +3,98 @@
 
 #include "kernels/attention/wgmma/softmax.cuh"
 #include "kernels/element.cuh"
-#include "kernels/ptx/ldmatrix.cuh"
 #include "kernels/ptx/math.cuh"
 #include "kernels/swizzle.cuh"
 
 namespace sage {
 
-// Quantises this warp's 16 rows of Q, one scale a row: half a warp reads a row at a time.
-__device__ __forceinline__ void quantise_q(const Config::Params& p, const Work& work, int warp_row, const Memory& shared) {
+// Quantises this warp's 16 rows of Q straight into A fragments, one scale a row: four lanes hold a row.
+__device__ __forceinline__ void quantise_q(const Config::Params& p, const Work& work, int warp_row, const Memory& shared, Queries& q,
+                                           Rows& rows) {
   using P = Pair<Config::Element>;
-  constexpr int kChannels = Config::kHeadDim / 16;
-  constexpr int kBatch = kChannels <= 8 ? 8 : 4;  // passes side by side: each is a chain of shuffles
+  constexpr int kPieces = Config::kHeadDim / 16;  // of 4 channels: of every 16
   const int lane = threadIdx.x % 32;
-  const int channel = lane % 16 * kChannels;
-#pragma unroll 1
-  for (int batch = 0; batch < 8; batch += kBatch) {
-    uint32_t bits[kBatch][kChannels / 2];
+  const int channel = lane % 4 * 4;
+  uint32_t bits[2][kPieces][2];
 #pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
-      const int row = warp_row + (batch + i) * 2 + lane / 16;
-      if constexpr (Config::kPrefetchQ) {
-        load_channels<kChannels>(bits[i], shared.at<Config::Element>(Shared::kQ) + row * Config::kHeadDim, channel,
-                                 Config::kHeadDim, true);
-      } else {
-        const int64_t token = work.q_token + min(work.first_row + row, work.qo_len - 1);
-        load_channels<kChannels>(bits[i], row_pointer<Config::Element>(p.q, work.batch, work.head, token), channel,
-                                 p.head_dim, true);
+  for (int row = 0; row < 2; ++row) {
+    const int block_row = warp_row + row * 8 + lane / 4;
+    if constexpr (Config::kPrefetchQ) {
+      const int first = swizzled_in_panels<Config::kHeadDim * 2, Config::kBlockM>(block_row, channel / 8) + channel % 8 * 2;
+#pragma unroll
+      for (int i = 0; i < kPieces; ++i) {
+        const uint2 piece = *shared.at<uint2>(Shared::kQ + (first ^ (i % 4 * 32)) + i / 4 * (Config::kBlockM * 128));
+        bits[row][i][0] = piece.x;
+        bits[row][i][1] = piece.y;
       }
+    } else {
+      const int64_t token = work.q_token + min(work.first_row + block_row, work.qo_len - 1);
+      const auto* source = row_pointer<Config::Element>(p.q, work.batch, work.head, token);
+#pragma unroll
+      for (int i = 0; i < kPieces; ++i) load_channels<4>(bits[row][i], source, i * 16 + channel, p.head_dim, true);
     }
-    float magnitude[kBatch];
+  }
 #pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
-      uint32_t largest = 0;
+  for (int row = 0; row < 2; ++row) {
+    const int block_row = warp_row + row * 8 + lane / 4;
+    uint32_t largest = 0;
 #pragma unroll
-      for (int j = 0; j < kChannels / 2; ++j) largest = P::larger_magnitude(largest, bits[i][j]);
-#pragma unroll
-      for (int other = 8; other > 0; other /= 2) {
-        largest = P::larger_magnitude(largest, __shfl_xor_sync(0xffffffffu, largest, other));
-      }
-      const float2 pair = P::unpack(largest);
-      // Positive, so that the scale of zeros is.
-      magnitude[i] = ptx::max_nan(1e-14f, ptx::max_nan(pair.x, pair.y));
+    for (int i = 0; i < kPieces; ++i) {
+      largest = P::larger_magnitude(P::larger_magnitude(largest, bits[row][i][0]), bits[row][i][1]);
     }
+    largest = P::larger_magnitude(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
+    largest = P::larger_magnitude(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
+    const float2 pair = P::unpack(largest);
+    // Positive, so that the scale of zeros is.
+    const float magnitude = ptx::max_nan(1e-14f, ptx::max_nan(pair.x, pair.y));
+    // A negative sm_scale turns Q's signs: scales are not negative.
+    const float inverse = __fdividef(copysignf(127.0f, p.scale_log2), magnitude);
+    int square = 0;
 #pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
-      const int row = warp_row + (batch + i) * 2 + lane / 16;
-      float x[kChannels];
-      unpack<Config::Element>(x, bits[i]);
-      if (p.lse != nullptr) {
-        // Smoothing took q . mean(K) off every score of this row; log-sum-exp gets it back at the end.
-        float shift = 0.0f;
-        if (p.k_mean != nullptr) {
-          const float* mean = p.k_mean + work.kv_mean * Config::kHeadDim + channel;
+    for (int i = 0; i < kPieces; ++i) {
+      float x[4];
+      unpack<Config::Element>(x, bits[row][i]);
+      const uint32_t packed = pack_s8x4(x, inverse);
+      square = __dp4a(static_cast<int>(packed), static_cast<int>(packed), square);
+      q[i / 2][row + i % 2 * 2] = packed;
+    }
+    square += __shfl_xor_sync(0xffffffffu, square, 1);
+    square += __shfl_xor_sync(0xffffffffu, square, 2);
+    rows.q_scale[row] = magnitude * (fabsf(p.scale_log2) / 127.0f);
+    shared.at<float>(Shared::kQBound)[block_row] = rows.q_scale[row] * ptx::sqrt(static_cast<float>(square));
+    if (p.lse != nullptr) {
+      // Smoothing took q . mean(K) off every score of this row; log-sum-exp gets it back at the end.
+      float shift = 0.0f;
+      if (p.k_mean != nullptr) {
+        const float* mean = p.k_mean + work.kv_mean * Config::kHeadDim + channel;
 #pragma unroll
-          for (int j = 0; j < kChannels; ++j) shift += x[j] * mean[j];
+        for (int i = 0; i < kPieces; ++i) {
+          float x[4];
+          unpack<Config::Element>(x, bits[row][i]);
+#pragma unroll
+          for (int j = 0; j < 4; ++j) shift += x[j] * mean[i * 16 + j];
         }
-#pragma unroll
-        for (int other = 8; other > 0; other /= 2) shift += __shfl_xor_sync(0xffffffffu, shift, other);
-        if (lane % 16 == 0) shared.at<float>(Shared::kQShift)[row] = shift * p.scale_log2;
       }
-      // A negative sm_scale turns Q's signs: scales are not negative.
-      const float inverse = __fdividef(copysignf(127.0f, p.scale_log2), magnitude[i]);
-      int square = 0;
-      auto* destination = shared.at<uint8_t>(Shared::kQInt8) +
-                          swizzled_in_panels<Config::kHeadDim, Config::kBlockM>(row, channel / 16) + channel % 16;
-#pragma unroll
-      for (int j = 0; j < kChannels; j += 4) {
-        const uint32_t packed = pack_s8x4({x[j], x[j + 1], x[j + 2], x[j + 3]}, inverse);
-        square = __dp4a(static_cast<int>(packed), static_cast<int>(packed), square);
-        *reinterpret_cast<uint32_t*>(destination + j) = packed;
-      }
-#pragma unroll
-      for (int other = 8; other > 0; other /= 2) square += __shfl_xor_sync(0xffffffffu, square, other);
-      if (lane % 16 == 0) {
-        const float scale = magnitude[i] * (fabsf(p.scale_log2) / 127.0f);
-        shared.at<float>(Shared::kQScale)[row] = scale;
-        shared.at<float>(Shared::kQBound)[row] = scale * sqrtf(static_cast<float>(square));
-      }
+      shift += __shfl_xor_sync(0xffffffffu, shift, 1);
+      shift += __shfl_xor_sync(0xffffffffu, shift, 2);
+      shared.at<float>(Shared::kQShift)[block_row] = shift * p.scale_log2;
     }
   }
   __syncwarp();
 }
 
-// This warp's rows as A fragments.
-__device__ __forceinline__ void load_queries(const Memory& shared, int warp_row, Queries& q) {
+// Puts the fragments where wgmma finds them in shared memory: where there are no registers to keep them.
+__device__ __forceinline__ void store_queries(const Queries& q, int warp_row, const Memory& shared) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int step = 0; step < Config::kQkSteps; ++step) {
-    // Matrices of 8 rows x 16 bytes: rows 0-7 and 8-15 of the first half of the step's channels, then of the second.
-    const int offset = swizzled_in_panels<Config::kHeadDim, Config::kBlockM>(warp_row + lane % 16, step * 2 + lane / 16);
-    ptx::ldmatrix_x4(q[step], shared.address + Shared::kQInt8 + offset);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int row = warp_row + lane / 4 + i % 2 * 8;
+      const int offset = swizzled_in_panels<Config::kHeadDim, Config::kBlockM>(row, step * 2 + i / 2) + lane % 4 * 4;
+      *shared.at<uint32_t>(Shared::kQInt8 + offset) = q[step][i];
+    }
   }
-  __syncwarp();
 }
 
 }  // namespace sage
