@@ -17,15 +17,17 @@ MAGIC = 12582912.0  # 1.5 * 2**23: the accumulators' start, so that they read as
 SMALLEST_MAGNITUDE = 1e-14  # of Q and K: keeps scales of zeros positive, and the product of two
 SMALLEST_V = 1e-30
 LEAST_MASK = -1e30  # what a mask adds below this hides
+NEVER = -1e30  # a maximum below any score: relative to it, whatever is seen is infinite
 
 
 class Precision(NamedTuple):
     """How a kernel rounds P and V."""
 
     dtype: torch.dtype | None = None  # of P and V; None: the caller's
-    threshold: float = 8.0  # growth of a row's maximum, in powers of two, that rescales the output
+    limit: float = 256.0  # what a thread may add up of a row's P in a chunk of keys; more renews the row's maximum
+    threshold: float | None = None  # instead: growth of that maximum, in powers of two, that renews it
     half_threshold: float | None = None  # of float16 inputs, where it is another
-    tile: int | None = None  # keys between two looks at the running maximum, where it is the same for every head_dim
+    tile: int | None = None  # keys of a chunk, where it is the same for every head_dim
     rounded_sums: bool = False  # the rows' sums are of P as rounded
     log_of_one: float = 0.0  # what P is at that maximum, as a power of two
     largest_v: float | None = None  # V's largest magnitude after its division by a scale for each block and channel
@@ -33,10 +35,10 @@ class Precision(NamedTuple):
     summed: int = 16
 
 
-_F8 = Precision(torch.float8_e4m3fn, threshold=4.0, log_of_one=4.5, largest_v=4.5, summed=32)
+_F8 = Precision(torch.float8_e4m3fn, limit=448.0, log_of_one=4.5, largest_v=4.5, summed=32)
 PRECISION = {
     "sm80_qk_int8_pv_f16": Precision(),
-    "sm80_qk_int8_pv_f16_accum_f16": Precision(torch.float16, threshold=2.0, log_of_one=-6.0, sums=torch.float16),
+    "sm80_qk_int8_pv_f16_accum_f16": Precision(torch.float16, limit=0.25, log_of_one=-7.0, sums=torch.float16),
     "sm89_qk_int8_pv_f8": _F8,
     "sm89_qk_int8_pv_f8_accum_f16": _F8._replace(sums=torch.float16),
     "sm90_qk_int8_pv_f16": Precision(threshold=40.0, half_threshold=12.0, tile=64, rounded_sums=True),
@@ -44,15 +46,15 @@ PRECISION = {
 
 
 def chunk_n(head_dim: int, precision: Precision) -> int:
-    """Keys between two looks at the running maximum."""
+    """Keys whose scores are turned into probabilities together."""
     if precision.tile is not None:
         return precision.tile
-    return 16 if head_dim > 64 else 64 if precision.dtype is None else 32
+    return 64 if head_dim <= 64 else 32 if precision.dtype is None else 16
 
 
 def gather_n(head_dim: int, precision: Precision) -> int:
-    """Keys whose probabilities are gathered before they meet V."""
-    return max(chunk_n(head_dim, precision), precision.summed)
+    """Keys whose probabilities are gathered before they meet V: in 8 bits all that share V's scales."""
+    return chunk_n(head_dim, precision) if precision.largest_v is None else BLOCK_N
 
 
 def sampled_mean(k: torch.Tensor) -> torch.Tensor:
@@ -114,6 +116,16 @@ def weigh(p: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     return (p @ v.masked_fill(~finite, 0.0)).masked_fill(seen, math.nan)
 
 
+def probabilities(scores: torch.Tensor, scale: torch.Tensor, base: torch.Tensor) -> torch.Tensor:
+    """2 ** ((scores - MAGIC) * scale - base), with one fused multiply-add: float64 holds the product exactly, and rounds once."""
+    return torch.exp2((scores.double() * scale.double() + (-MAGIC * scale - base).double()).float())
+
+
+def added_by_thread(p: torch.Tensor) -> torch.Tensor:
+    """Sums of the probabilities that one thread of an mma.sync kernel holds: [..., keys] → [..., 4]."""
+    return torch.nn.functional.pad(p, (0, -p.shape[-1] % 8)).unflatten(-1, (-1, 4, 2)).sum(dim=(-3, -1))
+
+
 def mask_log2(attn_mask: torch.Tensor) -> torch.Tensor:
     """What a mask adds to the scores, in log2 units. The least numbers of a type are meant as -infinity."""
     if attn_mask.dtype == torch.bool:
@@ -162,7 +174,7 @@ def attention(
     if attn_mask is not None:
         bias = mask_log2(attn_mask).expand(q.shape[0], q_heads, qo_len, kv_len).unflatten(1, heads)
 
-    base = torch.full_like(q_scale, -math.inf)  # what probabilities are relative to, in log2 units
+    base = torch.full_like(q_scale, NEVER)  # what probabilities are relative to, in log2 units
     row_sum = torch.zeros_like(q_scale)
     out = queries.new_zeros(*queries.shape[:-1], v.shape[-1])
     head_dim = max(q.shape[-1], v.shape[-1])
@@ -181,12 +193,13 @@ def attention(
                 hidden = torch.arange(keys.start, keys.stop) > torch.arange(qo_len)[:, None]
                 scores = scores.masked_fill(hidden, -math.inf)
             largest = ((scores - MAGIC) * scale).amax(dim=-1, keepdim=True) - precision.log_of_one
-            grown = largest > base + threshold
+            if threshold is None:
+                grown = (added_by_thread(probabilities(scores, scale, base)) > precision.limit).any(dim=-1, keepdim=True)
+            else:
+                grown = largest > base + threshold
             factor = torch.where(grown, torch.exp2(base - largest), 1.0)
             base = torch.where(grown, largest, base)
-            # One fused multiply-add: float64 holds the product exactly, and rounds once. A row that has seen no key has no base.
-            offset = -MAGIC * scale - base.masked_fill(base == -math.inf, 0.0)
-            p = torch.exp2((scores.double() * scale.double() + offset.double()).float())
+            p = probabilities(scores, scale, base)
             added = p.to(q.dtype).float() if precision.rounded_sums else p
             row_sum = row_sum * factor + added.sum(dim=-1, keepdim=True)
             out = out * factor

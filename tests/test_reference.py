@@ -284,7 +284,7 @@ def test_a_causal_row_sees_no_later_block() -> None:
     assert not torch.equal(out[:, :, 128:], other[:, :, 128:])
 
 
-# Steps between neighbouring keys' scores, in powers of two: around the threshold if a chunk is 16 keys (or 64) long.
+# Steps between neighbouring keys' scores, in powers of two: rising by 1 to 64 within a chunk.
 @pytest.mark.parametrize("head_dim", [64, 128])
 @pytest.mark.parametrize("step", [0.05, 0.12, 0.13, 0.49, 0.51, 1.0])
 def test_order_of_keys_does_not_matter(step: float, head_dim: int) -> None:
@@ -313,16 +313,16 @@ def test_order_of_keys_does_not_matter(step: float, head_dim: int) -> None:
         torch.testing.assert_close(lse.double(), expected_lse, rtol=0, atol=0.75 / 127)
 
 
-def test_the_threshold_of_rescaling_does_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_limit_that_renews_maxima_does_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
     q, k, v = qkv(2, 200, 128, dtype=torch.float16)
     q = q * 8  # scores far apart, so that maxima do grow
     lazy, lazy_lse = attend_lse(q, k, v)
     precision = reference.PRECISION["sm80_qk_int8_pv_f16"]
-    monkeypatch.setitem(reference.PRECISION, "sm80_qk_int8_pv_f16", precision._replace(threshold=0.0))
+    monkeypatch.setitem(reference.PRECISION, "sm80_qk_int8_pv_f16", precision._replace(limit=0.0))
     eager, eager_lse = attend_lse(q, k, v)
     torch.testing.assert_close(lazy, eager, rtol=5e-3, atol=2e-3)
     torch.testing.assert_close(lazy_lse, eager_lse, rtol=0, atol=1e-3)
-    assert not torch.equal(lazy, eager)  # the threshold is in use
+    assert not torch.equal(lazy, eager)  # the limit is in use
 
 
 @given(
@@ -395,8 +395,8 @@ NUMBER = r"(-?[\d.e-]+)f?"
         ),
         (
             "attention/mma_sync/config.cuh",
-            rf"kRescaleThreshold = kValues == Values::kF8 \? {NUMBER} : kSums == Sums::kHalf \? {NUMBER} : {NUMBER};",
-            [F8.threshold, F16_SUMS.threshold, F16.threshold],
+            rf"kLimit = kValues == Values::kF8 \? {NUMBER} : kSums == Sums::kHalf \? {NUMBER} : {NUMBER};",
+            [F8.limit, F16_SUMS.limit, F16.limit],
         ),
         (
             "attention/mma_sync/config.cuh",
@@ -409,12 +409,12 @@ NUMBER = r"(-?[\d.e-]+)f?"
         ("quant/quant_v_f8.cu", rf"float magnitude = {NUMBER};", [reference.SMALLEST_V]),
         (
             "attention/mma_sync/config.cuh",
-            rf"kChunkN = kHeadDim > 64 \? {NUMBER} : [^?]* \? {NUMBER} : {NUMBER};",
-            [reference.chunk_n(128, F16), reference.chunk_n(64, F16), reference.chunk_n(64, F8)],
+            rf"kChunkN = kHeadDim == 64 \? {NUMBER} : [^?]* \? {NUMBER} : {NUMBER};",
+            [reference.chunk_n(64, F16), reference.chunk_n(128, F16), reference.chunk_n(128, F8)],
         ),
         (
             "attention/mma_sync/config.cuh",
-            rf"kStepN = kValues == Values::kF16 \? {NUMBER} : {NUMBER};",
+            rf"kStepN = kValues == Values::kF16 [^?]* \? {NUMBER} : {NUMBER};",
             [F16_SUMS.summed, F8.summed],
         ),
     ],

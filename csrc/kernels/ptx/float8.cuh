@@ -19,20 +19,14 @@ __device__ __forceinline__ uint32_t pack_e4m3x4(float x0, float x1, float x2, fl
   return bits;
 }
 
-__device__ __forceinline__ void unpack_e4m3x4(float (&x)[4], uint32_t bits) {
-  uint32_t low, high;
+// As two pairs in fp16.
+__device__ __forceinline__ void unpack_e4m3x4(uint32_t& low, uint32_t& high, uint32_t bits) {
   asm("{\n.reg .b16 a, b;\n"
       "mov.b32 {a, b}, %2;\n"
       "cvt.rn.f16x2.e4m3x2 %0, a;\n"
       "cvt.rn.f16x2.e4m3x2 %1, b;\n}\n"
       : "=r"(low), "=r"(high)
       : "r"(bits));
-  const float2 a = __half22float2(reinterpret_cast<const __half2&>(low));
-  const float2 b = __half22float2(reinterpret_cast<const __half2&>(high));
-  x[0] = a.x;
-  x[1] = a.y;
-  x[2] = b.x;
-  x[3] = b.y;
 }
 
 }  // namespace sage::ptx

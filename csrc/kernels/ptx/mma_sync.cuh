@@ -43,14 +43,14 @@ __device__ __forceinline__ void mma_m16n8k16_f16(uint32_t (&d)[2], const uint32_
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "r"(0));
 }
 
-// D = A(e4m3, 16x32) * B(e4m3, 32x8) in float32, of which tensor cores of sm_89 and sm_120 keep some 14 bits.
+// D += A(e4m3, 16x32) * B(e4m3, 32x8) in float32, of which tensor cores of sm_89 and sm_120 keep some 14 bits.
 __device__ __forceinline__ void mma_m16n8k32_e4m3(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-  asm("mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%10,%10,%10};\n"
-      : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "f"(0.0f));
+  asm("mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};\n"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// The same in fp16 (CUDA 12.8 on).
+// D = A(e4m3, 16x32) * B(e4m3, 32x8) in fp16, two numbers a register (CUDA 12.8 on).
 __device__ __forceinline__ void mma_m16n8k32_e4m3(uint32_t (&d)[2], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   asm("mma.sync.aligned.m16n8k32.row.col.f16.e4m3.e4m3.f16 {%0,%1}, {%2,%3,%4,%5}, {%6,%7}, {%8,%8};\n"
       : "=r"(d[0]), "=r"(d[1])

@@ -55,11 +55,22 @@ __device__ __forceinline__ void store_out(const AttentionParams& p, const Tile& 
 }
 
 // The first block from `block` on that the mask does not hide whole.
-__device__ __forceinline__ int visible_block(const AttentionParams& p, const Tile& tile, int block) {
+__device__ __forceinline__ int visible_block(const AttentionParams& p, const Tile& tile, int blocks, int block) {
   if (p.mask.data != nullptr) {
-    while (block < tile.blocks && tile.mask_tiles[block] == AttentionMask::kEmpty) ++block;
+    while (block < blocks && tile.mask_tiles[block] == AttentionMask::kEmpty) ++block;
   }
   return block;
+}
+
+// What of a block is to be hidden: keys by the mask (kMixed), keys for other reasons (kEmpty), nothing (kFull).
+__device__ __forceinline__ int masked_as(const AttentionParams& p, const Tile& tile, int block) {
+  if (p.mask.data != nullptr && tile.mask_tiles[block] == AttentionMask::kMixed) return AttentionMask::kMixed;
+  return block >= tile.full_blocks ? AttentionMask::kEmpty : AttentionMask::kFull;
+}
+
+// This lane's scale of a block of K.
+__device__ __forceinline__ float load_k_scale(const MmaSyncTile& tile, int block) {
+  return tile.k_scale[static_cast<uint32_t>(block) * QuantKInt8::kScales + threadIdx.x % 4];
 }
 
 // Where in a stage a lane's ldmatrix rows of V start: those of 8-bit V, which is transposed, are (channels 0-7, 8-15) x
@@ -79,12 +90,13 @@ __device__ __forceinline__ uint32_t other_stage(uint32_t stages, uint32_t stage)
 template <typename Config>
 __device__ __forceinline__ void attend(const AttentionParams& p) {
   extern __shared__ __align__(1024) uint8_t shared[];
-  static_assert(sizeof(Tile) <= Config::kTileBytes);
-  Tile& tile = *reinterpret_cast<Tile*>(shared + Config::kTileOffset);
-  const uint32_t stages = ptx::shared_address(shared);
+  static_assert(sizeof(MmaSyncTile) <= Config::kTileBytes);
+  uint32_t stages = ptx::shared_address(shared);
+  ptx::keep(stages);  // what is in shared memory is addressed from it; else each time from a special register, which is slow
+  auto& tile = *static_cast<MmaSyncTile*>(__cvta_shared_to_generic(stages + Config::kTileOffset));
   const int lane = threadIdx.x % 32;
   if (threadIdx.x < 32) {
-    const Tile found(p, Config::kBlockM, blockIdx.x);
+    const auto found = MmaSyncTile::find<Config>(p, blockIdx.x);
     if (lane == 0) tile = found;
   }
   __syncthreads();
@@ -117,66 +129,49 @@ __device__ __forceinline__ void attend(const AttentionParams& p) {
     ptx::keep(v_lane);
     ptx::keep(q_scale);
   }
-  uint32_t kept_scale[Config::kRows];
-  if constexpr (Config::kKeepScales) {
-    __syncwarp();
-#pragma unroll
-    for (int row = 0; row < Config::kRows; ++row) {
-      kept_scale[row] = __float_as_uint(ptx::load_shared_float(q_scale + row * 32));
-      ptx::keep(kept_scale[row]);
-    }
-  }
-  int block = visible_block(p, tile, 0);
+
+  const int blocks = tile.blocks;
+  int block = visible_block(p, tile, blocks, 0);
   uint32_t stage = stages;
-  if (block < tile.blocks) load<Config>(p, tile, block, stage);
-  ptx::cp_async_commit();
+  float k_scale = 0.0f;
+  if (block < blocks) {
+    load<Config>(p, tile, block, stage);
+    k_scale = load_k_scale(tile, block);
+  }
 #pragma unroll 1
-  while (block < tile.blocks) {
+  while (block < blocks) {
     ptx::cp_async_wait<0>();
     __syncthreads();  // this stage has arrived for all warps, and all have left the other one
-    const float k_scale = p.k_scale[(tile.kv_block + block) * QuantKInt8::kScales + lane % 4];
-    // What is to be hidden: by the mask (kMixed), for other reasons, nothing.
-    const int masked = p.mask.data != nullptr && tile.mask_tiles[block] == AttentionMask::kMixed ? AttentionMask::kMixed
-                       : block >= tile.full_blocks                                               ? AttentionMask::kEmpty
-                                                                                                 : AttentionMask::kFull;
-    const int next = visible_block(p, tile, block + 1);
-    if (next < tile.blocks) load<Config>(p, tile, next, other_stage<Config>(stages, stage));
-    ptx::cp_async_commit();
+    const int masked = masked_as(p, tile, block);
+    float scale[Config::kRows];
+#pragma unroll
+    for (int row = 0; row < Config::kRows; ++row) scale[row] = k_scale * ptx::load_shared_float(q_scale + row * 32);
+    const int next = visible_block(p, tile, blocks, block + 1);
+    if (next < blocks) {
+      load<Config>(p, tile, next, other_stage<Config>(stages, stage));
+      k_scale = load_k_scale(tile, next);
+    }
 #pragma unroll 1
     for (int key = 0; key < Config::kBlockN; key += Config::kGatherN) {
       Probabilities<Config> probabilities;
 #pragma unroll
       for (int chunk = 0; chunk < Config::kGatherN / Config::kChunkN; ++chunk) {
         const int chunk_key = key + chunk * Config::kChunkN;
+        const uint32_t k_chunk = stage + k_lane + chunk_key * Config::kKRowBytes;
         Scores<Config> scores;
-        compute_scores<Config>(q, stage + k_lane + chunk_key * Config::kKRowBytes, scores);
-        float scale[Config::kRows];
-#pragma unroll
-        for (int row = 0; row < Config::kRows; ++row) {
-          scale[row] = k_scale * (Config::kKeepScales ? __uint_as_float(kept_scale[row])
-                                                      : ptx::load_shared_float(q_scale + row * 32));
-        }
-        if (__builtin_expect(masked != AttentionMask::kFull, 0)) {
-          const int first_key = block * Config::kBlockN + chunk_key;
-          if (masked == AttentionMask::kMixed) {
-            mask_scores<Config>(p, tile, first_key, scale, scores);
-          } else {
-            hide_scores<Config>(p, tile, first_key, scores);
-          }
-        }
-        softmax<Config>(scale, scores, chunk, state, probabilities);
+        compute_scores<Config>(q, k_chunk, scores);
+        softmax<Config>(p, tile, q, k_chunk, masked, block * Config::kBlockN + chunk_key, scale, scores, chunk, state,
+                        probabilities);
       }
       if constexpr (Config::kValues == Values::kF8) {
-        accumulate_f8<Config>(probabilities, (stage + v_lane) ^ key, stage + Config::kVScaleOffset + lane % 4 * 8,
-                              p.kv_heads, state);
+        accumulate_f8<Config>(probabilities, stage + v_lane, stage + Config::kVScaleOffset + lane % 4 * 8, p.kv_heads, state);
       } else if constexpr (Config::kSums == Sums::kHalf) {
         accumulate_f16_sums<Config>(probabilities, stage + v_lane + key * Config::kVRowBytes, state);
       } else {
         accumulate_f16<Config>(probabilities, stage + v_lane + key * Config::kVRowBytes, state);
       }
     }
-    // Found again rather than held in a register: without a mask it is the next one.
-    block = visible_block(p, tile, block + 1);
+    block = next;
     stage = other_stage<Config>(stages, stage);
   }
 

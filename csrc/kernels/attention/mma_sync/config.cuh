@@ -20,22 +20,20 @@ struct MmaSyncConfig : Kernel {
   // Blocks of threads that the registers of a multiprocessor shall hold.
   static constexpr int kBlocksPerSm = 256 / kThreads;
 
-  // 10.x wants more registers than others: e4m3 is converted to FP16 there, by the compiler.
-#if __CUDA_ARCH__ / 100 == 10
-  static constexpr bool kTightRegisters = true;
+  // Of compute capability 9.0 and 10.x only wgmma and tcgen05 multiply e4m3: P and V become FP16 again.
+#if __CUDA_ARCH__ / 100 == 9 || __CUDA_ARCH__ / 100 == 10
+  static constexpr bool kConvert = kValues == Values::kF8;
 #else
-  static constexpr bool kTightRegisters = false;
+  static constexpr bool kConvert = false;
 #endif
-  // The rows' scales stay in registers; else they are read from shared memory for each chunk.
-  static constexpr bool kKeepScales = kValues == Values::kF16 && kSums == Sums::kFloat && !kTightRegisters;
 
   // Keys that one mma of P V takes.
-  static constexpr int kStepN = kValues == Values::kF16 ? 16 : 32;
-  // Keys whose scores are in registers at a time: all of a stage's where there is room, else what spills nothing.
-  // Measured on an H200, as are the alternatives: bench/notes.md.
-  static constexpr int kChunkN = kHeadDim > 64 ? 16 : kKeepScales ? 64 : 32;
-  // Keys whose probabilities are gathered before they meet V.
-  static constexpr int kGatherN = kChunkN > kStepN ? kChunkN : kStepN;
+  static constexpr int kStepN = kValues == Values::kF16 || kConvert ? 16 : 32;
+  // Keys whose scores are in registers at a time: as many as spill nothing, for the tensor cores lose time wherever products of
+  // integers and of floats take turns.
+  static constexpr int kChunkN = kHeadDim == 64 ? 64 : kValues == Values::kF16 && kSums == Sums::kFloat ? 32 : 16;
+  // Keys whose probabilities are gathered before they meet V: in 8 bits all that share V's scales.
+  static constexpr int kGatherN = kValues == Values::kF16 ? kChunkN : Kernel::kBlockN;
   static constexpr int kMTiles = kWarpM / 16;
   static constexpr int kNTiles = kChunkN / 8;
   static constexpr int kRows = 2 * kMTiles;  // rows of which a lane holds a part: lane / 4 + 8 * row
@@ -63,14 +61,15 @@ struct MmaSyncConfig : Kernel {
   static constexpr float kMagic = 12582912.0f;
   static_assert(127 * 127 * kHeadDim < (1 << 22));
 
-  // Probabilities are kept relative to a maximum of the row that is renewed only when scores exceed it by more than
-  // 2^kRescaleThreshold; the final division makes the result exact whatever it was. At that maximum they are 2^kLogOfOne:
-  //   16 bits  1, at most 2^8, which fp16 and bf16 hold as precisely as less
-  //   FP16 sums  2^-6, at most 2^-4: 16 of them add up to 1 at most, and so the sum is no larger than V's largest value
-  //   e4m3  2^4.5, at most 2^8.5 < 448: as far from its subnormal numbers as that allows. With |V| <= 4.5 (QuantVF8) the sum of
-  //   32 products is below 32 * 362 * 4.5 = 52128: no overflow in FP16 either
-  static constexpr float kRescaleThreshold = kValues == Values::kF8 ? 4.0f : kSums == Sums::kHalf ? 2.0f : 8.0f;
-  static constexpr float kLogOfOne = kValues == Values::kF8 ? 4.5f : kSums == Sums::kHalf ? -6.0f : 0.0f;
+  // Probabilities are kept relative to a maximum of the row that is renewed only when a thread adds up more than kLimit of them
+  // in a chunk; the final division makes the result exact whatever it was. At that maximum they are 2^kLogOfOne, of which 16 (a
+  // thread's part of 64 keys) stay below the limit:
+  //   16 bits  1; fp16 and bf16 hold 256 as precisely as less
+  //   FP16 sums  2^-7; the 16 keys of a sum lie with four threads: they add up to 1 at most, so it is no larger than V's largest
+  //   e4m3  2^4.5; 448 is the largest number, and this as far from the subnormal ones as that allows. With |V| <= 4.5 (QuantVF8)
+  //   the sum of 32 products, of two chunks, is at most 8 * 448 * 4.5 = 16128: no overflow in FP16 either
+  static constexpr float kLimit = kValues == Values::kF8 ? 448.0f : kSums == Sums::kHalf ? 0.25f : 256.0f;
+  static constexpr float kLogOfOne = kValues == Values::kF8 ? 4.5f : kSums == Sums::kHalf ? -7.0f : 0.0f;
   // Stands for -infinity where differences are taken: below any score, and its powers of two are 0.
   static constexpr float kNever = -1e30f;
 };

@@ -71,44 +71,65 @@ __device__ __forceinline__ void load_q(const AttentionParams& p, const Tile& til
   }
 }
 
-// Copies whole tiles, 16 bytes a thread at a time.
-template <int Bytes, int Threads>
-__device__ __forceinline__ void copy_tile(uint32_t destination, const void* source) {
-  const int thread = ptx::thread_index_x();
-#pragma unroll
-  for (int i = 0; i < (Bytes / 16 + Threads - 1) / Threads; ++i) {
-    const int offset = (i * Threads + thread) * 16;
-    if (Bytes / 16 % Threads == 0 || offset < Bytes) {
-      ptx::cp_async_16(destination + offset, static_cast<const uint8_t*>(source) + offset, true);
+// What a block of threads computes, in shared memory, and where its K and V start.
+struct MmaSyncTile : Tile {
+  const uint8_t* k;
+  const uint8_t* v;
+  const float* k_scale;
+  const float* v_scale;
+
+  template <typename Config>
+  static __device__ __forceinline__ MmaSyncTile find(const AttentionParams& p, int index) {
+    MmaSyncTile tile{Tile(p, Config::kBlockM, index)};
+    tile.k = reinterpret_cast<const uint8_t*>(p.k_int8 + tile.kv_block * Config::kKTileBytes);
+    tile.k_scale = p.k_scale + tile.kv_block * QuantKInt8::kScales;
+    if constexpr (Config::kValues == Values::kF8) {
+      tile.v = p.v_f8 + tile.kv_block * Config::kVTileBytes;
+      tile.v_scale = p.v_scale + tile.kv_block * Config::kHeadDim;
+    } else {
+      tile.v = reinterpret_cast<const uint8_t*>(
+          row_pointer<typename Config::Element>(p.v, tile.batch, tile.kv_head, tile.kv_token));
     }
+    return tile;
+  }
+};
+
+// Starts the copies of the block-th of consecutive tiles, 16 bytes a thread at a time.
+template <int Bytes, int Threads>
+__device__ __forceinline__ void copy_tile(uint32_t destination, const void* tiles, int block) {
+  const uint32_t offset = threadIdx.x * 16;
+  const uint8_t* source = static_cast<const uint8_t*>(tiles) + static_cast<uint32_t>(block) * uint64_t{Bytes} + offset;
+#pragma unroll
+  for (int i = 0; i < Bytes; i += Threads * 16) {
+    if (Bytes % (Threads * 16) == 0 || i + offset < Bytes) ptx::cp_async_16(destination + offset + i, source + i, true);
   }
 }
 
 // Starts the copies of a block of 64 keys of V as the caller left it. A thread copies the same 16-byte chunk of every
 // kRowStep-th row; the step is a multiple of the swizzle's period, so one swizzled offset serves them all.
 template <typename Config>
-__device__ __forceinline__ void load_v(const AttentionParams& p, const Tile& tile, int block, uint32_t v_tile) {
+__device__ __forceinline__ void load_v(const AttentionParams& p, const MmaSyncTile& tile, int block, uint32_t v_tile) {
   constexpr int kChunks = Config::kHeadDim * 2 / 16;
   constexpr int kRowStep = Config::kThreads / kChunks;
   static_assert(kRowStep % 8 == 0);
-  const int key = block * Config::kBlockN + static_cast<int>(threadIdx.x) / kChunks;
+  const uint32_t key = block * Config::kBlockN + threadIdx.x / kChunks;
   const int channel = threadIdx.x % kChunks * 8;
-  const auto* source = row_pointer<typename Config::Element>(p.v, tile.batch, tile.kv_head, tile.kv_token + key) + channel;
+  const auto stride = static_cast<uint64_t>(p.v.token_stride) * 2;
+  const uint8_t* source = tile.v + channel * 2 + key * stride;
   const uint32_t destination = v_tile + swizzled<Config::kVRowBytes>(threadIdx.x / kChunks, threadIdx.x % kChunks);
   // Keys and channels past the end must read as zero: their P is 0, and 0 * NaN would not be.
   if (p.v.aligned16) {
-    const int rows = channel < p.v_head_dim ? tile.kv_len - key : 0;
+    const int rows = channel < p.v_head_dim ? tile.kv_len - static_cast<int>(key) : 0;
 #pragma unroll
     for (int i = 0; i < Config::kBlockN / kRowStep; ++i) {
-      const bool valid = i * kRowStep < rows;
-      ptx::cp_async_16(destination + i * kRowStep * Config::kVRowBytes,
-                       valid ? source + i * kRowStep * p.v.token_stride : p.v.data, valid);
+      ptx::cp_async_16(destination + i * kRowStep * Config::kVRowBytes, source, i * kRowStep < rows);
+      source += kRowStep * stride;
     }
   } else {
 #pragma unroll 1
     for (int i = 0; i < Config::kBlockN / kRowStep; ++i) {
-      const auto* row = reinterpret_cast<const uint16_t*>(source + i * kRowStep * p.v.token_stride);
-      const int channels = key + i * kRowStep < tile.kv_len ? p.v_head_dim - channel : 0;
+      const auto* row = reinterpret_cast<const uint16_t*>(source + i * kRowStep * stride);
+      const int channels = static_cast<int>(key) + i * kRowStep < tile.kv_len ? p.v_head_dim - channel : 0;
       uint32_t bits[4];
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
@@ -119,20 +140,18 @@ __device__ __forceinline__ void load_v(const AttentionParams& p, const Tile& til
   }
 }
 
-// Starts the copies of a block of 64 keys of K and V into a stage. Where they come from is derived anew each time rather than
-// kept: the main loop has no register to spare.
+// Starts the copies of a block of 64 keys of K and V into a stage.
 template <typename Config>
-__device__ __forceinline__ void load(const AttentionParams& p, const Tile& tile, int block, uint32_t stage) {
+__device__ __forceinline__ void load(const AttentionParams& p, const MmaSyncTile& tile, int block, uint32_t stage) {
   const uint32_t v_tile = stage + Config::kKTileBytes;
-  const int64_t kv_block = tile.kv_block + block;
-  copy_tile<Config::kKTileBytes, Config::kThreads>(stage, p.k_int8 + kv_block * Config::kKTileBytes);
+  copy_tile<Config::kKTileBytes, Config::kThreads>(stage, tile.k, block);
   if constexpr (Config::kValues == Values::kF8) {
-    copy_tile<Config::kVTileBytes, Config::kThreads>(v_tile, p.v_f8 + kv_block * Config::kVTileBytes);
-    copy_tile<Config::kVScaleBytes, Config::kThreads>(stage + Config::kVScaleOffset,
-                                                      p.v_scale + kv_block * Config::kHeadDim);
+    copy_tile<Config::kVTileBytes, Config::kThreads>(v_tile, tile.v, block);
+    copy_tile<Config::kVScaleBytes, Config::kThreads>(stage + Config::kVScaleOffset, tile.v_scale, block);
   } else {
     load_v<Config>(p, tile, block, v_tile);
   }
+  ptx::cp_async_commit();
 }
 
 }  // namespace sage

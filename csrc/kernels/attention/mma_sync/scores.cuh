@@ -23,8 +23,7 @@ using Queries = uint32_t[Config::kMTiles][Config::kQkSteps][4];  // A fragments
 template <typename Config>
 struct State {
   float out[Config::kMTiles][Config::kOTiles][4];
-  // In log2 units: what probabilities are relative to. The row's largest score less kLogOfOne, lagging behind by up to
-  // kRescaleThreshold.
+  // In log2 units: what probabilities are relative to. The row's largest score less kLogOfOne when it was last raised.
   float base[Config::kRows];
   float sum[Config::kRows];  // this lane's columns only
 };
@@ -118,62 +117,39 @@ __device__ __forceinline__ void pack(Probabilities<Config>& probabilities, int r
   if constexpr (Config::kValues == Values::kF16) {
     probabilities[row / 2][group][row % 2] = Pair<typename Config::Element>::pack(x[0], x[1]);
     probabilities[row / 2][group][row % 2 + 2] = Pair<typename Config::Element>::pack(x[2], x[3]);
+  } else if constexpr (Config::kConvert) {
+    ptx::unpack_e4m3x4(probabilities[row / 2][group][row % 2], probabilities[row / 2][group][row % 2 + 2],
+                       ptx::pack_e4m3x4(x[0], x[1], x[2], x[3]));
   } else {
     probabilities[row / 2][group / 2][row % 2 + group % 2 * 2] = ptx::pack_e4m3x4(x[0], x[1], x[2], x[3]);
   }
 }
 
-// Multiplies what pack() packed in 8 bits: where the row's maximum has grown since.
+// Multiplies what pack() packed: where the row's base has grown since.
 template <typename Config>
 __device__ __forceinline__ void rescale(Probabilities<Config>& probabilities, int row, int group, float factor) {
-  uint32_t& bits = probabilities[row / 2][group / 2][row % 2 + group % 2 * 2];
-  float x[4];
-  ptx::unpack_e4m3x4(x, bits);
-  bits = ptx::pack_e4m3x4(x[0] * factor, x[1] * factor, x[2] * factor, x[3] * factor);
+  if constexpr (Config::kConvert) {
+    const __half2 factors = __float2half2_rn(factor);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      auto& pair = reinterpret_cast<__half2&>(probabilities[row / 2][group][row % 2 + i * 2]);
+      pair = __hmul2(pair, factors);
+    }
+  } else {
+    uint32_t& bits = probabilities[row / 2][group / 2][row % 2 + group % 2 * 2];
+    uint32_t pairs[2];
+    ptx::unpack_e4m3x4(pairs[0], pairs[1], bits);
+    float x[4];
+    unpack<__half>(x, pairs);
+    bits = ptx::pack_e4m3x4(x[0] * factor, x[1] * factor, x[2] * factor, x[3] * factor);
+  }
 }
 
-// Turns scores into P's A fragments, keeping the running maximum and sum. `chunk` counts the
-// chunks gathered before this one.
+// Probabilities of a chunk relative to the rows' bases, packed, and what this lane adds up of each row.
 template <typename Config>
-__device__ __forceinline__ void softmax(const float (&scale)[Config::kRows], const Scores<Config>& scores, int chunk,
-                                        State<Config>& state, Probabilities<Config>& probabilities) {
-  constexpr int kGroups = Config::kChunkN / 16;
-  constexpr float kThreshold = Config::kRescaleThreshold + Config::kLogOfOne;
-  float candidate[Config::kRows];
-  bool exceeded = false;
-#pragma unroll
-  for (int row = 0; row < Config::kRows; ++row) {
-    float largest = __int_as_float(scores[row / 2][0][row % 2 * 2]);
-#pragma unroll
-    for (int n = 0; n < Config::kNTiles; ++n) {
-      largest = fmaxf(largest, __int_as_float(scores[row / 2][n][row % 2 * 2]));
-      largest = fmaxf(largest, __int_as_float(scores[row / 2][n][row % 2 * 2 + 1]));
-    }
-    candidate[row] = (largest - Config::kMagic) * scale[row];
-    exceeded |= candidate[row] > state.base[row] + kThreshold;
-  }
-  if (__builtin_expect(__any_sync(0xffffffffu, exceeded), 0)) {
-#pragma unroll
-    for (int row = 0; row < Config::kRows; ++row) {
-      float largest = candidate[row];
-      largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
-      largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
-      const bool grown = largest > state.base[row] + kThreshold;
-      const float base = grown ? largest - Config::kLogOfOne : state.base[row];
-      const float factor = grown ? ptx::ex2(state.base[row] - base) : 1.0f;
-      state.base[row] = base;
-      state.sum[row] *= factor;
-      if constexpr (Config::kGatherN > Config::kChunkN) {
-#pragma unroll
-        for (int group = 0; group < chunk * kGroups; ++group) rescale<Config>(probabilities, row, group, factor);
-      }
-#pragma unroll
-      for (int d = 0; d < Config::kOTiles; ++d) {
-        state.out[row / 2][d][row % 2 * 2] *= factor;
-        state.out[row / 2][d][row % 2 * 2 + 1] *= factor;
-      }
-    }
-  }
+__device__ __forceinline__ void exponentiate(const float (&scale)[Config::kRows], const Scores<Config>& scores, int chunk,
+                                             const State<Config>& state, Probabilities<Config>& probabilities,
+                                             float (&added)[Config::kRows]) {
 #pragma unroll
   for (int row = 0; row < Config::kRows; ++row) {
     const float offset = -Config::kMagic * scale[row] - state.base[row];
@@ -184,11 +160,74 @@ __device__ __forceinline__ void softmax(const float (&scale)[Config::kRows], con
       for (int i = 0; i < 4; ++i) {
         x[i] = ptx::ex2(__int_as_float(scores[row / 2][pair * 2 + i / 2][row % 2 * 2 + i % 2]) * scale[row] + offset);
       }
-      state.sum[row] += x[0] + x[1];
-      state.sum[row] += x[2] + x[3];
-      pack<Config>(probabilities, row, chunk * kGroups + pair, x);
+      const float sum = (x[0] + x[1]) + (x[2] + x[3]);
+      added[row] = pair == 0 ? sum : added[row] + sum;
+      pack<Config>(probabilities, row, chunk * (Config::kChunkN / 16) + pair, x);
     }
   }
+}
+
+// Raises the bases of rows of which some lane has added up more than kLimit to their largest score of this chunk, and
+// brings along what was computed relative to them.
+template <typename Config>
+__device__ __forceinline__ void raise_bases(const float (&scale)[Config::kRows], const Scores<Config>& scores, int chunk,
+                                            const float (&added)[Config::kRows], State<Config>& state,
+                                            Probabilities<Config>& probabilities) {
+#pragma unroll
+  for (int row = 0; row < Config::kRows; ++row) {
+    float largest = __int_as_float(scores[row / 2][0][row % 2 * 2]);
+#pragma unroll
+    for (int n = 0; n < Config::kNTiles; ++n) {
+      largest = fmaxf(largest, __int_as_float(scores[row / 2][n][row % 2 * 2]));
+      largest = fmaxf(largest, __int_as_float(scores[row / 2][n][row % 2 * 2 + 1]));
+    }
+    largest = (largest - Config::kMagic) * scale[row];
+    largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
+    largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
+    const bool raise = __ballot_sync(0xffffffffu, added[row] > Config::kLimit) >> (threadIdx.x % 32 & ~3) & 15;
+    const float base = raise ? largest - Config::kLogOfOne : state.base[row];
+    const float factor = raise ? ptx::ex2(state.base[row] - base) : 1.0f;
+    state.base[row] = base;
+    state.sum[row] *= factor;
+    if constexpr (Config::kGatherN > Config::kChunkN) {
+#pragma unroll
+      for (int group = 0; group < chunk * (Config::kChunkN / 16); ++group) rescale<Config>(probabilities, row, group, factor);
+    }
+#pragma unroll
+    for (int d = 0; d < Config::kOTiles; ++d) {
+      state.out[row / 2][d][row % 2 * 2] *= factor;
+      state.out[row / 2][d][row % 2 * 2 + 1] *= factor;
+    }
+  }
+}
+
+// Turns the scores of the keys from first_key on into P's A fragments, keeping the running base and sum. `chunk` counts the
+// chunks gathered before this one. Almost always nothing is to be hidden and no base need be raised: all else waits behind one
+// branch and computes everything again, the scores too, so that they need not be kept.
+template <typename Config>
+__device__ __forceinline__ void softmax(const AttentionParams& p, const Tile& tile, const Queries<Config>& q, uint32_t k_lane,
+                                        int masked, int first_key, const float (&scale)[Config::kRows],
+                                        const Scores<Config>& scores, int chunk, State<Config>& state,
+                                        Probabilities<Config>& probabilities) {
+  float added[Config::kRows];
+  exponentiate<Config>(scale, scores, chunk, state, probabilities, added);
+  bool redo = masked != AttentionMask::kFull;
+#pragma unroll
+  for (int row = 0; row < Config::kRows; ++row) redo |= added[row] > Config::kLimit;
+  if (__builtin_expect(__any_sync(0xffffffffu, redo), 0)) {
+    Scores<Config> again;
+    compute_scores<Config>(q, k_lane, again);
+    if (masked == AttentionMask::kMixed) {
+      mask_scores<Config>(p, tile, first_key, scale, again);
+    } else if (masked == AttentionMask::kEmpty) {
+      hide_scores<Config>(p, tile, first_key, again);
+    }
+    exponentiate<Config>(scale, again, chunk, state, probabilities, added);
+    raise_bases<Config>(scale, again, chunk, added, state, probabilities);
+    exponentiate<Config>(scale, again, chunk, state, probabilities, added);
+  }
+#pragma unroll
+  for (int row = 0; row < Config::kRows; ++row) state.sum[row] += added[row];
 }
 
 }  // namespace sage

@@ -51,38 +51,49 @@ __device__ __forceinline__ void accumulate_f16_sums(const Probabilities<Config>&
   }
 }
 
-// V in e4m3: the sum of 32 keys times V's scale. Channels are taken a few at a time, each lot behind a branch that is always
-// taken: else the compiler starts all products first, and their sums do not fit the registers beside the output.
+// V in e4m3: the sum of a stage's keys times V's scale. Channels are taken a few at a time, each lot behind a branch that is
+// always taken: else the compiler starts all products first, and their sums do not fit the registers beside the output.
 template <typename Config>
 __device__ __forceinline__ void accumulate_f8(const Probabilities<Config>& probabilities, uint32_t v_lane,
                                               uint32_t v_scale, int positive, State<Config>& state) {
-  constexpr int kPairs = Config::kOTiles / 2;
-  constexpr int kLot = Config::kTightRegisters ? 1 : 2;
 #pragma unroll
-  for (int i = 0; i < Config::kPvSteps * kPairs; i += kLot) {
-    const int step = i / kPairs;
+  for (int pair = 0; pair < Config::kOTiles / 2; ++pair) {
     ptx::keep(positive);
     if (positive > 0) {
+      uint32_t v[2][4];  // of 32 keys each
+      ptx::ldmatrix_x4(v[0], v_lane + pair * 16 * Config::kVRowBytes);
+      ptx::ldmatrix_x4(v[1], (v_lane + pair * 16 * Config::kVRowBytes) ^ 32);
 #pragma unroll
-      for (int pair = i % kPairs; pair < i % kPairs + kLot; ++pair) {
-        uint32_t v[4];
-        ptx::ldmatrix_x4(v, (v_lane + pair * 16 * Config::kVRowBytes) ^ (step * 32));
+      for (int half = 0; half < 2; ++half) {
+        const float2 scale = ptx::load_shared_float2(v_scale + (pair * 2 + half) * 32);
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const float2 scale = ptx::load_shared_float2(v_scale + (pair * 2 + half) * 32);
+        for (int m = 0; m < Config::kMTiles; ++m) {
+          float sum[4] = {};
+          if constexpr (Config::kConvert) {
 #pragma unroll
-          for (int m = 0; m < Config::kMTiles; ++m) {
-            float sum[4];
-            if constexpr (Config::kSums == Sums::kFloat) {
-              ptx::mma_m16n8k32_e4m3(sum, probabilities[m][step], v[half * 2], v[half * 2 + 1]);
-            } else {
-              uint32_t packed[2];
-              ptx::mma_m16n8k32_e4m3(packed, probabilities[m][step], v[half * 2], v[half * 2 + 1]);
-              unpack<__half>(sum, packed);
+            for (int step = 0; step < 4; ++step) {
+              uint32_t low, high;
+              ptx::unpack_e4m3x4(low, high, v[step / 2][half * 2 + step % 2]);
+              ptx::mma_m16n8k16_f32<__half>(sum, probabilities[m][step], low, high);
             }
+          } else if constexpr (Config::kSums == Sums::kFloat) {
 #pragma unroll
-            for (int j = 0; j < 4; ++j) state.out[m][pair * 2 + half][j] += sum[j] * (j % 2 == 0 ? scale.x : scale.y);
+            for (int step = 0; step < 2; ++step) {
+              ptx::mma_m16n8k32_e4m3(sum, probabilities[m][step], v[step][half * 2], v[step][half * 2 + 1]);
+            }
+          } else {
+#pragma unroll
+            for (int step = 0; step < 2; ++step) {
+              uint32_t packed[2];
+              float some[4];
+              ptx::mma_m16n8k32_e4m3(packed, probabilities[m][step], v[step][half * 2], v[step][half * 2 + 1]);
+              unpack<__half>(some, packed);
+#pragma unroll
+              for (int j = 0; j < 4; ++j) sum[j] += some[j];
+            }
           }
+#pragma unroll
+          for (int j = 0; j < 4; ++j) state.out[m][pair * 2 + half][j] += sum[j] * (j % 2 == 0 ? scale.x : scale.y);
         }
       }
     }
