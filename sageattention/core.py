@@ -379,13 +379,39 @@ def _attend(
     dtype = q.dtype
     if dtype == torch.float32:
         q, k, v = q.bfloat16(), k.bfloat16(), v.bfloat16()
-    kernel = _kernel(function, pv_accum_dtype, q, v, masked=attn_mask is not None, packed=False)
+    short = True if dispatch.is_short(q, k, v, tensor_layout) else False  # noqa: SIM210
+    kernel = _kernel(function, pv_accum_dtype, q, v, masked=attn_mask is not None, packed=False, short=short, lse=return_lse)
+    if kernel == dispatch.PYTORCH:
+        out = _pytorch(q, k, v, tensor_layout, is_causal, factor)
+        return out.float() if dtype == torch.float32 else out
     out, lse = _ops.attention(q, k, v, attn_mask, tensor_layout, is_causal, factor, smooth_k, smooth_v, return_lse, kernel)
     out = out.float() if dtype == torch.float32 else out
     return (out, lse) if return_lse else out
 
 
-def _kernel(function: str, pv_accum_dtype: str | None, q: torch.Tensor, v: torch.Tensor, *, masked: bool, packed: bool) -> str:
+def _pytorch(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, tensor_layout: str, is_causal: bool, sm_scale: float
+) -> torch.Tensor:
+    """PyTorch's own attention, as `dispatch.PYTORCH` serves a call."""
+    if tensor_layout == "NHD":
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    grouped = q.shape[1] != k.shape[1]
+    # The operator: the function of that name may have been replaced by `sageattn`.
+    out = torch.ops.aten.scaled_dot_product_attention(q, k, v, None, 0.0, is_causal, scale=sm_scale, enable_gqa=grouped)
+    return (out.transpose(1, 2) if tensor_layout == "NHD" else out).contiguous()
+
+
+def _kernel(
+    function: str,
+    pv_accum_dtype: str | None,
+    q: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    masked: bool,
+    packed: bool,
+    short: bool = False,
+    lse: bool = False,
+) -> str:
     head_dim, v_head_dim = q.shape[-1], v.shape[-1]
     # Branches, so that torch.compile makes constants of what it may not know.
     largest = max(head_dim, v_head_dim)
@@ -395,5 +421,5 @@ def _kernel(function: str, pv_accum_dtype: str | None, q: torch.Tensor, v: torch
     uneven = True if head_dim % 8 or v_head_dim % 8 else False  # noqa: SIM210
     device = q.device
     return dispatch.kernel_for(  # type: ignore[no-any-return, unused-ignore]
-        function, pv_accum_dtype, bfloat16, size, differs, masked, packed, uneven, device.type, device.index
+        function, pv_accum_dtype, bfloat16, size, differs, masked, packed, uneven, short, lse, device.type, device.index
     )

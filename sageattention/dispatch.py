@@ -39,7 +39,13 @@ class Kernel(NamedTuple):
     v_head_dim: bool = True  # V's head_dim may differ from Q's and K's
     masks: bool = True
     packed: bool = True  # sequences of any lengths one after the other (sageattn_varlen)
+    lse: bool = True  # can return log-sum-exp
+    short_only: bool = False  # for at most `SHORT` queries and keys
 
+
+# PyTorch's own attention, which on this GPU is faster than any of ours and more exact where sequences are short: bench/notes.md.
+PYTORCH = "scaled_dot_product_attention"
+SHORT = 512  # tokens
 
 KERNELS = {
     "sm80_qk_int8_pv_f16": Kernel("8.0 and later", 0.0115),
@@ -47,6 +53,9 @@ KERNELS = {
     "sm89_qk_int8_pv_f8": Kernel("8.9 and later", 0.0385),
     "sm89_qk_int8_pv_f8_accum_f16": Kernel("8.9 and later", 0.0385),
     "sm90_qk_int8_pv_f16": Kernel("9.0 alone", 0.0115, uneven=False, masks=False),
+}
+ABILITIES = KERNELS | {
+    PYTORCH: Kernel("9.0 alone", 0.003, True, 128, False, False, masks=False, packed=False, lse=False, short_only=True),
 }
 
 
@@ -62,6 +71,8 @@ class Row(NamedTuple):
 
 # fmt: off
 TABLE = (
+    Row("sageattn", None, "9.0 alone", PYTORCH,
+        "PyTorch's own attention: for short sequences faster here than 8-bit scores, and more exact"),
     Row("sageattn", None, "9.0 alone", "sm90_qk_int8_pv_f16",
         "wgmma: the fastest kernel here for this GPU, and 3.5 times as exact as FP8"),
     Row("sageattn", None, "8.9 and 12.x", "sm89_qk_int8_pv_f8",
@@ -125,12 +136,14 @@ class Request(NamedTuple):
     masked: bool = False
     packed: bool = False
     uneven: bool = False  # a head_dim is no multiple of 8: rows do not start on 16 bytes
+    short: bool = False  # some and at most `SHORT` queries and keys, and no gradient is asked for
+    lse: bool = False  # log-sum-exp is to be returned
 
 
 class Choice(NamedTuple):
     """A kernel and why it was taken."""
 
-    kernel: str
+    kernel: str  # or `PYTORCH`
     reason: str
     gpu: str  # compute capability, or "CPU"
     passed_over: tuple[str, ...]  # the kernels before it in the table, each with what it lacks
@@ -154,7 +167,7 @@ def choose(request: Request, capability: Capability, present: frozenset[str] | N
     gpu = "CPU" if capability == CPU else "{}.{}".format(*capability)
     passed_over: list[str] = []
     for row in _rows(request.function, request.pv_accum_dtype):
-        if not GPUS[row.gpus](capability) and GPUS[KERNELS[row.kernel].gpus](capability):
+        if not GPUS[row.gpus](capability) and GPUS[ABILITIES[row.kernel].gpus](capability):
             continue
         lack = _lack(row.kernel, request, capability, present)
         if lack is None:
@@ -180,14 +193,16 @@ def _rows(function: str, pv_accum_dtype: str | None) -> tuple[Row, ...]:
 
 def _lack(name: str, request: Request, capability: Capability, present: frozenset[str] | None) -> str | None:
     """What keeps a kernel from serving a request, in words."""
-    kernel = KERNELS[name]
+    kernel = ABILITIES[name]
     if not GPUS[kernel.gpus](capability):
         return f"runs on compute capability {kernel.gpus}"
     if request.bfloat16 and not kernel.bfloat16:
         return "float16 only"
     if capability == CPU:
         return None
-    if present is not None and name not in present:
+    if kernel.short_only and not request.short:
+        return f"for 1 to {SHORT} tokens, without gradients"
+    if present is not None and name not in present and name != PYTORCH:
         return "not among the kernels installed for this GPU"
     if request.head_dim > kernel.largest_head_dim:
         return f"head_dim up to {kernel.largest_head_dim}, not {request.head_dim}"
@@ -199,6 +214,8 @@ def _lack(name: str, request: Request, capability: Capability, present: frozense
         return "no attn_mask"
     if request.packed and not kernel.packed:
         return "no packed sequences"
+    if request.lse and not kernel.lse:
+        return "no log-sum-exp"
     return None
 
 
@@ -212,6 +229,8 @@ def kernel_for(
     masked: bool,
     packed: bool,
     uneven: bool,
+    short: bool,
+    lse: bool,
     device: str,
     index: int | None,
 ) -> str:
@@ -221,7 +240,7 @@ def kernel_for(
         ValueError: none serves it.
         RuntimeError: there is no such GPU, or no kernels for it.
     """
-    request = Request(function, pv_accum_dtype, bfloat16, head_dim, v_differs, masked, packed, uneven)
+    request = Request(function, pv_accum_dtype, bfloat16, head_dim, v_differs, masked, packed, uneven, short, lse)
     return _remembered(request, device, index).kernel
 
 
@@ -249,6 +268,14 @@ def kernel_folder(index: int) -> str:
         RuntimeError: there is no such GPU, or none of the folders runs on it.
     """
     return torch.ops.sageattention.kernel_architecture(index)  # type: ignore[no-any-return, unused-ignore]
+
+
+def is_short(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, tensor_layout: str) -> bool:
+    """Whether a call is what `Request.short` says."""
+    tokens = validation.token_dimension(tensor_layout)
+    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+        return False
+    return q.shape[tokens] <= SHORT and k.shape[tokens] <= SHORT and q.numel() > 0
 
 
 def forget() -> None:
@@ -288,7 +315,7 @@ def explain(
         TypeError, ValueError: the call would fail, with the same message.
         RuntimeError: no kernel runs on this GPU.
     """
-    del is_causal, sm_scale, return_lse, smooth_k
+    del is_causal, sm_scale, smooth_k
     packed = isinstance(q, torch.Tensor) and q.dim() == 3
     validation.tensors(q, k, v, "packed" if packed else tensor_layout)
     if attn_mask is not None:
@@ -308,6 +335,8 @@ def explain(
         masked=attn_mask is not None,
         packed=packed,
         uneven=q.shape[-1] % 8 != 0 or v.shape[-1] % 8 != 0,
+        short=not packed and is_short(q, k, v, tensor_layout),
+        lse=return_lse,
     )
     if architecture is None:
         return choose(request, *gpu_of(q.device.type, q.device.index))

@@ -12,10 +12,11 @@ from accuracy import TOLERANCES
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import sageattention
-from sageattention import _library, _ops, dispatch, explain, reference, sageattn
+from sageattention import _library, _ops, core, dispatch, explain, reference, sageattn
 
 F16, F8, HOPPER = "sm80_qk_int8_pv_f16", "sm89_qk_int8_pv_f8", "sm90_qk_int8_pv_f16"
-Q, K, V = (torch.randn(1, 4, 20, 64, generator=torch.Generator().manual_seed(seed)).half() for seed in range(3))
+TOKENS = dispatch.SHORT + 1
+Q, K, V = (torch.randn(1, 4, TOKENS, 64, generator=torch.Generator().manual_seed(seed)).half() for seed in range(3))
 
 
 @pytest.fixture(autouse=True)
@@ -29,7 +30,7 @@ def every_ability(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if every kernel could do everything, which leaves the rows of the table."""
     for name, kernel in dispatch.KERNELS.items():
         able = kernel._replace(largest_head_dim=256, uneven=True, v_head_dim=True, masks=True, packed=True)
-        monkeypatch.setitem(dispatch.KERNELS, name, able)
+        monkeypatch.setitem(dispatch.ABILITIES, name, able)
 
 
 @pytest.mark.parametrize(
@@ -92,8 +93,8 @@ def test_every_function_serves_every_gpu_that_it_can() -> None:
 
 
 def test_the_cpu_computes_everything() -> None:
-    mask = torch.ones(20, 20, dtype=torch.bool)
-    wide = torch.zeros(1, 4, 20, 256, dtype=torch.float16)
+    mask = torch.ones(TOKENS, TOKENS, dtype=torch.bool)
+    wide = torch.zeros(1, 4, TOKENS, 256, dtype=torch.float16)
     choice = explain(wide, wide, V, attn_mask=mask)
     assert (choice.kernel, choice.gpu) == (F16, "CPU")
     assert explain(Q, K, V, function="sageattn_qk_int8_pv_fp8_cuda").kernel == F8
@@ -102,10 +103,10 @@ def test_the_cpu_computes_everything() -> None:
 
 def test_each_inability_leads_to_the_next_row(monkeypatch: pytest.MonkeyPatch) -> None:
     less = dispatch.Kernel("9.0 alone", 0.01, True, 128, uneven=False, v_head_dim=False, masks=False, packed=False)
-    monkeypatch.setitem(dispatch.KERNELS, HOPPER, less)
-    wide = torch.zeros(1, 4, 20, 136, dtype=torch.float16)
+    monkeypatch.setitem(dispatch.ABILITIES, HOPPER, less)
+    wide = torch.zeros(1, 4, TOKENS, 136, dtype=torch.float16)
     packed = [x[0].transpose(0, 1) for x in (Q, K, V)]
-    mask = torch.ones(20, 20, dtype=torch.bool)
+    mask = torch.ones(TOKENS, TOKENS, dtype=torch.bool)
     for arguments, options, lack in (
         ((wide, wide, wide), {}, "head_dim up to 128, not 136"),
         ((Q[..., :60], K[..., :60], V[..., :60]), {}, "head_dims that are multiples of 8"),
@@ -115,8 +116,63 @@ def test_each_inability_leads_to_the_next_row(monkeypatch: pytest.MonkeyPatch) -
     ):
         choice = explain(*arguments, architecture="9.0", **options)
         assert choice.kernel == F16
-        assert choice.passed_over[0] == f"{HOPPER}: {lack}"
+        assert choice.passed_over[1] == f"{HOPPER}: {lack}"
         assert f"  not {HOPPER}: {lack}" in str(choice).splitlines()
+
+
+def test_short_sequences_are_pytorchs_where_it_is_faster_and_more_exact() -> None:
+    q, k, v = (x[..., 1:, :] for x in (Q, K, V))
+    assert explain(q, k, v, architecture="9.0").kernel == dispatch.PYTORCH
+    assert explain(q, k, v, architecture="8.9").kernel == F8
+    assert explain(q, k, v).kernel == F16
+    packed = [x[0].transpose(0, 1) for x in (q, k, v)]
+    nhd = [x.transpose(1, 2) for x in (Q, k, v)]
+    short = f"for 1 to {dispatch.SHORT} tokens, without gradients"
+    for arguments, options, lack in (
+        ((Q, k, v), {}, short),
+        ((q, K, V), {}, short),
+        (nhd, {"tensor_layout": "NHD"}, short),
+        ((q[:0], k[:0], v[:0]), {}, short),
+        ((q, k.clone().requires_grad_(), v), {}, short),
+        (packed, {}, short),
+        ((q, k, v), {"return_lse": True}, "no log-sum-exp"),
+        ((q, k, v), {"attn_mask": torch.ones(1, 1, dtype=torch.bool)}, "no attn_mask"),
+        ((q[..., :60], k[..., :60], v[..., :60]), {}, "head_dims that are multiples of 8"),
+        ((q, k, v[..., :32]), {}, "V's head_dim must be that of Q and K"),
+        ((q.repeat(1, 1, 1, 3), k.repeat(1, 1, 1, 3), v.repeat(1, 1, 1, 3)), {}, "head_dim up to 128, not 192"),
+    ):
+        choice = explain(*arguments, architecture="9.0", **options)
+        assert choice.kernel in (HOPPER, F16)
+        assert choice.passed_over[0] == f"{dispatch.PYTORCH}: {lack}"
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_pytorchs_attention_as_it_is_called(causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of any layout, grouped heads and a scale; also where `sageattn` stands in PyTorch's place."""
+    q, k, v = Q[:, :, :40], K[:, :2, :30], V[:, :2, :30]
+    grouped = (x.repeat_interleave(2, dim=1) for x in (k, v))
+    expected = torch.nn.functional.scaled_dot_product_attention(q, *grouped, is_causal=causal, scale=0.3)
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", None)
+    out = core._pytorch(q, k, v, "HND", causal, 0.3)
+    torch.testing.assert_close(out, expected, rtol=2e-3, atol=2e-3)
+    turned = core._pytorch(*(x.transpose(1, 2) for x in (q, k, v)), "NHD", causal, 0.3)
+    torch.testing.assert_close(turned, out.transpose(1, 2), rtol=2e-3, atol=2e-3)
+    assert out.is_contiguous()
+    assert turned.is_contiguous()
+
+
+@pytest.mark.parametrize("layout", ["HND", "NHD"])
+def test_a_short_call_on_hopper(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatch, "gpu_of", lambda *_: ((9, 0), frozenset(dispatch.KERNELS)))
+    monkeypatch.setattr(_ops, "attention", None)
+    q, k, v = (x[:, :, 1:].float() for x in (Q, K, V))
+    exact = torch.nn.functional.scaled_dot_product_attention(q, k, v)
+    if layout == "NHD":
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    out = sageattn(q, k, v, tensor_layout=layout)
+    assert out.dtype == torch.float32
+    assert out.shape == q.shape
+    torch.testing.assert_close(out if layout == "HND" else out.transpose(1, 2), exact, rtol=0.05, atol=0.01)
 
 
 def test_a_kernel_that_is_not_installed_leads_to_the_next_row() -> None:
@@ -164,7 +220,7 @@ def test_explain_refuses_what_the_call_refuses() -> None:
 
 
 def test_every_kernel_has_a_row_a_reference_and_a_tolerance() -> None:
-    assert {row.kernel for row in dispatch.TABLE} == set(dispatch.KERNELS)
+    assert {row.kernel for row in dispatch.TABLE} == set(dispatch.ABILITIES) == {*dispatch.KERNELS, dispatch.PYTORCH}
     assert set(reference.PRECISION) == set(dispatch.KERNELS) == set(TOLERANCES)
     for name, kernel in dispatch.KERNELS.items():
         assert kernel.error == TOLERANCES[name].relative_l1
@@ -208,7 +264,7 @@ def test_compile_for_a_gpu(monkeypatch: pytest.MonkeyPatch, dynamic: bool) -> No
 
 @pytest.mark.usefixtures("an_ada_gpu")
 def test_a_choice_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    arguments = ("sageattn", None, True, 64, False, False, False, False, "cuda", 0)
+    arguments = ("sageattn", None, True, 64, False, False, False, False, False, False, "cuda", 0)
     assert dispatch.kernel_for(*arguments) == F8
     monkeypatch.setattr(dispatch, "kernel_folder", None)
     assert dispatch.kernel_for(*arguments) == F8

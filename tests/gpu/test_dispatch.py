@@ -39,8 +39,11 @@ def test_every_function(
     masked: bool,
 ) -> None:
     q = randn(2, 4, 150, head_dim, seed=0, dtype=dtype)
-    k, v = (randn(2, 2, 333, size, seed=seed, dtype=dtype) for seed, size in ((1, head_dim), (2, v_head_dim)))
-    options: dict[str, Any] = {"attn_mask": torch.ones(150, 333, device="cuda", dtype=torch.bool).tril(100)} if masked else {}
+    kv_len = dispatch.SHORT + 21
+    k, v = (randn(2, 2, kv_len, size, seed=seed, dtype=dtype) for seed, size in ((1, head_dim), (2, v_head_dim)))
+    options: dict[str, Any] = (
+        {"attn_mask": torch.ones(150, kv_len, device="cuda", dtype=torch.bool).tril(100)} if masked else {}
+    )
     try:
         choice = explain(q, k, v, function=function, pv_accum_dtype=accumulators, **options)
     except ValueError as error:
@@ -61,3 +64,25 @@ def test_every_function(
     assert out.shape == (2, 4, 150, v_head_dim)
     assert out.dtype == dtype
     assert error_by_size(out, q, k, v, **options) <= TOLERANCES[choice.kernel].any_shape
+
+
+@pytest.mark.parametrize("layout", ["HND", "NHD"])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_short_sequences(dtype: torch.dtype, head_dim: int, causal: bool, layout: str) -> None:
+    """Whoever serves them: as exact as it is said to be, contiguous, the same under torch.compile."""
+    q = randn(2, 4, 150, head_dim, seed=0, dtype=dtype)
+    k, v = (randn(2, 2, 333, head_dim, seed=seed, dtype=dtype) for seed in (1, 2))
+    arguments = [q, k, v] if layout == "HND" else [x.transpose(1, 2).contiguous() for x in (q, k, v)]
+    kernel = explain(*arguments, tensor_layout=layout, is_causal=causal).kernel
+    assert (kernel == dispatch.PYTORCH) == (torch.cuda.get_device_capability() == (9, 0))
+    out: Any = sageattention.sageattn(*arguments, tensor_layout=layout, is_causal=causal)
+    assert out.dtype == dtype
+    assert out.is_contiguous()
+    compiled = torch.compile(sageattention.sageattn, fullgraph=True, backend="eager")
+    assert torch.equal(compiled(*arguments, tensor_layout=layout, is_causal=causal), out)
+    if layout == "NHD":
+        out = out.transpose(1, 2)
+    limit = 0.01 if kernel == dispatch.PYTORCH else TOLERANCES[kernel].any_shape
+    assert error_by_size(out, q, k, v, is_causal=causal) <= limit
