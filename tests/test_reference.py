@@ -409,7 +409,7 @@ NUMBER = r"(-?[\d.e-]+)f?"
         ("quant/quant_v_f8.cu", rf"float magnitude = {NUMBER};", [reference.SMALLEST_V]),
         (
             "attention/mma_sync/config.cuh",
-            rf"kChunkN = kHeadDim == 64 \? {NUMBER} : [^?]* \? {NUMBER} : {NUMBER};",
+            rf"kChunkN = kHeadDim == 64 \? {NUMBER} : kRoomy \? {NUMBER} : {NUMBER};",
             [reference.chunk_n(64, F16), reference.chunk_n(128, F16), reference.chunk_n(128, F8)],
         ),
         (

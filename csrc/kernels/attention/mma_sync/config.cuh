@@ -30,8 +30,13 @@ struct MmaSyncConfig : Kernel {
   // Keys that one mma of P V takes.
   static constexpr int kStepN = kValues == Values::kF16 || kConvert ? 16 : 32;
   // Keys whose scores are in registers at a time: as many as spill nothing, for the tensor cores lose time wherever products of
-  // integers and of floats take turns.
-  static constexpr int kChunkN = kHeadDim == 64 ? 64 : kValues == Values::kF16 && kSums == Sums::kFloat ? 32 : 16;
+  // integers and of floats take turns. From 10.0 on CUDA 12 needs more registers for the same.
+#if __CUDA_ARCH__ >= 1000
+  static constexpr bool kRoomy = false;
+#else
+  static constexpr bool kRoomy = kValues == Values::kF16 && kSums == Sums::kFloat;
+#endif
+  static constexpr int kChunkN = kHeadDim == 64 ? 64 : kRoomy ? 32 : 16;
   // Keys whose probabilities are gathered before they meet V: in 8 bits all that share V's scales.
   static constexpr int kGatherN = kValues == Values::kF16 ? kChunkN : Kernel::kBlockN;
   static constexpr int kMTiles = kWarpM / 16;
