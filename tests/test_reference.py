@@ -387,7 +387,7 @@ NUMBER = r"(-?[\d.e-]+)f?"
         ("quant/quant_k_int8.h", rf"kSampledKeys = {NUMBER};", [reference.SAMPLED_KEYS]),
         ("quant/quant_k_int8.cu", rf"magnitude = ptx::max_nan\({NUMBER},", [reference.SMALLEST_MAGNITUDE]),
         ("attention/mma_sync/load.cuh", rf"magnitude = {NUMBER};", [reference.SMALLEST_MAGNITUDE]),
-        ("attention/wgmma/quantise_q.cuh", rf"magnitude\[i\] = ptx::max_nan\({NUMBER},", [reference.SMALLEST_MAGNITUDE]),
+        ("attention/wgmma/quantise_q.cuh", rf"magnitude = ptx::max_nan\({NUMBER},", [reference.SMALLEST_MAGNITUDE]),
         (
             "attention/wgmma/config.cuh",
             rf"kHeadroom = cuda::std::is_same_v<Element, __half> \? {NUMBER} : {NUMBER};",
