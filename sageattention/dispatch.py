@@ -40,12 +40,13 @@ class Kernel(NamedTuple):
     masks: bool = True
     packed: bool = True  # sequences of any lengths one after the other (sageattn_varlen)
     lse: bool = True  # can return log-sum-exp
-    short_only: bool = False  # for at most `SHORT` queries and keys
+    short_only: bool = False  # for `Request.short` alone
 
 
-# PyTorch's own attention, which on this GPU is faster than any of ours and more exact where sequences are short: bench/notes.md.
+# PyTorch's own attention, which on this GPU is faster than any of ours, and more exact, where there are few queries to make K's
+# quantisation worth it, or few keys: bench/notes.md.
 PYTORCH = "scaled_dot_product_attention"
-SHORT = 512  # tokens
+FEW_QUERIES, FEW_KEYS = 512, 256
 
 KERNELS = {
     "sm80_qk_int8_pv_f16": Kernel("8.0 and later", 0.0115),
@@ -72,7 +73,7 @@ class Row(NamedTuple):
 # fmt: off
 TABLE = (
     Row("sageattn", None, "9.0 alone", PYTORCH,
-        "PyTorch's own attention: for short sequences faster here than 8-bit scores, and more exact"),
+        "PyTorch's own attention: for few queries or keys faster here than 8-bit scores, and more exact"),
     Row("sageattn", None, "9.0 alone", "sm90_qk_int8_pv_f16",
         "wgmma: the fastest kernel here for this GPU, and 3.5 times as exact as FP8"),
     Row("sageattn", None, "8.9 and 12.x", "sm89_qk_int8_pv_f8",
@@ -136,7 +137,7 @@ class Request(NamedTuple):
     masked: bool = False
     packed: bool = False
     uneven: bool = False  # a head_dim is no multiple of 8: rows do not start on 16 bytes
-    short: bool = False  # some and at most `SHORT` queries and keys, and no gradient is asked for
+    short: bool = False  # at most `FEW_QUERIES` or `FEW_KEYS`, but some, and no gradient is asked for
     lse: bool = False  # log-sum-exp is to be returned
 
 
@@ -201,7 +202,7 @@ def _lack(name: str, request: Request, capability: Capability, present: frozense
     if capability == CPU:
         return None
     if kernel.short_only and not request.short:
-        return f"for 1 to {SHORT} tokens, without gradients"
+        return f"for at most {FEW_QUERIES} queries or {FEW_KEYS} keys, without gradients"
     if present is not None and name not in present and name != PYTORCH:
         return "not among the kernels installed for this GPU"
     if request.head_dim > kernel.largest_head_dim:
@@ -275,7 +276,7 @@ def is_short(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, tensor_layout: s
     tokens = validation.token_dimension(tensor_layout)
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
         return False
-    return q.shape[tokens] <= SHORT and k.shape[tokens] <= SHORT and q.numel() > 0
+    return bool((q.shape[tokens] <= FEW_QUERIES or k.shape[tokens] <= FEW_KEYS) and q.numel() > 0)
 
 
 def forget() -> None:

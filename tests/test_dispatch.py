@@ -15,7 +15,7 @@ import sageattention
 from sageattention import _library, _ops, core, dispatch, explain, reference, sageattn
 
 F16, F8, HOPPER = "sm80_qk_int8_pv_f16", "sm89_qk_int8_pv_f8", "sm90_qk_int8_pv_f16"
-TOKENS = dispatch.SHORT + 1
+TOKENS = dispatch.FEW_QUERIES + 1
 Q, K, V = (torch.randn(1, 4, TOKENS, 64, generator=torch.Generator().manual_seed(seed)).half() for seed in range(3))
 
 
@@ -127,10 +127,11 @@ def test_short_sequences_are_pytorchs_where_it_is_faster_and_more_exact() -> Non
     assert explain(q, k, v).kernel == F16
     packed = [x[0].transpose(0, 1) for x in (q, k, v)]
     nhd = [x.transpose(1, 2) for x in (Q, k, v)]
-    short = f"for 1 to {dispatch.SHORT} tokens, without gradients"
+    for few in ((q, K, V), (Q, k[..., : dispatch.FEW_KEYS, :], v[..., : dispatch.FEW_KEYS, :])):
+        assert explain(*few, architecture="9.0").kernel == dispatch.PYTORCH
+    short = f"for at most {dispatch.FEW_QUERIES} queries or {dispatch.FEW_KEYS} keys, without gradients"
     for arguments, options, lack in (
         ((Q, k, v), {}, short),
-        ((q, K, V), {}, short),
         (nhd, {"tensor_layout": "NHD"}, short),
         ((q[:0], k[:0], v[:0]), {}, short),
         ((q, k.clone().requires_grad_(), v), {}, short),
@@ -155,7 +156,8 @@ def test_pytorchs_attention_as_it_is_called(causal: bool, monkeypatch: pytest.Mo
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", None)
     out = core._pytorch(q, k, v, "HND", causal, 0.3)
     torch.testing.assert_close(out, expected, rtol=2e-3, atol=2e-3)
-    turned = core._pytorch(*(x.transpose(1, 2) for x in (q, k, v)), "NHD", causal, 0.3)
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    turned = core._pytorch(q, k, v, "NHD", causal, 0.3)
     torch.testing.assert_close(turned, out.transpose(1, 2), rtol=2e-3, atol=2e-3)
     assert out.is_contiguous()
     assert turned.is_contiguous()

@@ -38,11 +38,11 @@ def test_every_function(
     v_head_dim: int,
     masked: bool,
 ) -> None:
-    q = randn(2, 4, 150, head_dim, seed=0, dtype=dtype)
-    kv_len = dispatch.SHORT + 21
+    qo_len, kv_len = dispatch.FEW_QUERIES + 9, dispatch.FEW_KEYS + 77
+    q = randn(2, 4, qo_len, head_dim, seed=0, dtype=dtype)
     k, v = (randn(2, 2, kv_len, size, seed=seed, dtype=dtype) for seed, size in ((1, head_dim), (2, v_head_dim)))
     options: dict[str, Any] = (
-        {"attn_mask": torch.ones(150, kv_len, device="cuda", dtype=torch.bool).tril(100)} if masked else {}
+        {"attn_mask": torch.ones(qo_len, kv_len, device="cuda", dtype=torch.bool).tril(100)} if masked else {}
     )
     try:
         choice = explain(q, k, v, function=function, pv_accum_dtype=accumulators, **options)
@@ -61,7 +61,7 @@ def test_every_function(
     how = {} if accumulators is None else {"pv_accum_dtype": accumulators}
     out = getattr(sageattention, function)(q, k, v, **options, **how)
     assert called == [choice.kernel]
-    assert out.shape == (2, 4, 150, v_head_dim)
+    assert out.shape == (2, 4, qo_len, v_head_dim)
     assert out.dtype == dtype
     assert error_by_size(out, q, k, v, **options) <= TOLERANCES[choice.kernel].any_shape
 
@@ -70,18 +70,21 @@ def test_every_function(
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("head_dim", [64, 128])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-def test_short_sequences(dtype: torch.dtype, head_dim: int, causal: bool, layout: str) -> None:
+@pytest.mark.parametrize(("qo_len", "kv_len"), [(1, 1), (150, 2000), (600, 77)])
+def test_short_sequences(qo_len: int, kv_len: int, dtype: torch.dtype, head_dim: int, causal: bool, layout: str) -> None:
     """Whoever serves them: as exact as it is said to be, contiguous, the same under torch.compile."""
-    q = randn(2, 4, 150, head_dim, seed=0, dtype=dtype)
-    k, v = (randn(2, 2, 333, head_dim, seed=seed, dtype=dtype) for seed in (1, 2))
-    arguments = [q, k, v] if layout == "HND" else [x.transpose(1, 2).contiguous() for x in (q, k, v)]
-    kernel = explain(*arguments, tensor_layout=layout, is_causal=causal).kernel
+    q = randn(2, 4, qo_len, head_dim, seed=0, dtype=dtype)
+    k, v = (randn(2, 2, kv_len, head_dim, seed=seed, dtype=dtype) for seed in (1, 2))
+    qkv = [q, k, v] if layout == "HND" else [x.transpose(1, 2).contiguous() for x in (q, k, v)]
+    arguments: dict[str, Any] = {**dict(zip("qkv", qkv, strict=True)), "tensor_layout": layout, "is_causal": causal}
+    kernel = explain(**arguments).kernel
     assert (kernel == dispatch.PYTORCH) == (torch.cuda.get_device_capability() == (9, 0))
-    out: Any = sageattention.sageattn(*arguments, tensor_layout=layout, is_causal=causal)
+    out: Any = sageattention.sageattn(**arguments)
     assert out.dtype == dtype
     assert out.is_contiguous()
+    torch.compiler.reset()
     compiled = torch.compile(sageattention.sageattn, fullgraph=True, backend="eager")
-    assert torch.equal(compiled(*arguments, tensor_layout=layout, is_causal=causal), out)
+    assert torch.equal(compiled(**arguments), out)
     if layout == "NHD":
         out = out.transpose(1, 2)
     limit = 0.01 if kernel == dispatch.PYTORCH else TOLERANCES[kernel].any_shape
