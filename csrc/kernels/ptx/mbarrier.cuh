@@ -28,16 +28,6 @@ __device__ __forceinline__ void mbarrier_expect(uint32_t barrier, int bytes) {
   asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;\n" ::"r"(barrier), "r"(bytes) : "memory");
 }
 
-// Waits until the phase of this parity has completed.
-__device__ __forceinline__ void mbarrier_wait(uint32_t barrier, uint32_t parity) {
-  asm volatile(
-      "{\n.reg .pred done;\n"
-      "WAIT:\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-      "@done bra DONE;\nbra WAIT;\nDONE:\n}\n" ::"r"(barrier),
-      "r"(parity)
-      : "memory");
-}
-
 // Whether the phase of this parity has completed: to ask early, and to wait only if it had not.
 __device__ __forceinline__ uint32_t mbarrier_test(uint32_t barrier, uint32_t parity) {
   uint32_t done;
@@ -56,6 +46,9 @@ __device__ __forceinline__ void mbarrier_wait_unless(uint32_t done, uint32_t bar
       "r"(parity), "r"(done)
       : "memory");
 }
+
+// Waits until the phase of this parity has completed.
+__device__ __forceinline__ void mbarrier_wait(uint32_t barrier, uint32_t parity) { mbarrier_wait_unless(0, barrier, parity); }
 
 // Copies contiguous bytes (a multiple of 16, from and to multiples of 16) to shared memory; they count on `barrier`.
 __device__ __forceinline__ void bulk_copy(uint32_t shared_destination, const void* source, int bytes, uint32_t barrier) {

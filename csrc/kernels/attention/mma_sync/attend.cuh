@@ -165,8 +165,6 @@ __device__ __forceinline__ void attend(const AttentionParams& p) {
       }
       if constexpr (Config::kValues == Values::kF8) {
         accumulate_f8<Config>(probabilities, stage + v_lane, stage + Config::kVScaleOffset + lane % 4 * 8, p.kv_heads, state);
-      } else if constexpr (Config::kSums == Sums::kHalf) {
-        accumulate_f16_sums<Config>(probabilities, stage + v_lane + key * Config::kVRowBytes, state);
       } else {
         accumulate_f16<Config>(probabilities, stage + v_lane + key * Config::kVRowBytes, state);
       }

@@ -6,7 +6,7 @@
 
 namespace sage {
 
-// V in 16 bits, float32 sums: the tensor cores add to the output itself.
+// V in 16 bits. With float32 sums the tensor cores add to the output itself; FP16 sums are those of 16 keys.
 template <typename Config>
 __device__ __forceinline__ void accumulate_f16(const Probabilities<Config>& probabilities, uint32_t v_lane,
                                                State<Config>& state) {
@@ -18,33 +18,19 @@ __device__ __forceinline__ void accumulate_f16(const Probabilities<Config>& prob
       ptx::ldmatrix_x4_trans(v, (v_lane + step * 16 * Config::kVRowBytes) ^ (pair * 32));
 #pragma unroll
       for (int m = 0; m < Config::kMTiles; ++m) {
-        ptx::mma_m16n8k16_f32<typename Config::Element>(state.out[m][pair * 2], probabilities[m][step], v[0], v[1]);
-        ptx::mma_m16n8k16_f32<typename Config::Element>(state.out[m][pair * 2 + 1], probabilities[m][step], v[2], v[3]);
-      }
-    }
-  }
-}
-
-// V in FP16, FP16 sums of 16 keys.
-template <typename Config>
-__device__ __forceinline__ void accumulate_f16_sums(const Probabilities<Config>& probabilities, uint32_t v_lane,
-                                                    State<Config>& state) {
-#pragma unroll
-  for (int step = 0; step < Config::kPvSteps; ++step) {
-#pragma unroll
-    for (int pair = 0; pair < Config::kOTiles / 2; ++pair) {
-      uint32_t v[4];
-      ptx::ldmatrix_x4_trans(v, (v_lane + step * 16 * Config::kVRowBytes) ^ (pair * 32));
-#pragma unroll
-      for (int m = 0; m < Config::kMTiles; ++m) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          uint32_t packed[2];
-          float sum[4];
-          ptx::mma_m16n8k16_f16(packed, probabilities[m][step], v[half * 2], v[half * 2 + 1]);
-          unpack<__half>(sum, packed);
+          float(&out)[4] = state.out[m][pair * 2 + half];
+          if constexpr (Config::kSums == Sums::kFloat) {
+            ptx::mma_m16n8k16_f32<typename Config::Element>(out, probabilities[m][step], v[half * 2], v[half * 2 + 1]);
+          } else {
+            uint32_t packed[2];
+            float sum[4];
+            ptx::mma_m16n8k16_f16(packed, probabilities[m][step], v[half * 2], v[half * 2 + 1]);
+            unpack<__half>(sum, packed);
 #pragma unroll
-          for (int i = 0; i < 4; ++i) state.out[m][pair * 2 + half][i] += sum[i];
+            for (int i = 0; i < 4; ++i) out[i] += sum[i];
+          }
         }
       }
     }
