@@ -168,6 +168,7 @@ __device__ __forceinline__ void consume(const Config::Params& p, const Memory& s
       if (Config::kStageTiles == 1) ask_for_next();
       softmax(0, first_k_scale, false);
       pack(scores, probabilities);
+      // Where a stage holds two tiles, odd ones are its second, and even ones the next stage's first.
       int tile = 1;
 #pragma unroll 1
       while (true) {
