@@ -82,9 +82,9 @@ def sageattn(
 ) -> Result:
     """Attention with 8-bit scores, in place of `torch.nn.functional.scaled_dot_product_attention`.
 
-    Takes the kernel that `sageattention.explain` names, the fastest of this package for the GPU at no less than the
-    documented accuracy; on CPU tensors it runs the reference, which does the kernels' arithmetic step by step. Forward only.
-    Inputs are not changed.
+    Takes the kernel that `sageattention.explain` names, the fastest for the GPU at no less than the documented accuracy: on
+    Hopper and for few queries or keys that is PyTorch's own attention. On CPU tensors it runs the reference, which does the
+    kernels' arithmetic step by step. Forward only. Inputs are not changed.
 
     Args:
         q: [batch, q_heads, qo_len, head_dim] ("HND") or [batch, qo_len, q_heads, head_dim] ("NHD"), float16, bfloat16 or
