@@ -269,7 +269,7 @@ void run(Call& call, const at::Tensor& out, const at::Tensor& lse, const std::op
     mapped.next_tile = data_or_null<int32_t>(next_tile);
     // Packed sequences are one batch element of all tokens.
     const int32_t batch = call.packed() ? 1 : params.batch;
-    if (Kernel::prefetches_q(head_dim)) {
+    if (Kernel::keeps_q(head_dim)) {
       mapped.q_map = runtime::encode_tensor_map(call.device(), params.q, batch, params.q_heads, params.qo_len, params.head_dim,
                                                 Kernel::block_m(head_dim));
     }

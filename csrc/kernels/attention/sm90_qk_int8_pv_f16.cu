@@ -11,6 +11,7 @@
 #include "kernels/attention/wgmma/quantise_q.cuh"
 #include "kernels/attention/wgmma/softmax.cuh"
 #include "kernels/attention/wgmma/store_out.cuh"
+#include "kernels/ptx/cluster.cuh"
 #include "kernels/ptx/cp_async.cuh"
 #include "kernels/ptx/wgmma.cuh"
 
@@ -62,7 +63,7 @@ __device__ __forceinline__ void consume(const Config::Params& p, const Memory& s
     }
   };
   // Each block of the cluster writes to the stages of all: a lane for each.
-  const bool releases = lane < Cluster::blocks();
+  const bool releases = lane < ptx::cluster_size();
   const uint32_t empty = ptx::cluster_address(shared.address + Shared::kEmpty, releases ? lane : 0);
   const auto leave_stage = [&] {
     __syncwarp();
@@ -215,7 +216,7 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, 1)
     ptx::mbarrier_init(shared.address + Shared::kIndexEmpty, 1);
     for (int stage = 0; stage < Config::kStages; ++stage) {
       ptx::mbarrier_init(shared.address + Shared::kFull + stage * 8, 1);
-      ptx::mbarrier_init(shared.address + Shared::kEmpty + stage * 8, Config::kConsumerWarps * Cluster::blocks());
+      ptx::mbarrier_init(shared.address + Shared::kEmpty + stage * 8, Config::kConsumerWarps * ptx::cluster_size());
     }
     ptx::mbarrier_init_fence();
   }

@@ -15,19 +15,20 @@ struct Sm90QkInt8PvF16 {
   static constexpr int kTileN = QuantKInt8::kBlockN;
   static constexpr int stages(int head_dim) { return head_dim <= 64 ? 4 : 3; }
   static constexpr int stage_tiles(int head_dim) { return head_dim <= 128 ? 2 : 1; }  // of K, and as many of V
-  // The copy engine fetches the next tile's Q early where shared memory has room for it.
-  static constexpr bool prefetches_q(int head_dim) { return head_dim <= 128; }
+  // Q stays in registers, which spares shared memory a fourth of its reads and leaves room for the copy engine to fetch the next
+  // tile's early. At head_dim 256 there are too few.
+  static constexpr bool keeps_q(int head_dim) { return head_dim <= 128; }
 
   static constexpr int kScaleBytes = QuantKInt8::kScales * 4;
   static constexpr int kTileBytes = 128;  // of the description of a tile of the output
   // Q as the caller's or in INT8, two numbers a row, stages, two tiles' descriptions, barriers and an index; slack to start on 1024.
   static constexpr int shared_bytes(int head_dim) {
-    return 1024 + block_m(head_dim) * (head_dim * (prefetches_q(head_dim) ? 2 : 1) + 2 * 4) +
+    return 1024 + block_m(head_dim) * (head_dim * (keeps_q(head_dim) ? 2 : 1) + 2 * 4) +
            stages(head_dim) * (stage_tiles(head_dim) * (kTileN * head_dim * 3 + kScaleBytes) + 2 * 8) + 2 * kTileBytes + 6 * 8;
   }
 
   struct Params : AttentionParams {
-    TensorMap q_map;     // boxes of 64 channels x block_m tokens, swizzled; where Q is prefetched
+    TensorMap q_map;     // boxes of 64 channels x block_m tokens, swizzled; where Q is kept
     TensorMap v_map;     // boxes of 64 channels x 64 tokens, swizzled
     int32_t* next_tile;  // which tile of the output is computed next, once each cluster has one; QuantKInt8 starts it
     int32_t tiles;       // of the output: block_m rows for each block of a cluster

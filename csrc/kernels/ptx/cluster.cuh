@@ -50,7 +50,8 @@ __device__ __forceinline__ void store_at(uint32_t shared_destination, int32_t va
                : "memory");
 }
 
-// bulk_copy and tensor_copy (mbarrier.cuh) to the same place of each block whose bit is set, where they count on its own barrier.
+// Copies contiguous bytes (a multiple of 16, from and to multiples of 16) to the same place of each block whose bit is set, where they
+// count on its own barrier.
 __device__ __forceinline__ void bulk_copy_to(uint16_t blocks, uint32_t shared_destination, const void* source, int bytes,
                                              uint32_t barrier) {
   asm volatile(
@@ -59,6 +60,7 @@ __device__ __forceinline__ void bulk_copy_to(uint16_t blocks, uint32_t shared_de
       "l"(source), "r"(bytes), "r"(barrier), "h"(blocks)
       : "memory");
 }
+// tensor_copy (mbarrier.cuh) to each such block.
 __device__ __forceinline__ void tensor_copy_to(uint16_t blocks, uint32_t shared_destination, const TensorMap& map, int channel,
                                                int token, int head, int batch, uint32_t barrier) {
   asm volatile(

@@ -1,15 +1,8 @@
-// A thread's place, and how a grid follows the one launched before it. griddepcontrol (sm_90 on): a kernel may start before
-// the kernel it depends on has ended, and waits where it needs that kernel's results. Without the launch attribute, and on older GPUs, both are no operations.
+// How a grid follows the one launched before it. griddepcontrol (sm_90 on): a kernel may start before the kernel it depends on has
+// ended, and waits where it needs that kernel's results. Without the launch attribute, and on older GPUs, both are no operations.
 #pragma once
 
 namespace sage::ptx {
-
-// threadIdx.x, read anew at every call: what is derived from it need not stay in registers between two uses.
-__device__ __forceinline__ int thread_index_x() {
-  int index;
-  asm volatile("mov.u32 %0, %%tid.x;\n" : "=r"(index));
-  return index;
-}
 
 __device__ __forceinline__ void grid_dependency_launch() {
 #if __CUDA_ARCH__ >= 900

@@ -5,7 +5,6 @@
 
 #include "kernels/attention/sm90_qk_int8_pv_f16.h"
 #include "kernels/attention/tile.cuh"
-#include "kernels/ptx/cluster.cuh"
 
 namespace sage {
 
@@ -17,7 +16,7 @@ struct Config : Sm90QkInt8PvF16 {
   static constexpr int kBlockM = block_m(kHeadDim);
   static constexpr int kStages = stages(kHeadDim);
   static constexpr int kStageTiles = stage_tiles(kHeadDim);
-  static constexpr bool kPrefetchQ = prefetches_q(kHeadDim);
+  static constexpr bool kKeepQ = keeps_q(kHeadDim);
   static constexpr int kKRowBytes = kHeadDim < 128 ? kHeadDim : 128;  // of a panel of Q or K
   static constexpr int kKTileBytes = kTileN * kHeadDim;
   static constexpr int kVTileBytes = kTileN * kHeadDim * 2;
@@ -27,8 +26,6 @@ struct Config : Sm90QkInt8PvF16 {
   static constexpr int kQkSteps = kHeadDim / 32;
   static constexpr int kPvSteps = kTileN / 16;
   static constexpr int kConsumerWarps = 4 * kConsumers;
-  // Q stays in registers, which spares shared memory a fourth of its reads; at head_dim 256 there are too few.
-  static constexpr bool kKeepQ = kHeadDim <= 128;
   static constexpr int kProducerRegisters = kConsumers == 3 ? 32 : 40;
   static constexpr int kConsumerRegisters = kConsumers == 3 ? 160 : 232;
   // What the launch gives a warpgroup's worth of threads is shared out: 65536 registers by all threads, in eights.
@@ -42,11 +39,10 @@ struct Config : Sm90QkInt8PvF16 {
 // Offsets in shared memory.
 struct Shared {
   static constexpr int kRowBytes = Config::kBlockM * 4;
-  static constexpr int kQ = 0;      // as the caller's, in panels of 64 channels, where it is prefetched;
-  static constexpr int kQInt8 = 0;  // in INT8 where it is not, and not kept in registers either
-  static_assert(Config::kPrefetchQ == Config::kKeepQ);
+  static constexpr int kQ = 0;      // as the caller's, in panels of 64 channels, where registers keep it in INT8;
+  static constexpr int kQInt8 = 0;  // else in INT8
   static constexpr int kQPanelBytes = Config::kBlockM * 128;
-  static constexpr int kQBytes = Config::kBlockM * Config::kHeadDim * (Config::kPrefetchQ ? 2 : 1);
+  static constexpr int kQBytes = Config::kBlockM * Config::kHeadDim * (Config::kKeepQ ? 2 : 1);
   static constexpr int kK = kQ + kQBytes;
   static constexpr int kV = kK + Config::kStages * Config::kStageTiles * Config::kKTileBytes;
   static constexpr int kKScale = kV + Config::kStages * Config::kStageTiles * Config::kVTileBytes;
@@ -77,15 +73,8 @@ struct Memory {
   }
 };
 
-// A pair of blocks computes neighbouring rows of a head and shares what it reads of K and V; a block may also be on its own.
-// Read from special registers wherever it matters.
-struct Cluster {
-  static __device__ __forceinline__ uint32_t rank() { return ptx::cluster_rank(); }
-  static __device__ __forceinline__ uint32_t blocks() { return ptx::cluster_size(); }
-};
-
-// A tile of the output as the warps that compute are told of it; none is left where `qo_len` is 0. The keys are those that some
-// row of the cluster sees.
+// A tile of the output as the warps that compute are told of it; none is left where `qo_len` is 0. A cluster, which is a pair of
+// blocks or one on its own, computes neighbouring rows of a head; the keys are those that some of its rows sees.
 struct Work : Tile {
   using Tile::Tile;
   // Tiles of keys that some row sees; one, hidden as a whole, where there is none.

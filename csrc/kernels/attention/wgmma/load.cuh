@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernels/attention/wgmma/config.cuh"
+#include "kernels/ptx/cluster.cuh"
 #include "kernels/ptx/grid.cuh"
 #include "kernels/ptx/mbarrier.cuh"
 
@@ -19,9 +20,9 @@ __device__ __forceinline__ int next_tile(const Config::Params& p, uint32_t parit
   const bool first_lane = threadIdx.x % 32 == 0;
   const uint32_t full = shared.address + Shared::kIndexFull, empty = shared.address + Shared::kIndexEmpty;
   int index = 0;
-  if (Cluster::rank() == 0) {
+  if (ptx::cluster_rank() == 0) {
     if (first_lane) index = atomicAdd(p.next_tile, 1);
-    if (Cluster::blocks() > 1) {
+    if (ptx::cluster_size() > 1) {
       ptx::mbarrier_wait(empty, parity ^ 1);
       if (first_lane) ptx::store_at(shared.address + Shared::kIndex, index, full, 1);
     }
@@ -44,12 +45,12 @@ __device__ __forceinline__ void hand_out(const Config::Params& p, const Memory& 
   // Q does not wait for quant_k_int8, as K and the counter do, which packed sequences may need at once.
   if (p.cu_seqlens_q != nullptr) ptx::grid_dependency_wait();
   for (int index = ptx::cluster_index(); index < p.tiles; index = next_tile(p, index_parity, shared), index_parity ^= 1) {
-    Work work(p, Config::kBlockM * Cluster::blocks(), index);
+    Work work(p, Config::kBlockM * ptx::cluster_size(), index);
     if (work.qo_len > 0) {
-      work.first_row += Cluster::rank() * Config::kBlockM;
+      work.first_row += ptx::cluster_rank() * Config::kBlockM;
       if (threadIdx.x % 32 == 0) {
         work_of(parity, shared) = work;
-        if constexpr (Config::kPrefetchQ) {
+        if constexpr (Config::kKeepQ) {
           ptx::mbarrier_arrive_expect(full, Shared::kQBytes);
 #pragma unroll
           for (int panel = 0; panel < Config::kHeadDim / 64; ++panel) {
@@ -72,11 +73,11 @@ __device__ __forceinline__ void hand_out(const Config::Params& p, const Memory& 
 }
 
 // Blocks of a cluster fetch a part each of what all of them get, and expect the whole.
-__device__ __forceinline__ uint16_t all_blocks() { return (1u << Cluster::blocks()) - 1; }
+__device__ __forceinline__ uint16_t all_blocks() { return (1u << ptx::cluster_size()) - 1; }
 
 __device__ __forceinline__ void fetch_part(uint32_t destination, const void* source, int bytes, uint32_t barrier) {
-  const int part = Cluster::blocks() == 1 ? bytes : bytes / 2;
-  const int offset = Cluster::rank() * part;
+  const int part = ptx::cluster_size() == 1 ? bytes : bytes / 2;
+  const int offset = ptx::cluster_rank() * part;
   ptx::bulk_copy_to(all_blocks(), destination + offset, static_cast<const uint8_t*>(source) + offset, part, barrier);
 }
 
@@ -92,7 +93,7 @@ __device__ __forceinline__ void fetch_v(const Config::Params& p, const Work& wor
                                         const Memory& shared) {
   ptx::mbarrier_expect(barrier, Config::kVTileBytes);
 #pragma unroll 1
-  for (int panel = Cluster::rank(); panel < Config::kVPanels; panel += Cluster::blocks()) {
+  for (int panel = ptx::cluster_rank(); panel < Config::kVPanels; panel += ptx::cluster_size()) {
     ptx::tensor_copy_to(all_blocks(), shared.address + Shared::kV + slot * Config::kVTileBytes + panel * Config::kVPanelBytes, p.v_map,
                         panel * 64, work.kv_token + tile * Config::kTileN, work.kv_head, work.batch, barrier);
   }
@@ -100,8 +101,8 @@ __device__ __forceinline__ void fetch_v(const Config::Params& p, const Work& wor
 
 // The last tile of V of a packed sequence. Behind it lies the next sequence, which must not be multiplied, not even by zero. For a
 // block on its own.
-__device__ __forceinline__ void fetch_last_v(const Config::Params& p, const Work& work, int tile, int slot,
-                                             uint32_t parity, const Memory& shared) {
+__device__ __forceinline__ void fetch_last_v(const Config::Params& p, const Work& work, int tile, int slot, uint32_t parity,
+                                             const Memory& shared) {
   const uint32_t barrier = shared.address + Shared::kLastV;
   if (threadIdx.x == 0) {
     fetch_v(p, work, tile, slot, barrier, shared);

@@ -19,11 +19,11 @@ __device__ __forceinline__ void quantise_q(const Config::Params& p, const Work& 
 #pragma unroll
   for (int row = 0; row < 2; ++row) {
     const int block_row = warp_row + row * 8 + lane / 4;
-    if constexpr (Config::kPrefetchQ) {
+    if constexpr (Config::kKeepQ) {
       const int first = swizzled_in_panels<Config::kHeadDim * 2, Config::kBlockM>(block_row, channel / 8) + channel % 8 * 2;
 #pragma unroll
       for (int i = 0; i < kPieces; ++i) {
-        const uint2 piece = *shared.at<uint2>(Shared::kQ + (first ^ (i % 4 * 32)) + i / 4 * (Config::kBlockM * 128));
+        const uint2 piece = *shared.at<uint2>(Shared::kQ + (first ^ (i % 4 * 32)) + i / 4 * Shared::kQPanelBytes);
         bits[row][i][0] = piece.x;
         bits[row][i][1] = piece.y;
       }
