@@ -379,11 +379,14 @@ def _attend(
     dtype = q.dtype
     if dtype == torch.float32:
         q, k, v = q.bfloat16(), k.bfloat16(), v.bfloat16()
-    short = True if dispatch.is_short(q, k, v, tensor_layout) else False  # noqa: SIM210
-    kernel = _kernel(function, pv_accum_dtype, q, v, masked=attn_mask is not None, packed=False, short=short, lse=return_lse)
+    masked = attn_mask is not None
+    kernel = _kernel(function, pv_accum_dtype, q, v, masked=masked, packed=False, short=True, lse=return_lse)
+    # Lengths are looked at only where they decide: under torch.compile each look is a guard.
     if kernel == dispatch.PYTORCH:
-        out = _pytorch(q, k, v, tensor_layout, is_causal, factor)
-        return out.float() if dtype == torch.float32 else out
+        if dispatch.is_short(q, k, v, tensor_layout):
+            out = _pytorch(q, k, v, tensor_layout, is_causal, factor)
+            return out.float() if dtype == torch.float32 else out
+        kernel = _kernel(function, pv_accum_dtype, q, v, masked=masked, packed=False, short=False, lse=return_lse)
     out, lse = _ops.attention(q, k, v, attn_mask, tensor_layout, is_causal, factor, smooth_k, smooth_v, return_lse, kernel)
     out = out.float() if dtype == torch.float32 else out
     return (out, lse) if return_lse else out

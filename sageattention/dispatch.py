@@ -56,7 +56,17 @@ KERNELS = {
     "sm90_qk_int8_pv_f16": Kernel("9.0 alone", 0.0115, uneven=False, masks=False),
 }
 ABILITIES = KERNELS | {
-    PYTORCH: Kernel("9.0 alone", 0.003, True, 128, False, False, masks=False, packed=False, lse=False, short_only=True),
+    PYTORCH: Kernel(
+        "9.0 alone",
+        0.003,
+        largest_head_dim=128,
+        uneven=False,
+        v_head_dim=False,
+        masks=False,
+        packed=False,
+        lse=False,
+        short_only=True,
+    ),
 }
 
 
@@ -203,7 +213,7 @@ def _lack(name: str, request: Request, capability: Capability, present: frozense
         return None
     if kernel.short_only and not request.short:
         return f"for at most {FEW_QUERIES} queries or {FEW_KEYS} keys, without gradients"
-    if present is not None and name not in present and name != PYTORCH:
+    if name in KERNELS and present is not None and name not in present:
         return "not among the kernels installed for this GPU"
     if request.head_dim > kernel.largest_head_dim:
         return f"head_dim up to {kernel.largest_head_dim}, not {request.head_dim}"
@@ -276,7 +286,8 @@ def is_short(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, tensor_layout: s
     tokens = validation.token_dimension(tensor_layout)
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
         return False
-    return bool((q.shape[tokens] <= FEW_QUERIES or k.shape[tokens] <= FEW_KEYS) and q.numel() > 0)
+    # A branch, so that torch.compile makes a constant of it.
+    return True if (q.shape[tokens] <= FEW_QUERIES or k.shape[tokens] <= FEW_KEYS) and q.numel() > 0 else False  # noqa: SIM210
 
 
 def forget() -> None:

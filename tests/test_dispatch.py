@@ -26,6 +26,19 @@ def _choose_anew() -> Iterator[None]:
 
 
 @pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The kernels that the operator is called with, which computes nothing."""
+    kernels: list[str] = []
+
+    def operator(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        kernels.append(arguments[-1])
+        return Q, Q
+
+    monkeypatch.setattr(_ops, "attention", operator)
+    return kernels
+
+
+@pytest.fixture
 def every_ability(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if every kernel could do everything, which leaves the rows of the table."""
     for name, kernel in dispatch.KERNELS.items():
@@ -175,6 +188,34 @@ def test_a_short_call_on_hopper(layout: str, monkeypatch: pytest.MonkeyPatch) ->
     assert out.dtype == torch.float32
     assert out.shape == q.shape
     torch.testing.assert_close(out if layout == "HND" else out.transpose(1, 2), exact, rtol=0.05, atol=0.01)
+
+
+@pytest.mark.parametrize(
+    ("capability", "function", "options", "expected"),
+    [
+        ((9, 0), "sageattn", {"return_lse": True}, HOPPER),
+        ((9, 0), "sageattn_qk_int8_pv_fp16_cuda", {}, HOPPER),
+        ((8, 9), "sageattn", {}, F8),
+    ],
+)
+def test_lengths_are_looked_at_only_where_they_decide(
+    capability: tuple[int, int],
+    function: str,
+    options: dict[str, Any],
+    expected: str,
+    launched: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(dispatch, "gpu_of", lambda *_: (capability, frozenset(dispatch.KERNELS)))
+    monkeypatch.setattr(dispatch, "is_short", None)
+    getattr(sageattention, function)(Q[:, :, 1:], K, V, **options)
+    assert launched == [expected]
+
+
+def test_a_long_call_on_hopper(launched: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatch, "gpu_of", lambda *_: ((9, 0), frozenset(dispatch.KERNELS)))
+    sageattn(Q, K, V)
+    assert launched == [HOPPER]
 
 
 def test_a_kernel_that_is_not_installed_leads_to_the_next_row() -> None:
