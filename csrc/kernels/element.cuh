@@ -23,9 +23,14 @@ struct Pair<__half> {
     const __half2 sum = __hadd2(reinterpret_cast<const __half2&>(x), reinterpret_cast<const __half2&>(y));
     return reinterpret_cast<const uint32_t&>(sum);
   }
-  static __device__ __forceinline__ uint32_t subtract(uint32_t x, uint32_t y) {
-    const __half2 difference = __hsub2(reinterpret_cast<const __half2&>(x), reinterpret_cast<const __half2&>(y));
-    return reinterpret_cast<const uint32_t&>(difference);
+  static __device__ __forceinline__ uint32_t negative_half(uint32_t x) {
+    const __half2 half = __hmul2(reinterpret_cast<const __half2&>(x), __float2half2_rn(-0.5f));
+    return reinterpret_cast<const uint32_t&>(half);
+  }
+  // x / 2 + y, rounded once.
+  static __device__ __forceinline__ uint32_t half_plus(uint32_t x, uint32_t y) {
+    const __half2 sum = __hfma2(reinterpret_cast<const __half2&>(x), __float2half2_rn(0.5f), reinterpret_cast<const __half2&>(y));
+    return reinterpret_cast<const uint32_t&>(sum);
   }
   // The larger one of x, which is not negative, and |y|; NaN if either is.
   static __device__ __forceinline__ uint32_t larger_magnitude(uint32_t x, uint32_t y) {
@@ -46,9 +51,15 @@ struct Pair<__nv_bfloat16> {
     const __nv_bfloat162 sum = __hadd2(reinterpret_cast<const __nv_bfloat162&>(x), reinterpret_cast<const __nv_bfloat162&>(y));
     return reinterpret_cast<const uint32_t&>(sum);
   }
-  static __device__ __forceinline__ uint32_t subtract(uint32_t x, uint32_t y) {
-    const __nv_bfloat162 difference = __hsub2(reinterpret_cast<const __nv_bfloat162&>(x), reinterpret_cast<const __nv_bfloat162&>(y));
-    return reinterpret_cast<const uint32_t&>(difference);
+  static __device__ __forceinline__ uint32_t negative_half(uint32_t x) {
+    const __nv_bfloat162 half = __hmul2(reinterpret_cast<const __nv_bfloat162&>(x), __float2bfloat162_rn(-0.5f));
+    return reinterpret_cast<const uint32_t&>(half);
+  }
+  // x / 2 + y, rounded once.
+  static __device__ __forceinline__ uint32_t half_plus(uint32_t x, uint32_t y) {
+    const __nv_bfloat162 sum =
+        __hfma2(reinterpret_cast<const __nv_bfloat162&>(x), __float2bfloat162_rn(0.5f), reinterpret_cast<const __nv_bfloat162&>(y));
+    return reinterpret_cast<const uint32_t&>(sum);
   }
   // The larger one of x, which is not negative, and |y|; NaN if either is.
   static __device__ __forceinline__ uint32_t larger_magnitude(uint32_t x, uint32_t y) {
@@ -115,6 +126,13 @@ __device__ __forceinline__ void unpack(float (&x)[N], const uint32_t (&bits)[N /
     x[i] = pair.x;
     x[i + 1] = pair.y;
   }
+}
+
+// The unit in which numbers up to `magnitude` become integers up to 127: magnitude * by. At most 2^50, so that products of two of them
+// and a score are numbers; what bfloat16 holds beyond is no less far from all else. Infinity and NaN stay what they are.
+__device__ __forceinline__ float scale_of(float magnitude, float by) {
+  const float scale = magnitude * by;
+  return scale > 0x1p50f && magnitude < INFINITY ? 0x1p50f : scale;
 }
 
 // x * factor, within [-127, 127], rounded to nearest even, as four signed bytes. Adding 1.5 * 2^23 leaves the rounded integer

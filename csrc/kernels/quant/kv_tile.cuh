@@ -10,22 +10,27 @@ struct KvTile {
   int batch;           // of the tensor: 0 where sequences are packed
   int head;
   int first_key;       // of the batch element or sequence
+  int end_key;         // before which the last tile starts
   int length;          // of it
   int64_t first_token; // where it starts
-  int64_t index;       // of this tile among all of the quantised tensor's
+  int64_t index;       // of the first tile among all of the quantised tensor's
   int64_t mean;        // index of its mean
 
-  // `heads`, `length` and the grid are those of the whole tensor; cu_seqlens is null where it is not packed.
-  __device__ __forceinline__ KvTile(const int32_t* cu_seqlens, int sequences, int heads, int tokens, int tile_n) {
-    index = blockIdx.x;
+  // `heads`, `tokens` and the grid are those of the whole tensor; cu_seqlens is null where it is not packed. A block of threads has `together`
+  // consecutive tiles of a head; of packed sequences one.
+  __device__ __forceinline__ KvTile(const int32_t* cu_seqlens, int sequences, int heads, int tokens, int tile_n, int together) {
     if (cu_seqlens == nullptr) {
       const int tiles = (tokens + tile_n - 1) / tile_n;
-      const int batch_head = blockIdx.x / tiles;
+      const int lots = (tiles + together - 1) / together;
+      const int batch_head = blockIdx.x / lots;
+      const int first_tile = blockIdx.x % lots * together;
       batch = batch_head / heads;
       head = batch_head % heads;
-      first_key = blockIdx.x % tiles * tile_n;
+      first_key = first_tile * tile_n;
+      end_key = min(tokens, first_key + together * tile_n);
       length = tokens;
       first_token = 0;
+      index = int64_t{batch_head} * tiles + first_tile;
       mean = batch_head;
     } else {
       const int slots = static_cast<int>(tile_slots(tokens, sequences, tile_n));
@@ -34,57 +39,117 @@ struct KvTile {
       batch = 0;
       head = blockIdx.x / slots;
       first_key = (slot - sequence.first_slot) * tile_n;
-      length = sequence.length;
+      length = sequence.index < sequences ? sequence.length : 0;
+      end_key = min(length, first_key + tile_n);
       first_token = sequence.first_token;
+      index = blockIdx.x;
       mean = static_cast<int64_t>(sequence.index) * heads + head;
     }
   }
 };
 
-// Estimates the mean of a tensor's tokens from this many of them, evenly spread, into mean[channel].
-template <int SampledTokens, typename Element, int HeadDim, int Threads>
-__device__ __forceinline__ void sampled_mean(const TensorView& tensor, const KvTile& tile, int head_dim,
-                                             float (&mean)[HeadDim]) {
+// The token that stands for a stretch of them: one in each of so many equal stretches, at places that the golden ratio spreads. Evenly
+// spaced ones of an image would all be of a column or two.
+template <int Samples>
+__device__ __forceinline__ int sampled_token(int sample, int length) {
+  if (length <= Samples) return min(sample, length - 1);
+  const auto start = [&](int i) { return i * (length / Samples) + i * (length % Samples) / Samples; };
+  return start(sample) + static_cast<int>(__umulhi(static_cast<uint32_t>(sample) * 0x9e3779b9u, start(sample + 1) - start(sample)));
+}
+
+// What a sample of its tokens says of a tensor's channels; in shared memory.
+template <int HeadDim, int Threads>
+struct Sample {
+  float mean[HeadDim];
+  float spread[HeadDim];  // mean distance from it
+  float partial[2][Threads / 32][HeadDim];
+  float weight[Threads / 32];
+};
+
+// Estimates the mean of a tensor's tokens from this many of them. A token's vote weighs less the further it lies from the others, by the
+// square of its distance: one far away, or some that a mask will hide, shall not move it. By a block of threads; their answers are
+// the same in every block that asks.
+template <int SampledTokens, bool WithSpread, typename Element, int HeadDim, int Threads>
+__device__ __forceinline__ void take_sample(const TensorView& tensor, const KvTile& tile, int head_dim, Sample<HeadDim, Threads>& sample) {
   constexpr int kThreadsPerToken = 16;
   constexpr int kChannels = HeadDim / kThreadsPerToken;
   constexpr int kPerPass = Threads / kThreadsPerToken;
   constexpr int kPasses = SampledTokens / kPerPass;
+  constexpr int kWarps = Threads / 32;
   static_assert(Threads >= HeadDim);
-  __shared__ float partial[Threads / 32][HeadDim];
   const int channel = threadIdx.x % kThreadsPerToken * kChannels;
+  const int warp = threadIdx.x / 32;
   const int samples = min(tile.length, SampledTokens);
-  uint32_t bits[kPasses][kChannels / 2];
-  const int first_sample = threadIdx.x / kThreadsPerToken;
+  const auto number = [&](int pass) { return pass * kPerPass + static_cast<int>(threadIdx.x) / kThreadsPerToken; };
   const auto* tokens = row_pointer<Element>(tensor, tile.batch, tile.head, tile.first_token);
-  const auto sampled = [&](int pass) {
-    const int sample = pass * kPerPass + first_sample;
-    // sample * length / samples
-    const int token = tile.length < SampledTokens ? min(sample, tile.length - 1)
-                                                  : sample * (tile.length / SampledTokens) +
-                                                        sample * (tile.length % SampledTokens) / SampledTokens;
-    return tokens + token * tensor.token_stride;
+  const auto row = [&](int pass) { return tokens + sampled_token<SampledTokens>(number(pass), tile.length) * tensor.token_stride; };
+  uint32_t bits[kPasses][kChannels / 2];
+  load_rows<kChannels>(bits, row, channel, head_dim, tensor.aligned16);
+
+  const auto tell = [&](float(&sums)[kWarps][HeadDim], const float(&x)[kChannels]) {
+#pragma unroll
+    for (int i = 0; i < kChannels; ++i) {
+      // Lanes 16 apart have the same channels of two tokens.
+      const float both = x[i] + __shfl_xor_sync(0xffffffffu, x[i], 16);
+      if (threadIdx.x % 32 < 16) sums[warp][channel + i] = both;
+    }
   };
-  load_rows<kChannels>(bits, sampled, channel, head_dim, tensor.aligned16);
+  const auto total = [&](const float(&sums)[kWarps][HeadDim]) {
+    float sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < kWarps; ++i) sum += sums[i][threadIdx.x];
+    return sum;
+  };
+
   float sum[kChannels] = {};
+  const float share = 1.0f / static_cast<float>(samples);
 #pragma unroll
   for (int pass = 0; pass < kPasses; ++pass) {
     float x[kChannels];
     unpack<Element>(x, bits[pass]);
 #pragma unroll
-    for (int i = 0; i < kChannels; ++i) sum[i] += pass * kPerPass + first_sample < samples ? x[i] : 0.0f;
+    for (int i = 0; i < kChannels; ++i) sum[i] += number(pass) < samples ? x[i] * share : 0.0f;
   }
+  tell(sample.partial[0], sum);
+  __syncthreads();
+  if (threadIdx.x < HeadDim) sample.mean[threadIdx.x] = total(sample.partial[0]);
+  __syncthreads();
+
+  float moved[kChannels] = {}, spread[kChannels] = {}, votes = 0.0f;
 #pragma unroll
-  for (int i = 0; i < kChannels; ++i) {
-    // Lanes 16 apart have the same channels of two tokens.
-    sum[i] += __shfl_xor_sync(0xffffffffu, sum[i], 16);
-    if (threadIdx.x % 32 < 16) partial[threadIdx.x / 32][channel + i] = sum[i];
+  for (int pass = 0; pass < kPasses; ++pass) {
+    float x[kChannels], distance = 0.0f;
+    unpack<Element>(x, bits[pass]);
+#pragma unroll
+    for (int i = 0; i < kChannels; ++i) {
+      x[i] -= sample.mean[channel + i];
+      distance += fabsf(x[i]);
+    }
+#pragma unroll
+    for (int lane = kThreadsPerToken / 2; lane > 0; lane /= 2) distance += __shfl_xor_sync(0xffffffffu, distance, lane);
+    // A token that is infinitely far has no vote, and none has one where all are. That of the nearest is a number.
+    const bool counts = number(pass) < samples && distance < 1e18f;
+    const float inverse = __fdividef(1.0f, fmaxf(distance, 1e-18f));
+    const float weight = counts ? inverse * inverse : 0.0f;
+    votes += weight;
+#pragma unroll
+    for (int i = 0; i < kChannels; ++i) {
+      const float difference = counts ? x[i] : 0.0f;
+      moved[i] += weight * difference;
+      if constexpr (WithSpread) spread[i] += weight * fabsf(difference);
+    }
   }
+  tell(sample.partial[0], moved);
+  if constexpr (WithSpread) tell(sample.partial[1], spread);
+  votes += __shfl_xor_sync(0xffffffffu, votes, 16);
+  if (threadIdx.x % 32 == 0) sample.weight[warp] = votes;
   __syncthreads();
   if (threadIdx.x < HeadDim) {
-    float total = 0.0f;
+    votes = 0.0f;
 #pragma unroll
-    for (int warp = 0; warp < Threads / 32; ++warp) total += partial[warp][threadIdx.x];
-    mean[threadIdx.x] = total / static_cast<float>(samples);
+    for (int i = 0; i < kWarps; ++i) votes += sample.weight[i];
+    if (votes > 0.0f) sample.mean[threadIdx.x] += total(sample.partial[0]) / votes;
+    if constexpr (WithSpread) sample.spread[threadIdx.x] = votes > 0.0f ? total(sample.partial[1]) / votes : INFINITY;
   }
   __syncthreads();
 }

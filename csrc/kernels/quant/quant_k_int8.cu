@@ -1,6 +1,6 @@
-// K -> INT8, smoothed, in one pass and one launch. A block of threads handles a tile of 128 keys of one head: it estimates
-// the mean of K from a sample of keys (each block reads the same sample, so all agree), subtracts it, and scales each group
-// of 16 keys by its largest magnitude.
+// K -> INT8, smoothed, in one pass and one launch. A block of threads handles tiles of 128 keys of one head: it estimates the mean of K
+// from a sample of keys (each block reads the same sample, so all agree), subtracts it, and scales each group of 16 keys by
+// its largest magnitude.
 #include "kernels/ptx/grid.cuh"
 #include "kernels/ptx/math.cuh"
 #include "kernels/quant/kv_tile.cuh"
@@ -27,18 +27,14 @@ struct alignas(Bytes) Packed {
   uint32_t words[Bytes / 4];
 };
 
-extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kHeadDim <= 128 ? 4 : 1)
-    quant_k_int8(const __grid_constant__ Config::Params p) {
+// Quantises a tile, given the mean of K (halves of it, negative) of this thread's channels.
+__device__ __forceinline__ void quantise(const Config::Params& p, const KvTile& tile, int first_tile_key, int64_t index,
+                                         const uint32_t (&shift)[Config::kChannels / 2]) {
   using Element = Config::Element;
   constexpr int kChannels = Config::kChannels;
-  ptx::grid_dependency_launch();
-  if (p.next_tile != nullptr && blockIdx.x == 0 && threadIdx.x == 0) *p.next_tile = p.first_tile;
-
-  const KvTile tile(p.cu_seqlens, p.sequences, p.kv_heads, p.kv_len, Config::kTileN);
-  if (tile.first_key >= tile.length) return;
   const int block = threadIdx.x / 128;
   const int row = threadIdx.x % 128 / Config::kThreadsPerKey;  // of the block, in its first pass
-  const int first_key = tile.first_key + block * Config::kBlockN + row;
+  const int first_key = first_tile_key + block * Config::kBlockN + row;
   const int channel = threadIdx.x % Config::kThreadsPerKey * kChannels;
 
   uint32_t keys[Config::kPasses][kChannels / 2];
@@ -46,26 +42,13 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kHeadDim 
   const auto key = [&](int pass) { return k + min(first_key + pass * 8, tile.length - 1) * p.k.token_stride; };
   load_rows<kChannels>(keys, key, channel, p.head_dim, p.k.aligned16);
 
-  // Of the estimate any rounding will do, and of the difference that to Element: it is finer than 8 bits.
-  uint32_t shift[kChannels / 2] = {};
-  if (p.k_mean != nullptr) {
-    __shared__ float mean[Config::kHeadDim];
-    sampled_mean<Config::kSampledKeys, Element, Config::kHeadDim, Config::kThreads>(p.k, tile, p.head_dim, mean);
-#pragma unroll
-    for (int i = 0; i < kChannels / 2; ++i) shift[i] = Pair<Element>::pack(mean[channel + 2 * i], mean[channel + 2 * i + 1]);
-    if (tile.first_key == 0 && threadIdx.x < Config::kThreadsPerKey) {
-      float rounded[kChannels];
-      unpack<Element>(rounded, shift);
-#pragma unroll
-      for (int i = 0; i < kChannels; ++i) p.k_mean[tile.mean * Config::kHeadDim + channel + i] = rounded[i];
-    }
-  }
+  // Of the difference rounding to Element will do: it is finer than 8 bits. Halves, since that of two large keys need not fit Element.
   uint32_t largest = 0;
 #pragma unroll
   for (int pass = 0; pass < Config::kPasses; ++pass) {
 #pragma unroll
     for (int i = 0; i < kChannels / 2; ++i) {
-      const uint32_t difference = Pair<Element>::subtract(keys[pass][i], shift[i]);
+      const uint32_t difference = Pair<Element>::half_plus(keys[pass][i], shift[i]);
       keys[pass][i] = first_key + pass * 8 < tile.length ? difference : 0u;
       largest = Pair<Element>::larger_magnitude(largest, keys[pass][i]);
     }
@@ -78,7 +61,7 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kHeadDim 
     magnitude = ptx::max_nan(magnitude, __shfl_xor_sync(0xffffffffu, magnitude, lane));
   }
 
-  const int64_t block_index = tile.index * 2 + block;
+  const int64_t block_index = index * 2 + block;
   const float inverse = 127.0f / magnitude;
   int8_t* out = p.k_int8 + block_index * Config::kBlockN * Config::kHeadDim;
   int largest_square = 0;
@@ -102,9 +85,41 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kHeadDim 
   largest_square = max(largest_square, __shfl_xor_sync(0xffffffffu, largest_square, 16));
   if (threadIdx.x % 32 == 0) {
     float* scales = p.k_scale + block_index * Config::kScales + threadIdx.x / 32 % Config::kGroups;
-    scales[0] = magnitude / 127.0f;
-    scales[Config::kGroups] = magnitude / 127.0f * sqrtf(static_cast<float>(largest_square));
+    const float scale = scale_of(magnitude, 2.0f / 127.0f);
+    scales[0] = scale;
+    scales[Config::kGroups] = scale * sqrtf(static_cast<float>(largest_square));
   }
+}
+
+extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kHeadDim <= 128 ? 4 : 1)
+    quant_k_int8(const __grid_constant__ Config::Params p) {
+  using Element = Config::Element;
+  constexpr int kChannels = Config::kChannels;
+  ptx::grid_dependency_launch();
+  if (p.next_tile != nullptr && blockIdx.x == 0 && threadIdx.x == 0) *p.next_tile = p.first_tile;
+
+  const KvTile tile(p.cu_seqlens, p.sequences, p.kv_heads, p.kv_len, Config::kTileN, p.together);
+  if (tile.first_key >= tile.length) return;
+  uint32_t shift[kChannels / 2] = {};
+  if (p.k_mean != nullptr) {
+    __shared__ Sample<Config::kHeadDim, Config::kThreads> sample;
+    take_sample<Config::kSampledKeys, false, Element>(p.k, tile, p.head_dim, sample);
+    const int channel = threadIdx.x % Config::kThreadsPerKey * kChannels;
+#pragma unroll
+    for (int i = 0; i < kChannels / 2; ++i) {
+      const uint32_t mean = Pair<Element>::pack(sample.mean[channel + 2 * i], sample.mean[channel + 2 * i + 1]);
+      shift[i] = Pair<Element>::negative_half(mean);
+      if (tile.first_key == 0 && threadIdx.x < Config::kThreadsPerKey) {
+        const float2 rounded = Pair<Element>::unpack(mean);
+        float* k_mean = p.k_mean + tile.mean * Config::kHeadDim + channel + 2 * i;
+        k_mean[0] = rounded.x;
+        k_mean[1] = rounded.y;
+      }
+    }
+  }
+  int64_t index = tile.index;
+#pragma unroll 1
+  for (int key = tile.first_key; key < tile.end_key; key += Config::kTileN) quantise(p, tile, key, index++, shift);
 }
 
 }  // namespace sage

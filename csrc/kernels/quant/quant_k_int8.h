@@ -15,11 +15,10 @@ struct QuantKInt8 {
   // Blocks come in pairs, one for each block of threads, so that kernels may work on tiles of 128 keys.
   static constexpr int kTileN = 2 * kBlockN;
   static constexpr int kThreads = 256;
+  // Any estimate of K's mean serves (softmax does not see the shift); this many keys are read for it.
+  static constexpr int kSampledKeys = 64;
   SAGE_HOST_DEVICE static constexpr int tiles(int kv_len) { return (kv_len + kTileN - 1) / kTileN; }
   SAGE_HOST_DEVICE static constexpr int blocks(int kv_len) { return 2 * tiles(kv_len); }
-  // Any estimate of K's mean serves (softmax does not see the shift); this many keys, evenly spread, are read for it.
-  static constexpr int kSampledKeys = 64;
-
   struct Params {
     TensorView k;
     // [batch, kv_heads, blocks * 64, kHeadDim], or [kv_heads, slots of 128 keys (sequences.h), kHeadDim] of packed
@@ -34,6 +33,7 @@ struct QuantKInt8 {
     int32_t kv_len;
     int32_t head_dim;
     int32_t sequences;
+    int32_t together;           // tiles of a block of threads, which all but the first cost it no sample
     const int32_t* cu_seqlens;  // null: not packed
   };
 };

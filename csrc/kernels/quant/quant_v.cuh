@@ -1,0 +1,147 @@
+// V with a scale for each channel of a block of 64 keys, in one pass: what the formats have in common. Optionally less an estimate of its
+// mean, which attention adds again, since the rows of P sum to one.
+#pragma once
+
+#include "kernels/ptx/grid.cuh"
+#include "kernels/ptx/math.cuh"
+#include "kernels/quant/kv_tile.cuh"
+#include "kernels/quant/quant_v.h"
+#include "kernels/swizzle.cuh"
+
+namespace sage {
+
+template <typename Kernel>
+struct QuantVConfig : Kernel {
+  using Element = SAGE_DTYPE;
+  static constexpr int kHeadDim = SAGE_HEAD_DIM;
+  static constexpr int kThreads = Kernel::threads(kHeadDim);
+  static constexpr int kChunks = Kernel::kBlockN / 16;  // of keys
+  static constexpr int kBlocks = Kernel::kTileN / Kernel::kBlockN;
+  static constexpr float kSmallest = 1e-24f;  // magnitude: keeps scales of zeros positive
+  // A mean that is less than half as large as what differs from it would gain nothing.
+  static constexpr float kWorthIt = 0.5f;
+  // Nor may it make 64 channels of some key so many times larger than they were: a key that most of P falls on, as an
+  // attention sink, would bring its rounding with it.
+  static constexpr float kGrowth = 1.2f;
+};
+
+// A thread's part of a block: 8 channels of the keys 2j, 2j + 1, 2j + 8 and 2j + 9 of a chunk of 16, which are a word of 8-bit V.
+struct VPart {
+  int chunk;
+  int j;
+  int channel;
+
+  template <typename Config>
+  static __device__ __forceinline__ VPart mine() {
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    return {warp % Config::kChunks, lane / 8, warp / Config::kChunks * 64 + lane % 8 * 8};
+  }
+  __device__ __forceinline__ int key(int i) const { return chunk * 16 + j * 2 + i / 2 * 8 + i % 2; }
+};
+
+template <typename Config>
+__device__ __forceinline__ void load_part(const typename Config::Params& p, const KvTile& tile, int first_key, const VPart& part,
+                                          uint32_t (&keys)[4][4]) {
+  const auto* v = row_pointer<typename Config::Element>(p.v, tile.batch, tile.head, tile.first_token);
+  const auto row = [&](int i) { return v + min(first_key + part.key(i), tile.length - 1) * p.v.token_stride; };
+  load_rows<8>(keys, row, part.channel, p.head_dim, p.v.aligned16);
+}
+
+// Whether subtracting the mean makes some key's channels of this warp kGrowth times larger.
+template <typename Config>
+__device__ __forceinline__ bool grows(const uint32_t (&keys)[4][4], const float* mean) {
+  bool grown = false;
+#pragma unroll
+  for (int key = 0; key < 4; ++key) {
+    constexpr float kSmall = 1.0f / 1024.0f;  // sums of the largest numbers are numbers
+    float x[8], before = 0.0f, after = 0.0f;
+    unpack<typename Config::Element>(x, keys[key]);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      before += fabsf(x[i]) * kSmall;
+      after += fabsf(x[i] - mean[i]) * kSmall;
+    }
+#pragma unroll
+    for (int lane = 4; lane > 0; lane /= 2) {
+      before += __shfl_xor_sync(0xffffffffu, before, lane);
+      after += __shfl_xor_sync(0xffffffffu, after, lane);
+    }
+    grown |= after > Config::kGrowth * before;
+  }
+  return grown;
+}
+
+// The whole of a kernel but for how a part is written: `store(x, part, out)`, x[key][channel] being scaled.
+template <typename Config, typename Store>
+__device__ __forceinline__ void quantise_v(const typename Config::Params& p, const Store& store) {
+  __shared__ float magnitudes[2][Config::kChunks][Config::kHeadDim];
+  __shared__ Sample<Config::kHeadDim, Config::kThreads> sample;
+  ptx::grid_dependency_launch();
+
+  const KvTile tile(p.cu_seqlens, p.sequences, p.kv_heads, p.kv_len, Config::kTileN, p.together);
+  const auto part = VPart::mine<Config>();
+  if (tile.first_key < tile.length) {
+    const float* mean = sample.mean + part.channel;
+    if (p.v_mean != nullptr) {
+      take_sample<Config::kSampledKeys, true, typename Config::Element>(p.v, tile, p.head_dim, sample);
+      if (threadIdx.x < Config::kHeadDim) {
+        float& kept = sample.mean[threadIdx.x];
+        if (!(fabsf(kept) >= Config::kWorthIt * sample.spread[threadIdx.x])) kept = 0.0f;
+        if (tile.first_key == 0) p.v_mean[tile.mean * Config::kHeadDim + threadIdx.x] = kept;
+      }
+      __syncthreads();
+    }
+    const int blocks = (tile.end_key - tile.first_key + Config::kTileN - 1) / Config::kTileN * Config::kBlocks;
+#pragma unroll 1
+    for (int block = 0; block < blocks; ++block) {
+      uint32_t keys[4][4];
+      load_part<Config>(p, tile, tile.first_key + block * Config::kBlockN, part, keys);
+      const bool smooth = p.v_mean != nullptr && !__syncthreads_or(grows<Config>(keys, mean));
+      const int keys_left = tile.length - tile.first_key - block * Config::kBlockN;
+      float x[4][8], magnitude[8];
+#pragma unroll
+      for (int i = 0; i < 8; ++i) magnitude[i] = Config::kSmallest;
+#pragma unroll
+      for (int key = 0; key < 4; ++key) {
+        unpack<typename Config::Element>(x[key], keys[key]);
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+          x[key][i] = part.key(key) < keys_left ? (smooth ? x[key][i] - mean[i] : x[key][i]) : 0.0f;
+          magnitude[i] = ptx::max_nan(magnitude[i], fabsf(x[key][i]));
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        magnitude[i] = ptx::max_nan(magnitude[i], __shfl_xor_sync(0xffffffffu, magnitude[i], 8));
+        magnitude[i] = ptx::max_nan(magnitude[i], __shfl_xor_sync(0xffffffffu, magnitude[i], 16));
+        if (threadIdx.x % 32 < 8) magnitudes[block % 2][part.chunk][part.channel + i] = magnitude[i];
+      }
+      __syncthreads();
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+#pragma unroll
+        for (int chunk = 0; chunk < Config::kChunks; ++chunk) {
+          magnitude[i] = ptx::max_nan(magnitude[i], magnitudes[block % 2][chunk][part.channel + i]);
+        }
+      }
+      const int64_t index = tile.index * Config::kBlocks + block;
+      float* scales = p.v_scale + index * Config::scales(Config::kHeadDim);
+      if (part.chunk == 0 && part.j == 0) {
+#pragma unroll
+        for (int i = 0; i < 8; ++i) scales[part.channel + i] = magnitude[i] * (1.0f / Config::kLargest / Config::kScaleUnit);
+      }
+      if (threadIdx.x < 4) scales[Config::kHeadDim + threadIdx.x] = p.v_mean != nullptr && !smooth ? 1.0f : 0.0f;
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        const float factor = __fdividef(Config::kLargest, magnitude[i]);
+#pragma unroll
+        for (int key = 0; key < 4; ++key) x[key][i] *= factor;
+      }
+      store(x, part, p.v_quantised + index * Config::kBlockN * Config::kHeadDim * Config::kBytes);
+    }
+  }
+  // It may run beside quant_k_int8, which it does not need; but attention, which waits for this one, needs both.
+  ptx::grid_dependency_wait();
+}
+
+}  // namespace sage

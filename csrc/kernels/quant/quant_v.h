@@ -1,0 +1,40 @@
+// Conversion of V to numbers that the tensor cores add up faster: what host and device agree on.
+#pragma once
+
+#include "kernels/quant/quant_k_int8.h"
+
+namespace sage {
+
+struct QuantV {
+  // Blocks of 64 keys with a scale for each channel, two to a block of threads, as K's are.
+  static constexpr int kBlockN = QuantKInt8::kBlockN;
+  static constexpr int kTileN = QuantKInt8::kTileN;
+  // A warp takes 16 keys and 64 channels.
+  static constexpr int threads(int head_dim) { return kBlockN / 16 * (head_dim / 64) * 32; }
+  // A block's scales, then, in 16 bytes, a number that is not 0 where the mean was not subtracted though it is from others.
+  SAGE_HOST_DEVICE static constexpr int scales(int head_dim) { return head_dim + 4; }
+
+  static constexpr int kSampledKeys = QuantKInt8::kSampledKeys;
+
+  struct Params {
+    TensorView v;
+    // [batch, kv_heads, blocks, ...], or packed as k_int8 is; zero past kv_len and head_dim; the 16-byte chunks of a row stand where
+    // shared memory wants them (swizzle.cuh).
+    uint8_t* v_quantised;
+    float* v_scale;  // [batch, kv_heads, blocks, scales(kHeadDim)]; in kScaleUnit
+    float* v_mean;   // [batch or sequences, kv_heads, kHeadDim], written; null: V is not smoothed
+    int32_t kv_heads;
+    int32_t kv_len;
+    int32_t head_dim;
+    int32_t sequences;
+    int32_t together;  // tiles of a block of threads
+    const int32_t* cu_seqlens;  // null: not packed
+  };
+
+  // |V| becomes at most this: mma_sync/config.cuh says why.
+  static constexpr float kLargest = 4.5f;
+  // What sums of products times scales count: so large that sums over all keys fit float32 whatever bfloat16 holds.
+  static constexpr float kScaleUnit = 1099511627776.0f;  // 2^40
+};
+
+}  // namespace sage

@@ -1,0 +1,13 @@
+// V in FP16, whatever it was: what host and device agree on.
+#pragma once
+
+#include "kernels/quant/quant_v.h"
+
+namespace sage {
+
+// Blocks are [64 keys][kHeadDim].
+struct QuantVF16 : QuantV {
+  static constexpr int kBytes = 2;  // of a number
+};
+
+}  // namespace sage
