@@ -41,7 +41,7 @@ struct AttentionParams {
   int32_t v_head_dim;    // of V and the output
   int32_t causal;        // query i sees keys 0..i
   float scale_log2;      // sm_scale * log2(e)
-  const uint8_t* v_f8;   // as QuantVF8 leaves them, for kernels that take V so
+  const uint8_t* v_quantised;  // as QuantV leaves them, for kernels that take V so
   const float* v_scale;
   const float* v_mean;   // null: V was not smoothed
   const int32_t* cu_seqlens_q;  // [batch + 1]: sequences.h; null: not packed

@@ -5,6 +5,6 @@
 
 namespace sage {
 
-struct Sm80QkInt8PvF16AccumF16 : MmaSyncTilesF16 {};
+struct Sm80QkInt8PvF16AccumF16 : MmaSyncLayout<2, true, false> {};
 
 }  // namespace sage

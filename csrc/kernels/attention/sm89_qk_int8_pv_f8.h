@@ -5,6 +5,6 @@
 
 namespace sage {
 
-struct Sm89QkInt8PvF8 : MmaSyncTilesF8 {};
+struct Sm89QkInt8PvF8 : MmaSyncLayout<1, true, true> {};
 
 }  // namespace sage

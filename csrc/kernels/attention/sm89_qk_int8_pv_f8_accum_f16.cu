@@ -11,7 +11,7 @@ constexpr Sums kSums = Sums::kFloat;
 #else
 constexpr Sums kSums = Sums::kHalf;
 #endif
-using Config = MmaSyncConfig<Sm89QkInt8PvF8AccumF16, SAGE_HEAD_DIM, SAGE_DTYPE, Values::kF8, kSums>;
+using Config = MmaSyncConfig<Sm89QkInt8PvF8AccumF16, SAGE_HEAD_DIM, SAGE_DTYPE, Values::kE4m3, kSums>;
 
 extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     sm89_qk_int8_pv_f8_accum_f16(const __grid_constant__ AttentionParams p) {

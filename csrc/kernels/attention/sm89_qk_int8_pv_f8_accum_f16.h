@@ -5,6 +5,6 @@
 
 namespace sage {
 
-struct Sm89QkInt8PvF8AccumF16 : MmaSyncTilesF8 {};
+struct Sm89QkInt8PvF8AccumF16 : MmaSyncLayout<1, true, true> {};
 
 }  // namespace sage

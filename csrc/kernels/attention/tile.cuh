@@ -41,18 +41,18 @@ struct Tile {
       kv_len = p.kv_len;
       lse = static_cast<int64_t>(batch_head) * p.qo_len;
     } else {
-      const int slots = static_cast<int>(tile_slots(p.qo_len, p.batch, block_m));
+      const int slots = static_cast<int>(tile_slots(p.qo_len, p.batch + 1, block_m));
       const int slot = index % slots;
       const Sequence queries = find_sequence(p.cu_seqlens_q, p.batch, p.qo_len, block_m, slot);
-      const Sequence keys = sequence_at(p.cu_seqlens_k, p.kv_len, QuantKInt8::kTileN, queries.index);
+      const Sequence keys = sequence_at(p.cu_seqlens_k, p.batch, p.kv_len, QuantKInt8::kTileN, queries.index);
       batch = 0;
-      sequence = queries.index;
+      sequence = max(0, min(queries.index, p.batch - 1));
       head = index / slots;
       const int tiles = (queries.length + block_m - 1) / block_m;
       const int tile = slot - queries.first_slot;
       qo_len = tile < tiles ? queries.length : 0;
       first_row = (tiles - 1 - tile) * block_m;
-      kv_len = keys.length;
+      kv_len = queries.index < p.batch ? keys.length : 0;
       q_token = queries.first_token;
       kv_token = keys.first_token;
       lse = static_cast<int64_t>(head) * p.qo_len + queries.first_token;
@@ -62,6 +62,8 @@ struct Tile {
     kv_mean = static_cast<int64_t>(sequence) * p.kv_heads + kv_head;
     if (p.cu_seqlens_q == nullptr) {
       kv_block = kv_mean * QuantKInt8::blocks(p.kv_len);
+    } else if (kv_len == 0) {
+      kv_block = 0;  // of which there need be no more
     } else {
       kv_block += kv_head * tile_slots(p.kv_len, p.batch, QuantKInt8::kTileN) * (QuantKInt8::kTileN / QuantKInt8::kBlockN);
     }

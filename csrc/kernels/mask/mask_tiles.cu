@@ -2,7 +2,7 @@
 // everything and does not read those that change nothing.
 #include "kernels/mask/mask_tiles.h"
 
-#include "kernels/attention/mma_sync/mask_value.cuh"
+#include "kernels/attention/mask_value.cuh"
 
 namespace sage {
 

@@ -23,6 +23,10 @@ __device__ __forceinline__ void store_shared_16(uint32_t shared_destination, con
                : "memory");
 }
 
+__device__ __forceinline__ void store_shared_float(uint32_t shared_destination, float value) {
+  asm volatile("st.shared.f32 [%0], %1;\n" ::"r"(shared_destination), "f"(value) : "memory");
+}
+
 __device__ __forceinline__ float load_shared_float(uint32_t shared_source) {
   float value;
   asm volatile("ld.shared.f32 %0, [%1];\n" : "=f"(value) : "r"(shared_source) : "memory");

@@ -6,22 +6,29 @@
 #pragma once
 
 #include "kernels/attention/mma_sync/load.cuh"
-#include "kernels/attention/mma_sync/scores.cuh"
+#include "kernels/attention/mma_sync/softmax.cuh"
 #include "kernels/attention/mma_sync/values.cuh"
 #include "kernels/ptx/grid.cuh"
 
 namespace sage {
 
 template <typename Config>
-__device__ __forceinline__ void store_out(const AttentionParams& p, const Tile& tile, const State<Config>& state) {
+__device__ __forceinline__ void store_out(const AttentionParams& p, uint32_t shared, const Tile& tile, const State<Config>& state) {
+  const auto quad_sum = [](float x) {
+    x += __shfl_xor_sync(0xffffffffu, x, 1);
+    return x + __shfl_xor_sync(0xffffffffu, x, 2);
+  };
   const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int row = 0; row < Config::kRows; ++row) {
-    float sum = state.sum[row];
-    sum += __shfl_xor_sync(0xffffffffu, sum, 1);
-    sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+    const float sum = quad_sum(state.sum[row]);
     // A row that sees no key is zero.
     const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;
+    const float unit = Config::kScaled ? inverse * QuantV::kScaleUnit : inverse;
+    float smoothed = 0.0f;  // the share of P that fell on keys whose V was
+    if constexpr (Config::kUnsmoothedBytes > 0) {
+      if (p.v_mean != nullptr) smoothed = (sum - quad_sum(ptx::load_shared_float(unsmoothed_sum<Config>(shared, row)))) * inverse;
+    }
     const int token = tile.first_row + threadIdx.x / 32 * Config::kWarpM + row * 8 + lane / 4;
     if (token >= tile.qo_len) continue;
 
@@ -30,12 +37,12 @@ __device__ __forceinline__ void store_out(const AttentionParams& p, const Tile& 
 #pragma unroll
     for (int d = 0; d < Config::kOTiles; ++d) {
       const int channel = d * 8 + lane % 4 * 2;
-      float low = state.out[row / 2][d][row % 2 * 2] * inverse;
-      float high = state.out[row / 2][d][row % 2 * 2 + 1] * inverse;
-      if (Config::kValues == Values::kF8 && p.v_mean != nullptr && sum != 0.0f) {
+      float low = state.out[row / 2][d][row % 2 * 2] * unit;
+      float high = state.out[row / 2][d][row % 2 * 2 + 1] * unit;
+      if (Config::kUnsmoothedBytes > 0 && p.v_mean != nullptr && sum != 0.0f) {
         const float* mean = p.v_mean + tile.kv_mean * Config::kHeadDim + channel;
-        low += mean[0];
-        high += mean[1];
+        low += mean[0] * smoothed;
+        high += mean[1] * smoothed;
       }
       const uint32_t pair = Pair<typename Config::Element>::pack(low, high);
       if (p.out.aligned16) {
@@ -55,29 +62,23 @@ __device__ __forceinline__ void store_out(const AttentionParams& p, const Tile& 
 }
 
 // The first block from `block` on that the mask does not hide whole.
-__device__ __forceinline__ int visible_block(const AttentionParams& p, const Tile& tile, int blocks, int block) {
+__device__ __forceinline__ int visible_block(const AttentionParams& p, const Tile& tile, int block) {
   if (p.mask.data != nullptr) {
-    while (block < blocks && tile.mask_tiles[block] == AttentionMask::kEmpty) ++block;
+    while (block < tile.blocks && tile.mask_tiles[block] == AttentionMask::kEmpty) ++block;
   }
   return block;
 }
 
-// What of a block is to be hidden: keys by the mask (kMixed), keys for other reasons (kEmpty), nothing (kFull).
-__device__ __forceinline__ int masked_as(const AttentionParams& p, const Tile& tile, int block) {
-  if (p.mask.data != nullptr && tile.mask_tiles[block] == AttentionMask::kMixed) return AttentionMask::kMixed;
-  return block >= tile.full_blocks ? AttentionMask::kEmpty : AttentionMask::kFull;
-}
-
-// This lane's scale of a block of K.
-__device__ __forceinline__ float load_k_scale(const MmaSyncTile& tile, int block) {
-  return tile.k_scale[static_cast<uint32_t>(block) * QuantKInt8::kScales + threadIdx.x % 4];
+__device__ __forceinline__ Hidden hidden_of(const AttentionParams& p, const Tile& tile, int block) {
+  if (p.mask.data != nullptr && tile.mask_tiles[block] == AttentionMask::kMixed) return Hidden::kByMask;
+  return block >= tile.full_blocks ? Hidden::kPastEnd : Hidden::kNothing;
 }
 
 // Where in a stage a lane's ldmatrix rows of V start: those of 8-bit V, which is transposed, are (channels 0-7, 8-15) x
 // (keys 0-15, 16-31); of 16-bit V, read transposed, (keys 0-15) x (channels 0-7, 8-15).
 template <typename Config>
 __device__ __forceinline__ uint32_t v_offset(int lane) {
-  return Config::kKTileBytes + (Config::kValues == Values::kF8
+  return Config::kKTileBytes + (Config::kValues == Values::kE4m3
                                     ? swizzled<Config::kVRowBytes>(lane / 16 * 8 + lane % 8, lane / 8 % 2)
                                     : swizzled<Config::kVRowBytes>(lane % 16, lane / 16));
 }
@@ -89,12 +90,13 @@ __device__ __forceinline__ uint32_t other_stage(uint32_t stages, uint32_t stage)
 
 template <typename Config>
 __device__ __forceinline__ void attend(const AttentionParams& p) {
-  extern __shared__ __align__(1024) uint8_t shared[];
+  extern __shared__ __align__(1024) uint8_t memory[];
   static_assert(sizeof(MmaSyncTile) <= Config::kTileBytes);
-  uint32_t stages = ptx::shared_address(shared);
-  ptx::keep(stages);  // what is in shared memory is addressed from it; else each time from a special register, which is slow
-  auto& tile = *static_cast<MmaSyncTile*>(__cvta_shared_to_generic(stages + Config::kTileOffset));
-  const int lane = threadIdx.x % 32;
+  uint32_t shared = ptx::shared_address(memory);
+  ptx::keep(shared);  // what is in shared memory is addressed from it; else each time from a special register, which is slow
+  auto& tile = *static_cast<MmaSyncTile*>(__cvta_shared_to_generic(shared + Config::kTileOffset));
+  int lane = threadIdx.x % 32;
+  ptx::keep(lane);  // for the same reason
   if (threadIdx.x < 32) {
     const auto found = MmaSyncTile::find<Config>(p, blockIdx.x);
     if (lane == 0) tile = found;
@@ -105,7 +107,7 @@ __device__ __forceinline__ void attend(const AttentionParams& p) {
   Queries<Config> q;
   // Q is the caller's, but log-sum-exp's shift needs K's mean.
   if (p.lse != nullptr) ptx::grid_dependency_wait();
-  load_q<Config>(p, tile, q, reinterpret_cast<float*>(shared + Config::kQScaleOffset));
+  load_q<Config>(p, tile, q, reinterpret_cast<float*>(memory + Config::kQScaleOffset));
   ptx::grid_dependency_wait();
 
   State<Config> state;
@@ -113,6 +115,7 @@ __device__ __forceinline__ void attend(const AttentionParams& p) {
   for (int row = 0; row < Config::kRows; ++row) {
     state.base[row] = Config::kNever;
     state.sum[row] = 0.0f;
+    if constexpr (Config::kUnsmoothedBytes > 0) ptx::store_shared_float(unsmoothed_sum<Config>(shared, row), 0.0f);
 #pragma unroll
     for (int d = 0; d < Config::kOTiles; ++d) {
       state.out[row / 2][d][row % 2 * 2] = 0.0f;
@@ -121,59 +124,50 @@ __device__ __forceinline__ void attend(const AttentionParams& p) {
   }
 
   // Where in a stage this lane's ldmatrix rows of K start: matrices are (keys 0-7, 8-15) x (channels 0-15, 16-31).
-  uint32_t k_lane = swizzled<Config::kKRowBytes>(lane / 16 * 8 + lane % 8, lane / 8 % 2);
-  uint32_t v_lane = v_offset<Config>(lane);
-  uint32_t q_scale = stages + Config::kQScaleOffset + (threadIdx.x / 32 * Config::kWarpM + lane / 4) * 4;
-  if constexpr (Config::kValues == Values::kF16) {  // with 8-bit V there are no registers for it
-    ptx::keep(k_lane);
-    ptx::keep(v_lane);
-    ptx::keep(q_scale);
-  }
+  const uint32_t k_lane = swizzled<Config::kKRowBytes>(lane / 16 * 8 + lane % 8, lane / 8 % 2);
+  const uint32_t v_lane = v_offset<Config>(lane);
+  const uint32_t q_scale = shared + Config::kQScaleOffset + (threadIdx.x / 32 * Config::kWarpM + lane / 4) * 4;
 
-  const int blocks = tile.blocks;
-  int block = visible_block(p, tile, blocks, 0);
-  uint32_t stage = stages;
-  float k_scale = 0.0f;
-  if (block < blocks) {
-    load<Config>(p, tile, block, stage);
-    k_scale = load_k_scale(tile, block);
-  }
+  Progress progress;
+  int block = visible_block(p, tile, 0);
+  uint32_t stage = shared;
+  if (block < tile.blocks) load<Config>(p, tile, block, shared, stage);
 #pragma unroll 1
-  while (block < blocks) {
+  while (block < tile.blocks) {
     ptx::cp_async_wait<0>();
     __syncthreads();  // this stage has arrived for all warps, and all have left the other one
-    const int masked = masked_as(p, tile, block);
-    float scale[Config::kRows];
+    KeyBlock<Config> keys;
+    keys.hidden = hidden_of(p, tile, block);
+    keys.unsmoothed = Config::kUnsmoothedBytes > 0 && ptx::load_shared_float(stage + Config::kUnsmoothedFlagOffset) != 0.0f;
+    keys.look_in_first = (block & (block - 1)) == 0;
+    keys.look_in_all = block == 0;
+    const float k_scale = ptx::load_shared_float(k_scales<Config>(shared, stage) + lane % 4 * 4);
 #pragma unroll
-    for (int row = 0; row < Config::kRows; ++row) scale[row] = k_scale * ptx::load_shared_float(q_scale + row * 32);
-    const int next = visible_block(p, tile, blocks, block + 1);
-    if (next < blocks) {
-      load<Config>(p, tile, next, other_stage<Config>(stages, stage));
-      k_scale = load_k_scale(tile, next);
-    }
+    for (int row = 0; row < Config::kRows; ++row) keys.scale[row] = k_scale * ptx::load_shared_float(q_scale + row * 32);
+    const int next = visible_block(p, tile, block + 1);
+    if (next < tile.blocks) load<Config>(p, tile, next, shared, other_stage<Config>(shared, stage));
 #pragma unroll 1
-    for (int key = 0; key < Config::kBlockN; key += Config::kGatherN) {
-      Probabilities<Config> probabilities;
-#pragma unroll
-      for (int chunk = 0; chunk < Config::kGatherN / Config::kChunkN; ++chunk) {
-        const int chunk_key = key + chunk * Config::kChunkN;
-        const uint32_t k_chunk = stage + k_lane + chunk_key * Config::kKRowBytes;
-        Scores<Config> scores;
-        compute_scores<Config>(q, k_chunk, scores);
-        softmax<Config>(p, tile, q, k_chunk, masked, block * Config::kBlockN + chunk_key, scale, scores, chunk, state,
-                        probabilities);
+    do {
+#pragma unroll 1
+      for (int key = 0; key < Config::kBlockN; key += Config::kGatherN) {
+        Probabilities<Config> probabilities;
+        if (!softmax<Config>(p, shared, tile, q, stage + k_lane + key * Config::kKRowBytes, keys, block * Config::kBlockN + key, progress,
+                             state, probabilities)) {
+          continue;
+        }
+        const uint32_t v_scale = stage + Config::kVScaleOffset + lane % 4 * 8;
+        if constexpr (Config::kValues == Values::kE4m3) {
+          accumulate_f8<Config>(probabilities, stage + v_lane, v_scale, p.kv_heads, state);
+        } else {
+          accumulate_f16<Config>(probabilities, stage + v_lane + key * Config::kVRowBytes, v_scale, p.kv_heads, state);
+        }
       }
-      if constexpr (Config::kValues == Values::kF8) {
-        accumulate_f8<Config>(probabilities, stage + v_lane, stage + Config::kVScaleOffset + lane % 4 * 8, p.kv_heads, state);
-      } else {
-        accumulate_f16<Config>(probabilities, stage + v_lane + key * Config::kVRowBytes, state);
-      }
-    }
+    } while (Config::kTwice && progress.pass != Pass::kFirst);
     block = next;
-    stage = other_stage<Config>(stages, stage);
+    stage = other_stage<Config>(shared, stage);
   }
 
-  store_out<Config>(p, tile, state);
+  store_out<Config>(p, shared, tile, state);
 }
 
 }  // namespace sage

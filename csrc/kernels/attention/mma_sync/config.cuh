@@ -1,13 +1,17 @@
 // What the mma.sync attention kernels' code is compiled for, and what of that is derived.
 #pragma once
 
+#include <cuda_fp16.h>
+
+#include <cuda/std/type_traits>
+
 #include "kernels/attention/mma_sync/tiles.h"
 #include "kernels/quant/quant_k_int8.h"
 
 namespace sage {
 
-enum class Values { kF16, kF8 };         // P and V: the caller's 16-bit type, or e4m3
-enum class Sums { kFloat, kHalf };       // what the tensor cores add them in
+enum class Values { kAsGiven, kF16, kE4m3 };  // P and V: the caller's 16-bit type; FP16, V scaled; e4m3, V scaled
+enum class Sums { kFloat, kHalf };           // what the tensor cores add them in
 
 template <typename Kernel, int HeadDim, typename ElementType, Values ValueType, Sums SumType>
 struct MmaSyncConfig : Kernel {
@@ -22,23 +26,29 @@ struct MmaSyncConfig : Kernel {
 
   // Of compute capability 9.0 and 10.x only wgmma and tcgen05 multiply e4m3: P and V become FP16 again.
 #if __CUDA_ARCH__ / 100 == 9 || __CUDA_ARCH__ / 100 == 10
-  static constexpr bool kConvert = kValues == Values::kF8;
+  static constexpr bool kConvert = kValues == Values::kE4m3;
 #else
   static constexpr bool kConvert = false;
 #endif
 
-  // Keys that one mma of P V takes.
-  static constexpr int kStepN = kValues == Values::kF16 || kConvert ? 16 : 32;
+  // V with a scale for each channel of a block of keys, from quant_v_f16 or quant_v_f8.
+  static constexpr bool kScaled = kValues != Values::kAsGiven;
+  // What P is rounded to.
+  using ProbabilityType = cuda::std::conditional_t<kScaled, __half, Element>;
+
+  // Keys that a fragment of P holds.
+  static constexpr int kStepN = kValues == Values::kE4m3 ? 32 : 16;
   // Keys whose scores are in registers at a time: as many as spill nothing, for the tensor cores lose time wherever products of
   // integers and of floats take turns. From 10.0 on CUDA 12 needs more registers for the same.
 #if __CUDA_ARCH__ >= 1000
   static constexpr bool kRoomy = false;
 #else
-  static constexpr bool kRoomy = kValues == Values::kF16 && kSums == Sums::kFloat;
+  static constexpr bool kRoomy = kValues == Values::kAsGiven;
 #endif
   static constexpr int kChunkN = kHeadDim == 64 ? 64 : kRoomy ? 32 : 16;
-  // Keys whose probabilities are gathered before they meet V: in 8 bits all that share V's scales.
-  static constexpr int kGatherN = kValues == Values::kF16 ? kChunkN : Kernel::kBlockN;
+  // Keys whose probabilities are gathered before they meet V: in 8 bits all that share V's scales, with FP16 sums those of a sum.
+  static constexpr int kGatherN = kValues == Values::kE4m3 ? Kernel::kBlockN : kScaled && kChunkN == 16 ? 32 : kChunkN;
+  static constexpr int kChunks = kGatherN / kChunkN;
   static constexpr int kMTiles = kWarpM / 16;
   static constexpr int kNTiles = kChunkN / 8;
   static constexpr int kRows = 2 * kMTiles;  // rows of which a lane holds a part: lane / 4 + 8 * row
@@ -46,18 +56,22 @@ struct MmaSyncConfig : Kernel {
   static constexpr int kPvSteps = kGatherN / kStepN;
   static constexpr int kOTiles = kHeadDim / 8;
 
-  // A stage: K [64 keys][head_dim], then V [64 keys][head_dim] or, in 8 bits, transposed [head_dim][64 keys], and its scales.
+  // A stage: K [64 keys][head_dim], then V [64 keys][head_dim] or, in 8 bits, transposed [head_dim][64 keys], and what quant_v says of
+  // it: scales, and whether its mean was left where others' is not.
   static constexpr int kKRowBytes = kHeadDim < 128 ? kHeadDim : 128;  // of a panel
-  static constexpr int kVRowBytes = kValues == Values::kF16 ? kHeadDim * 2 : Kernel::kBlockN;
+  static constexpr int kVRowBytes = kValues == Values::kE4m3 ? Kernel::kBlockN : kHeadDim * 2;
   static constexpr int kKTileBytes = Kernel::kBlockN * kHeadDim;
-  static constexpr int kVTileBytes = Kernel::kBlockN * kHeadDim * (kValues == Values::kF16 ? 2 : 1);
-  static constexpr int kVScaleBytes = kValues == Values::kF16 ? 0 : kHeadDim * 4;
+  static constexpr int kVTileBytes = Kernel::kBlockN * kHeadDim * (kValues == Values::kE4m3 ? 1 : 2);
+  static constexpr int kVScaleBytes = Kernel::scale_bytes(kHeadDim);
   static constexpr int kVScaleOffset = kKTileBytes + kVTileBytes;
+  static constexpr int kUnsmoothedFlagOffset = kVScaleOffset + kHeadDim * 4;
   static constexpr int kStageBytes = Kernel::stage_bytes(kHeadDim);
   static_assert(kVScaleOffset + kVScaleBytes <= kStageBytes && kStageBytes % 1024 == 0);
   static constexpr int kTileOffset = Kernel::kStages * kStageBytes;
   static constexpr int kQScaleOffset = kTileOffset + Kernel::kTileBytes;
-  static_assert(kQScaleOffset + Kernel::kQScaleBytes == Kernel::shared_bytes(kHeadDim));
+  static constexpr int kKScaleOffset = kQScaleOffset + Kernel::kQScaleBytes;
+  static constexpr int kUnsmoothedOffset = kKScaleOffset + Kernel::kStages * Kernel::kKScaleBytes;
+  static_assert(kUnsmoothedOffset + Kernel::kUnsmoothedBytes == Kernel::shared_bytes(kHeadDim));
   static_assert(Kernel::kBlockN == QuantKInt8::kBlockN, "one set of K scales a stage");
 
   // The int32 accumulators of QK^T start at the bits of 1.5 * 2^23, so that they read as that float plus the score:
@@ -66,17 +80,34 @@ struct MmaSyncConfig : Kernel {
   static constexpr float kMagic = 12582912.0f;
   static_assert(127 * 127 * kHeadDim < (1 << 22));
 
-  // Probabilities are kept relative to a maximum of the row that is renewed only when a thread adds up more than kLimit of them
-  // in a chunk; the final division makes the result exact whatever it was. At that maximum they are 2^kLogOfOne, of which 16 (a
-  // thread's part of 64 keys) stay below the limit:
-  //   16 bits  1; fp16 and bf16 hold 256 as precisely as less
-  //   FP16 sums  2^-7; the 16 keys of a sum lie with four threads: they add up to 1 at most, so it is no larger than V's largest
-  //   e4m3  2^4.5; 448 is the largest number, and this as far from the subnormal ones as that allows. With |V| <= 4.5 (QuantVF8)
-  //   the sum of 32 products, of two chunks, is at most 8 * 448 * 4.5 = 16128: no overflow in FP16 either
-  static constexpr float kLimit = kValues == Values::kF8 ? 448.0f : kSums == Sums::kHalf ? 0.25f : 256.0f;
-  static constexpr float kLogOfOne = kValues == Values::kF8 ? 4.5f : kSums == Sums::kHalf ? -7.0f : 0.0f;
+  // Probabilities are kept relative to a maximum of the row that is renewed only when a thread adds up more than kLimit of them in a
+  // chunk; the final division makes the result exact whatever it was. At that maximum they are 2^kLevel:
+  //   fp16   2^5; the limit is 2^8 above. As many as 2^19 below are not yet subnormal
+  //   bf16   2^-32: sums over all keys of products with the largest numbers of its range are numbers
+  //   FP16, V scaled   2^3. The 32 keys of a sum, of two chunks, lie with four threads: with |V| <= 4.5 it is at most
+  //          2 * 4 * 1024 * 4.5 = 36864
+  //   e4m3   2^4; 448 is the largest number, and this as far from the subnormal ones as that allows. The sum of 32 products, of two
+  //          chunks, is at most 8 * 448 * 4.5 = 16128: no overflow in FP16 either
+  // A power of two, which rounding leaves as it is: a row's largest probability matters most.
+  static constexpr bool kHalfRange = cuda::std::is_same_v<Element, __half>;
+  static constexpr float kLevel = kValues == Values::kE4m3 ? 4.0f : kScaled ? 3.0f : kHalfRange ? 5.0f : -32.0f;
+  static constexpr float kLimit = kValues == Values::kE4m3 ? 448.0f : kScaled ? 1024.0f : kHalfRange ? 8192.0f : 0x1p-24f;
   // Stands for -infinity where differences are taken: below any score, and its powers of two are 0.
   static constexpr float kNever = -1e30f;
+
+  // e4m3 has 14 powers of two between its largest number and the first subnormal one. A key that outweighs the others of its block by
+  // more, as an attention sink does, leaves them rounded to little or nothing, and where its value is small they were what counted.
+  // So such rows are taken in two: then what rounding left of probabilities below kRestBelow, 2^kRest times finer. Where to look: where
+  // the maximum has risen by kJump powers of two, and in the first blocks and then ever more rarely, where a thread's sum of the first
+  // keys is below kFew. Beside sums of more than kEnough such keys count for nothing, and float32 cannot lower a base beyond
+  // kLargestBase by kRest.
+  static constexpr bool kTwice = kValues == Values::kE4m3;
+  static constexpr float kRest = 14.0f;
+  static constexpr float kRestBelow = 0x1p-6f;
+  static constexpr float kJump = 8.0f;
+  static constexpr float kFew = 0x1p-4f;
+  static constexpr float kEnough = 0x1p24f;
+  static constexpr float kLargestBase = 0x1p20f;
 };
 
 }  // namespace sage

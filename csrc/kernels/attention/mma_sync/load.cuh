@@ -62,7 +62,7 @@ __device__ __forceinline__ void load_q(const AttentionParams& p, const Tile& til
     }
 
     const float inverse = 127.0f / magnitude;
-    if (lane % 4 == 0) q_scale[threadIdx.x / 32 * Config::kWarpM + row * 8 + lane / 4] = magnitude / 127.0f;
+    if (lane % 4 == 0) q_scale[threadIdx.x / 32 * Config::kWarpM + row * 8 + lane / 4] = scale_of(magnitude, 1.0f / 127.0f);
 #pragma unroll
     for (int i = 0; i < kPieces; ++i) {
       // Fragment register: bit 0 chooses row + 8, bit 1 the upper 16 channels of the step.
@@ -83,9 +83,9 @@ struct MmaSyncTile : Tile {
     MmaSyncTile tile{Tile(p, Config::kBlockM, index)};
     tile.k = reinterpret_cast<const uint8_t*>(p.k_int8 + tile.kv_block * Config::kKTileBytes);
     tile.k_scale = p.k_scale + tile.kv_block * QuantKInt8::kScales;
-    if constexpr (Config::kValues == Values::kF8) {
-      tile.v = p.v_f8 + tile.kv_block * Config::kVTileBytes;
-      tile.v_scale = p.v_scale + tile.kv_block * Config::kHeadDim;
+    if constexpr (Config::kScaled) {
+      tile.v = p.v_quantised + tile.kv_block * Config::kVTileBytes;
+      tile.v_scale = p.v_scale + tile.kv_block * QuantV::scales(Config::kHeadDim);
     } else {
       tile.v = reinterpret_cast<const uint8_t*>(
           row_pointer<typename Config::Element>(p.v, tile.batch, tile.kv_head, tile.kv_token));
@@ -140,12 +140,22 @@ __device__ __forceinline__ void load_v(const AttentionParams& p, const MmaSyncTi
   }
 }
 
+// Where K's scales of a stage lie.
+template <typename Config>
+__device__ __forceinline__ uint32_t k_scales(uint32_t shared, uint32_t stage) {
+  return shared + Config::kKScaleOffset + (stage == shared ? 0 : Config::kKScaleBytes);
+}
+
 // Starts the copies of a block of 64 keys of K and V into a stage.
 template <typename Config>
-__device__ __forceinline__ void load(const AttentionParams& p, const MmaSyncTile& tile, int block, uint32_t stage) {
+__device__ __forceinline__ void load(const AttentionParams& p, const MmaSyncTile& tile, int block, uint32_t shared, uint32_t stage) {
   const uint32_t v_tile = stage + Config::kKTileBytes;
   copy_tile<Config::kKTileBytes, Config::kThreads>(stage, tile.k, block);
-  if constexpr (Config::kValues == Values::kF8) {
+  if (threadIdx.x == 0) {
+    static_assert(Config::kKScaleBytes == 16);
+    ptx::cp_async_16(k_scales<Config>(shared, stage), tile.k_scale + static_cast<uint32_t>(block) * QuantKInt8::kScales, true);
+  }
+  if constexpr (Config::kScaled) {
     copy_tile<Config::kVTileBytes, Config::kThreads>(v_tile, tile.v, block);
     copy_tile<Config::kVScaleBytes, Config::kThreads>(stage + Config::kVScaleOffset, tile.v_scale, block);
   } else {

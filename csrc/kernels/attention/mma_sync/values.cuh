@@ -1,35 +1,55 @@
 // P V for a chunk of keys, added to the output.
 #pragma once
 
-#include "kernels/attention/mma_sync/scores.cuh"
+#include "kernels/attention/mma_sync/softmax.cuh"
 #include "kernels/ptx/cp_async.cuh"
 
 namespace sage {
 
-// V in 16 bits. With float32 sums the tensor cores add to the output itself; FP16 sums are those of 16 keys.
+// Where sums are added to the output by ordinary instructions, channels are taken a few at a time, each lot behind a branch that is always
+// taken (`positive` is): else the compiler starts all products first, and their sums do not fit the registers beside the output.
+__device__ __forceinline__ bool one_lot_after_the_other(int& positive) {
+  ptx::keep(positive);
+  return positive > 0;
+}
+
+// V in 16 bits. With float32 sums the tensor cores add to the output itself; FP16 sums are those of 32 keys, times V's scale.
 template <typename Config>
-__device__ __forceinline__ void accumulate_f16(const Probabilities<Config>& probabilities, uint32_t v_lane,
+__device__ __forceinline__ void accumulate_f16(const Probabilities<Config>& probabilities, uint32_t v_lane, uint32_t v_scale, int positive,
                                                State<Config>& state) {
+  constexpr int kSteps = Config::kSums == Sums::kFloat ? 1 : 2;  // of a sum
+  if constexpr (Config::kScaled) ptx::keep(v_scale);
 #pragma unroll
-  for (int step = 0; step < Config::kPvSteps; ++step) {
+  for (int first = 0; first < Config::kPvSteps; first += kSteps) {
 #pragma unroll
     for (int pair = 0; pair < Config::kOTiles / 2; ++pair) {
-      uint32_t v[4];
-      ptx::ldmatrix_x4_trans(v, (v_lane + step * 16 * Config::kVRowBytes) ^ (pair * 32));
+      if (Config::kSums == Sums::kHalf && !one_lot_after_the_other(positive)) continue;
+      uint32_t v[kSteps][4];
 #pragma unroll
-      for (int m = 0; m < Config::kMTiles; ++m) {
+      for (int step = 0; step < kSteps; ++step) {
+        ptx::ldmatrix_x4_trans(v[step], (v_lane + (first + step) * 16 * Config::kVRowBytes) ^ (pair * 32));
+      }
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          float(&out)[4] = state.out[m][pair * 2 + half];
-          if constexpr (Config::kSums == Sums::kFloat) {
-            ptx::mma_m16n8k16_f32<typename Config::Element>(out, probabilities[m][step], v[half * 2], v[half * 2 + 1]);
-          } else {
-            uint32_t packed[2];
+      for (int half = 0; half < 2; ++half) {
+        if constexpr (Config::kSums == Sums::kFloat) {
+#pragma unroll
+          for (int m = 0; m < Config::kMTiles; ++m) {
+            ptx::mma_m16n8k16_f32<typename Config::Element>(state.out[m][pair * 2 + half], probabilities[m][first], v[0][half * 2],
+                                                            v[0][half * 2 + 1]);
+          }
+        } else {
+          const float2 scale = ptx::load_shared_float2(v_scale + (pair * 2 + half) * 32);
+#pragma unroll
+          for (int m = 0; m < Config::kMTiles; ++m) {
+            uint32_t packed[2] = {};
+#pragma unroll
+            for (int step = 0; step < kSteps; ++step) {
+              ptx::mma_m16n8k16_f16(packed, probabilities[m][first + step], v[step][half * 2], v[step][half * 2 + 1]);
+            }
             float sum[4];
-            ptx::mma_m16n8k16_f16(packed, probabilities[m][step], v[half * 2], v[half * 2 + 1]);
             unpack<__half>(sum, packed);
 #pragma unroll
-            for (int i = 0; i < 4; ++i) out[i] += sum[i];
+            for (int i = 0; i < 4; ++i) state.out[m][pair * 2 + half][i] += sum[i] * (i % 2 == 0 ? scale.x : scale.y);
           }
         }
       }
@@ -37,15 +57,26 @@ __device__ __forceinline__ void accumulate_f16(const Probabilities<Config>& prob
   }
 }
 
-// V in e4m3: the sum of a stage's keys times V's scale. Channels are taken a few at a time, each lot behind a branch that is
-// always taken: else the compiler starts all products first, and their sums do not fit the registers beside the output.
+// V in e4m3: the sum of a stage's keys times V's scale.
 template <typename Config>
 __device__ __forceinline__ void accumulate_f8(const Probabilities<Config>& probabilities, uint32_t v_lane,
                                               uint32_t v_scale, int positive, State<Config>& state) {
+  ptx::keep(v_lane);
+  ptx::keep(v_scale);
+  uint32_t halves[Config::kMTiles][4][4];  // P in FP16 where mma takes no e4m3
+  if constexpr (Config::kConvert) {
+#pragma unroll
+    for (int row = 0; row < Config::kRows; ++row) {
+#pragma unroll
+      for (int group = 0; group < 4; ++group) {
+        uint32_t(&fragment)[4] = halves[row / 2][group];
+        ptx::unpack_e4m3x4(fragment[row % 2], fragment[row % 2 + 2], probabilities[row / 2][group / 2][row % 2 + group % 2 * 2]);
+      }
+    }
+  }
 #pragma unroll
   for (int pair = 0; pair < Config::kOTiles / 2; ++pair) {
-    ptx::keep(positive);
-    if (positive > 0) {
+    if (one_lot_after_the_other(positive)) {
       uint32_t v[2][4];  // of 32 keys each
       ptx::ldmatrix_x4(v[0], v_lane + pair * 16 * Config::kVRowBytes);
       ptx::ldmatrix_x4(v[1], (v_lane + pair * 16 * Config::kVRowBytes) ^ 32);
@@ -60,7 +91,7 @@ __device__ __forceinline__ void accumulate_f8(const Probabilities<Config>& proba
             for (int step = 0; step < 4; ++step) {
               uint32_t low, high;
               ptx::unpack_e4m3x4(low, high, v[step / 2][half * 2 + step % 2]);
-              ptx::mma_m16n8k16_f32<__half>(sum, probabilities[m][step], low, high);
+              ptx::mma_m16n8k16_f32<__half>(sum, halves[m][step], low, high);
             }
           } else if constexpr (Config::kSums == Sums::kFloat) {
 #pragma unroll

@@ -1,0 +1,307 @@
+// From a chunk's scores to its probabilities, the rows' running maxima and sums.
+#pragma once
+
+#include "kernels/attention/mma_sync/scores.cuh"
+#include "kernels/element.cuh"
+#include "kernels/ptx/cp_async.cuh"
+#include "kernels/ptx/float8.cuh"
+#include "kernels/ptx/math.cuh"
+
+namespace sage {
+
+template <typename Config>
+using Probabilities = uint32_t[Config::kMTiles][Config::kPvSteps][4];  // A fragments
+
+// What a lane keeps of its rows.
+template <typename Config>
+struct State {
+  float out[Config::kMTiles][Config::kOTiles][4];
+  // In log2 units: what probabilities are relative to. The row's largest score less kLevel when it was last renewed.
+  float base[Config::kRows];
+  float sum[Config::kRows];  // this lane's columns only
+};
+
+// What is the same for all chunks of a block of keys.
+template <typename Config>
+struct KeyBlock {
+  float scale[Config::kRows];  // of scores
+  Hidden hidden;
+  bool unsmoothed;  // V, though others are smoothed
+  // Where to look for keys that one outweighs: in chunks of which a thread adds up less than kFew.
+  bool look_in_first;
+  bool look_in_all;
+
+  __device__ __forceinline__ bool look(int chunk) const { return Config::kTwice && (chunk == 0 ? look_in_first : look_in_all); }
+};
+
+// Whether it holds in some lane of those that share a row.
+__device__ __forceinline__ bool any_of_row(bool x) { return (__ballot_sync(0xffffffffu, x) >> (threadIdx.x % 32 & ~3) & 15) != 0; }
+
+// Where this lane keeps how much of a row's sum fell on blocks whose V was not smoothed: the others' share of the mean is due in the end.
+template <typename Config>
+__device__ __forceinline__ uint32_t unsmoothed_sum(uint32_t shared, int row) {
+  return shared + Config::kUnsmoothedOffset + (row * Config::kThreads + threadIdx.x) * 4;
+}
+
+// Multiplies what has been added up relative to a row's base, which falls by log2(factor).
+template <typename Config>
+__device__ __forceinline__ void rescale_state(const AttentionParams& p, uint32_t shared, int row, float factor, State<Config>& state) {
+  state.sum[row] *= factor;
+#pragma unroll
+  for (int d = 0; d < Config::kOTiles; ++d) {
+    state.out[row / 2][d][row % 2 * 2] *= factor;
+    state.out[row / 2][d][row % 2 * 2 + 1] *= factor;
+  }
+  if constexpr (Config::kUnsmoothedBytes > 0) {
+    if (p.v_mean != nullptr) {
+      const uint32_t unsmoothed = unsmoothed_sum<Config>(shared, row);
+      ptx::store_shared_float(unsmoothed, ptx::load_shared_float(unsmoothed) * factor);
+    }
+  }
+}
+
+// Probabilities of a row and 16 keys, the group-th of those gathered.
+template <typename Config>
+__device__ __forceinline__ void pack(Probabilities<Config>& probabilities, int row, int group, const float (&x)[4]) {
+  // The C fragments of two 8-key tiles are the A fragment of a 16-key step. In 8 bits those of four are that of a 32-key step,
+  // if in each 16 keys V's are taken in the order 0 1 8 9, 2 3 10 11, ...
+  if constexpr (Config::kValues != Values::kE4m3) {
+    probabilities[row / 2][group][row % 2] = Pair<typename Config::ProbabilityType>::pack(x[0], x[1]);
+    probabilities[row / 2][group][row % 2 + 2] = Pair<typename Config::ProbabilityType>::pack(x[2], x[3]);
+  } else {
+    probabilities[row / 2][group / 2][row % 2 + group % 2 * 2] = ptx::pack_e4m3x4(x[0], x[1], x[2], x[3]);
+  }
+}
+
+__device__ __forceinline__ void unpack_e4m3(float (&x)[4], uint32_t bits) {
+  uint32_t pairs[2];
+  ptx::unpack_e4m3x4(pairs[0], pairs[1], bits);
+  unpack<__half>(x, pairs);
+}
+
+// Multiplies what pack() packed: where the row's base has grown since.
+template <typename Config>
+__device__ __forceinline__ void rescale_packed(Probabilities<Config>& probabilities, int row, int group, float factor) {
+  if constexpr (Config::kValues == Values::kF16) {
+    const __half2 factors = __float2half2_rn(factor);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      auto& pair = reinterpret_cast<__half2&>(probabilities[row / 2][group][row % 2 + i * 2]);
+      pair = __hmul2(pair, factors);
+    }
+  } else {
+    uint32_t& bits = probabilities[row / 2][group / 2][row % 2 + group % 2 * 2];
+    float x[4];
+    unpack_e4m3(x, bits);
+    bits = ptx::pack_e4m3x4(x[0] * factor, x[1] * factor, x[2] * factor, x[3] * factor);
+  }
+}
+
+// What rounding to e4m3 left of probabilities below kRestBelow. They are given 2^kRest times larger; of other rows there is no rest.
+template <typename Config>
+__device__ __forceinline__ void take_rest(float (&x)[4], bool in_two) {
+  constexpr float kFactor = static_cast<float>(1 << static_cast<int>(Config::kRest));
+  float rounded[4];
+  unpack_e4m3(rounded, ptx::pack_e4m3x4(x[0] / kFactor, x[1] / kFactor, x[2] / kFactor, x[3] / kFactor));
+#pragma unroll
+  for (int i = 0; i < 4; ++i) x[i] = in_two && x[i] < Config::kRestBelow * kFactor ? x[i] - rounded[i] * kFactor : 0.0f;
+}
+
+// Probabilities of the M-th 16 rows relative to their bases, and what this lane adds up of each.
+template <typename Config, int M>
+__device__ __forceinline__ void exponentiate(const LogScores<Config>& scores, const State<Config>& state, LogScores<Config>& x,
+                                             float (&added)[2]) {
+  added[0] = added[1] = 0.0f;
+#pragma unroll
+  for (int n = 0; n < Config::kNTiles; ++n) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      x[n][i] = ptx::ex2(scores[n][i] - state.base[2 * M + i / 2]);
+      added[i / 2] += x[n][i];
+    }
+  }
+}
+
+// Raises a row's base, if some lane has added up more than kLimit, to its largest score of this chunk, and brings along what was
+// computed relative to the old one. By how much.
+template <typename Config>
+__device__ __forceinline__ float raise_base(const AttentionParams& p, uint32_t shared, const LogScores<Config>& scores, int row, int chunk,
+                                            bool exceeded, State<Config>& state, Probabilities<Config>& probabilities) {
+  float largest = -INFINITY;
+#pragma unroll
+  for (int i = 0; i < Config::kNTiles * 2; ++i) largest = fmaxf(largest, scores[i / 2][row % 2 * 2 + i % 2]);
+  largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
+  largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
+  const bool raise = any_of_row(exceeded);
+  const float rise = raise ? largest - Config::kLevel - state.base[row] : 0.0f;
+  const float factor = ptx::ex2(-rise);
+  if (raise) state.base[row] = largest - Config::kLevel;
+  rescale_state<Config>(p, shared, row, factor, state);
+  if constexpr (Config::kGatherN > Config::kChunkN) {
+#pragma unroll
+    for (int group = 0; group < chunk * (Config::kChunkN / 16); ++group) rescale_packed<Config>(probabilities, row, group, factor);
+  }
+  return rise;
+}
+
+// How a block of keys is gone through. Nearly all are done with the first.
+enum class Pass {
+  kFirst,
+  kAgain,  // a row is to be taken in two: once more, now that its base is known, so that nothing has been rounded twice
+  kRest,   // what rounding has left of those rows' small probabilities
+};
+
+// Where a warp is in that. `in_two` has a bit for each of a lane's rows that is taken in two.
+struct Progress {
+  Pass pass = Pass::kFirst;
+  uint32_t in_two = 0;
+};
+
+// A chunk's probabilities of the M-th 16 rows. Computes the scores anew, so that they need not be kept. The first pass finds rows to be
+// taken in two.
+template <typename Config, int M>
+__device__ __forceinline__ void exponentiate_with_care(const AttentionParams& p, uint32_t shared, const Tile& tile,
+                                                       const Queries<Config>& q, uint32_t k_lane, const KeyBlock<Config>& block,
+                                                       int first_key, int chunk, Progress& progress, State<Config>& state,
+                                                       Probabilities<Config>& probabilities) {
+  LogScores<Config> scores, x;
+  float added[2];
+  compute_log_scores<Config, M>(p, tile, q, k_lane + chunk * (Config::kChunkN * Config::kKRowBytes), block.hidden,
+                                first_key + chunk * Config::kChunkN, block.scale, scores);
+  exponentiate<Config, M>(scores, state, x, added);
+  float rise[2] = {};
+  const auto exceeds = [&](int i) { return added[i] > Config::kLimit; };
+  const bool raise = __any_sync(0xffffffffu, exceeds(0) || exceeds(1)) && progress.pass == Pass::kFirst;
+  if (raise) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) rise[i] = raise_base<Config>(p, shared, scores, 2 * M + i, chunk, exceeds(i), state, probabilities);
+    exponentiate<Config, M>(scores, state, x, added);
+  }
+  const bool look = progress.pass == Pass::kFirst && block.look(chunk);
+  if (Config::kTwice && (raise || look)) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int row = 2 * M + i;
+      bool small = false;
+#pragma unroll
+      for (int j = 0; j < Config::kNTiles * 2; ++j) {
+        small |= x[j / 2][i * 2 + j % 2] < Config::kRestBelow && scores[j / 2][i * 2 + j % 2] > -INFINITY;
+      }
+      const bool some = any_of_row(small), few = any_of_row(added[i] < Config::kFew);
+      const bool never = any_of_row(state.sum[row] > Config::kEnough || fabsf(state.base[row]) > Config::kLargestBase);
+      if (some && !never && (rise[i] >= Config::kJump || (look && few))) progress.in_two |= 1u << row;
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int row = 2 * M + i;
+    if (progress.pass == Pass::kFirst) {
+      state.sum[row] += added[i];
+      if constexpr (Config::kUnsmoothedBytes > 0) {
+        if (block.unsmoothed) {
+          const uint32_t unsmoothed = unsmoothed_sum<Config>(shared, row);
+          ptx::store_shared_float(unsmoothed, ptx::load_shared_float(unsmoothed) + added[i]);
+        }
+      }
+    }
+#pragma unroll
+    for (int pair = 0; pair < Config::kNTiles / 2; ++pair) {
+      float four[4];
+#pragma unroll
+      for (int j = 0; j < 4; ++j) four[j] = x[pair * 2 + j / 2][i * 2 + j % 2];
+      if constexpr (Config::kTwice) {
+        if (progress.pass == Pass::kRest) take_rest<Config>(four, progress.in_two >> row & 1);
+      }
+      pack<Config>(probabilities, row, chunk * (Config::kChunkN / 16) + pair, four);
+    }
+  }
+}
+
+// A chunk's probabilities, where nothing is to be hidden and no base need be raised. Else false, and nothing has changed.
+template <typename Config>
+__device__ __forceinline__ bool exponentiate_if_simple(const Queries<Config>& q, uint32_t k_lane, const KeyBlock<Config>& block, int chunk,
+                                                       State<Config>& state, Probabilities<Config>& probabilities) {
+  int32_t scores[Config::kMTiles][Config::kNTiles][4];
+  compute_scores<Config, 0>(q, k_lane + chunk * (Config::kChunkN * Config::kKRowBytes), scores);
+  float added[Config::kRows];
+  bool care = block.unsmoothed;
+#pragma unroll
+  for (int row = 0; row < Config::kRows; ++row) {
+    const float offset = -Config::kMagic * block.scale[row] - state.base[row];
+#pragma unroll
+    for (int pair = 0; pair < Config::kNTiles / 2; ++pair) {
+      float x[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float score = __int_as_float(scores[row / 2][pair * 2 + i / 2][row % 2 * 2 + i % 2]);
+        x[i] = ptx::ex2(score * block.scale[row] + offset);
+      }
+      const float sum = (x[0] + x[1]) + (x[2] + x[3]);
+      added[row] = pair == 0 ? sum : added[row] + sum;
+      pack<Config>(probabilities, row, chunk * (Config::kChunkN / 16) + pair, x);
+    }
+    care |= !(added[row] <= Config::kLimit);  // also of what is no number
+    care |= block.look(chunk) && added[row] < Config::kFew;
+  }
+  if (__builtin_expect(__any_sync(0xffffffffu, care), 0)) return false;
+#pragma unroll
+  for (int row = 0; row < Config::kRows; ++row) state.sum[row] += added[row];
+  return true;
+}
+
+// Lowers the bases of the rows that are taken in two.
+template <typename Config>
+__device__ __forceinline__ void lower_bases(const AttentionParams& p, uint32_t shared, uint32_t in_two, State<Config>& state) {
+#pragma unroll
+  for (int row = 0; row < Config::kRows; ++row) {
+    const bool lower = in_two >> row & 1;
+    if (lower) state.base[row] -= Config::kRest;
+    rescale_state<Config>(p, shared, row, lower ? static_cast<float>(1 << static_cast<int>(Config::kRest)) : 1.0f, state);
+  }
+}
+
+// Where to go on after a pass with care. False: the block is not to meet V yet.
+template <typename Config>
+__device__ __forceinline__ bool proceed(Progress& progress) {
+  switch (progress.pass) {
+    case Pass::kFirst:
+      if (!__any_sync(0xffffffffu, progress.in_two != 0)) break;
+      progress.pass = Pass::kAgain;
+      return false;
+    case Pass::kAgain:
+      progress.pass = Pass::kRest;
+      break;
+    case Pass::kRest:
+      progress = {};
+      break;
+  }
+  return true;
+}
+
+// Probabilities of the keys gathered, keeping the running bases and sums. Almost always all chunks are simple: what is not waits behind one
+// branch. False: they are not to meet V yet, but to be gone through again.
+template <typename Config>
+__device__ __forceinline__ bool softmax(const AttentionParams& p, uint32_t shared, const Tile& tile, const Queries<Config>& q,
+                                        uint32_t k_lane, const KeyBlock<Config>& block, int first_key, Progress& progress,
+                                        State<Config>& state, Probabilities<Config>& probabilities) {
+  const bool never_simple = block.hidden != Hidden::kNothing || (Config::kTwice && progress.pass != Pass::kFirst);
+  if constexpr (Config::kTwice) {
+    if (progress.pass == Pass::kRest) lower_bases<Config>(p, shared, progress.in_two, state);
+  }
+  bool with_care = false;
+#pragma unroll
+  for (int chunk = 0; chunk < Config::kChunks; ++chunk) {
+    if (!never_simple && exponentiate_if_simple<Config>(q, k_lane, block, chunk, state, probabilities)) continue;
+    with_care = true;
+    exponentiate_with_care<Config, 0>(p, shared, tile, q, k_lane, block, first_key, chunk, progress, state, probabilities);
+    static_assert(Config::kMTiles <= 2);
+    if constexpr (Config::kMTiles == 2) {
+      __syncwarp();  // not both at a time: registers are short
+      exponentiate_with_care<Config, 1>(p, shared, tile, q, k_lane, block, first_key, chunk, progress, state, probabilities);
+    }
+  }
+  static_assert(!Config::kTwice || Config::kGatherN == Config::kBlockN);
+  return !Config::kTwice || !with_care || proceed<Config>(progress);
+}
+
+}  // namespace sage
