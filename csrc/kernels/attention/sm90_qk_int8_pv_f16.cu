@@ -220,7 +220,7 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, 1)
     }
     ptx::mbarrier_init_fence();
   }
-  ptx::cluster_sync();
+  ptx::cluster_sync_relaxed();
   if (threadIdx.x < 128) {
     ptx::registers_release<Config::kProducerRegisters>();
     if (threadIdx.x < 32) load(p, shared);
@@ -230,7 +230,7 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, 1)
     if (p.lse != nullptr) ptx::grid_dependency_wait();  // for K's mean
     consume(p, shared);
   }
-  ptx::cluster_sync();  // a block's shared memory is there until no other writes to it
+  ptx::cluster_sync();  // a block's shared memory is there until no other's arrival is on the way to it
 }
 
 }  // namespace sage

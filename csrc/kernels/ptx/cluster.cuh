@@ -25,8 +25,13 @@ __device__ __forceinline__ uint32_t cluster_size() {
 }
 
 // A barrier for all threads of the cluster. Orders nothing but barriers' initialisation, after its fence.
-__device__ __forceinline__ void cluster_sync() {
+__device__ __forceinline__ void cluster_sync_relaxed() {
   asm volatile("barrier.cluster.arrive.relaxed;\nbarrier.cluster.wait.acquire;\n" ::: "memory");
+}
+
+// The same after all that a thread did before, in the memory of other blocks too.
+__device__ __forceinline__ void cluster_sync() {
+  asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;\n" ::: "memory");
 }
 
 // An address of this block's shared memory in that of the block `rank`.

@@ -31,9 +31,14 @@ struct Config : Sm90QkInt8PvF16 {
   // What the launch gives a warpgroup's worth of threads is shared out: 65536 registers by all threads, in eights.
   static_assert(kProducerRegisters + kConsumers * kConsumerRegisters <= 65536 / kThreads / 8 * 8 * (1 + kConsumers));
 
-  // Probabilities are relative to a reference that a row's maximum may exceed by this many powers of two; beyond, the reference
-  // rises and the output is rescaled. The final division makes it exact. Element must hold sums of eight such probabilities.
-  static constexpr float kHeadroom = cuda::std::is_same_v<Element, __half> ? 12.0f : 40.0f;
+  // Probabilities are relative to a reference that a row's maximum may exceed by so many powers of two; beyond, the reference rises and
+  // the output is rescaled. The final division makes it exact. At that maximum they are 2^kLevel, low enough that sums over all keys
+  // of products with Element's largest numbers are numbers, high enough that Element holds what lies far below.
+  static constexpr bool kHalfRange = cuda::std::is_same_v<Element, __half>;
+  static constexpr float kHeadroom = kHalfRange ? 12.0f : 40.0f;
+  static constexpr float kLevel = kHalfRange ? 0.0f : -60.0f;
+  // Scores beyond this, in log2 units, are no longer told apart where it matters: such a row's are made smaller.
+  static constexpr float kLargestScore = 0x1p20f;
 };
 
 // Offsets in shared memory.

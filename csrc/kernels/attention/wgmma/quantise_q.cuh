@@ -60,7 +60,7 @@ __device__ __forceinline__ void quantise_q(const Config::Params& p, const Work& 
     }
     square += __shfl_xor_sync(0xffffffffu, square, 1);
     square += __shfl_xor_sync(0xffffffffu, square, 2);
-    rows.q_scale[row] = magnitude * (fabsf(p.scale_log2) / 127.0f);
+    rows.q_scale[row] = scale_of(magnitude, fabsf(p.scale_log2) / 127.0f);
     shared.at<float>(Shared::kQBound)[block_row] = rows.q_scale[row] * ptx::sqrt(static_cast<float>(square));
     if (p.lse != nullptr) {
       // Smoothing took q . mean(K) off every score of this row; log-sum-exp gets it back at the end.

@@ -18,7 +18,7 @@ constexpr int32_t kHidden = -(1 << 30);
 // What a lane keeps of its two rows (lane / 4 and lane / 4 + 8 of the warp's 16) from tile to tile.
 struct Rows {
   float q_scale[2];
-  float reference[2];  // in log2 units; the maximum may exceed it by kHeadroom
+  float reference[2];  // in log2 units: what probabilities are relative to; the maximum may exceed it by kHeadroom + kLevel
   float sum[2];        // this lane's columns only
   float k_limit;       // keys whose bound is at most this cannot exceed either reference by more
 };
@@ -45,7 +45,7 @@ __device__ __forceinline__ void raise_references(const Scores& scores, float k_s
     int32_t score = kHidden;
 #pragma unroll
     for (int i = row * 2; i < Config::kTileN / 2; i += 4) score = max(score, max(scores[i], scores[i + 1]));
-    largest[row] = score == kHidden ? -INFINITY : static_cast<float>(score) * (rows.q_scale[row] * k_scale);
+    largest[row] = score == kHidden ? -INFINITY : static_cast<float>(score) * (rows.q_scale[row] * k_scale) - Config::kLevel;
     exceeded |= largest[row] > rows.reference[row] + Config::kHeadroom;
   }
   if (!__any_sync(0xffffffffu, exceeded)) return;
@@ -56,10 +56,17 @@ __device__ __forceinline__ void raise_references(const Scores& scores, float k_s
     largest[row] = fmaxf(largest[row], __shfl_xor_sync(0xffffffffu, largest[row], 1));
     largest[row] = fmaxf(largest[row], __shfl_xor_sync(0xffffffffu, largest[row], 2));
     const bool grown = largest[row] > rows.reference[row] + Config::kHeadroom;
+    // Where scores are beyond measure, one outweighs all others in any unit: a larger one, from here on, keeps their differences exact.
+    if (grown && fabsf(largest[row]) > Config::kLargestScore) {
+      const float factor = Config::kLargestScore / fabsf(largest[row]);
+      rows.q_scale[row] *= factor;
+      rows.reference[row] = (rows.reference[row] + Config::kLevel) * factor - Config::kLevel;
+      largest[row] = (largest[row] + Config::kLevel) * factor - Config::kLevel;
+    }
     const float factor = grown ? ptx::ex2(rows.reference[row] - largest[row]) : 1.0f;
     if (grown) rows.reference[row] = largest[row];
     // Not a number where the bound is none, which keeps the comparison with it false.
-    rows.k_limit = ptx::min_nan(rows.k_limit, (rows.reference[row] + Config::kHeadroom) / q_bound[row * 8]);
+    rows.k_limit = ptx::min_nan(rows.k_limit, (rows.reference[row] + (Config::kHeadroom + Config::kLevel)) / q_bound[row * 8]);
     rows.sum[row] *= factor;
 #pragma unroll
     for (int i = row * 2; i < Config::kHeadDim / 2; i += 4) {
