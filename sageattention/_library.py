@@ -102,7 +102,7 @@ def name_kernels(directories: tuple[Path, ...]) -> dict[str, frozenset[str]]:
         The kernels of each folder: {"sm_80": {"quant_k_int8", "sm80_qk_int8_pv_f16"}}.
 
     Raises:
-        ImportError: a manifest is there but damaged.
+        ImportError: a manifest is there but damaged, or of another version.
     """
     directory = next((d for d in directories if (d / "manifest.json").exists()), directories[0])
     architectures: list[str] = []
@@ -111,12 +111,19 @@ def name_kernels(directories: tuple[Path, ...]) -> dict[str, frozenset[str]]:
     if manifest.exists():
         try:
             content = json.loads(manifest.read_text(encoding="utf-8"))
+            found = str(content["version"])
             architectures = list(content["architectures"])
             files = [name.split("/") for name in content["files"]]
             kernels = {a: frozenset(name.split("-")[0] for folder, name in files if folder == a) for a in architectures}
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             message = f"sageattention: the kernel manifest {manifest} is damaged ({error}); reinstall the package"
             raise ImportError(message) from error
+        if found != build.version:  # what a launch passes to a kernel is no other version's
+            message = (
+                f"sageattention {build.version} found kernels of version {found} in {directory}: reinstall the package"
+                f"{'' if directory == directories[0] else ', and sageattention-cubins with it'}"
+            )
+            raise ImportError(message)
     torch.ops.sageattention.set_kernel_directory(str(directory), architectures)
     return kernels
 

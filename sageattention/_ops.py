@@ -20,9 +20,10 @@ def _(
     smooth_k: bool,
     smooth_v: bool,
     return_lse: bool,
+    or_pytorch: bool,
     kernel: str,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    del k, attn_mask, is_causal, sm_scale, smooth_k, smooth_v, kernel
+    del k, attn_mask, is_causal, sm_scale, smooth_k, smooth_v, or_pytorch, kernel
     tokens = token_dimension(tensor_layout)
     shape = (q.shape[0], q.shape[3 - tokens], q.shape[tokens]) if return_lse else (0,)
     return q.new_empty((*q.shape[:3], v.shape[3])), q.new_empty(shape, dtype=torch.float32)
@@ -41,8 +42,10 @@ def _(
     smooth_k: bool,
     smooth_v: bool,
     return_lse: bool,
+    or_pytorch: bool,
     kernel: str,
 ) -> tuple[torch.Tensor, torch.Tensor]:
+    del or_pytorch
     if tensor_layout == "NHD":
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     out, lse = reference.attention(

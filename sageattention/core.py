@@ -344,7 +344,7 @@ def sageattn_varlen(
     dtype = q.dtype
     if dtype == torch.float32:
         q, k, v = q.bfloat16(), k.bfloat16(), v.bfloat16()
-    kernel = _kernel("sageattn", None, q, v, masked=False, packed=True)
+    kernel, _ = _choice("sageattn", None, q, v, masked=False, packed=True)
     out, lse = _ops.attention_varlen(
         q, k, v, cu_seqlens_q, cu_seqlens_k, longest_q, longest_k, is_causal, factor, smooth_k, True, return_lse, kernel
     )
@@ -379,50 +379,23 @@ def _attend(
     dtype = q.dtype
     if dtype == torch.float32:
         q, k, v = q.bfloat16(), k.bfloat16(), v.bfloat16()
-    masked = attn_mask is not None
-    kernel = _kernel(function, pv_accum_dtype, q, v, masked=masked, packed=False, short=True, lse=return_lse)
-    # Lengths are looked at only where they decide: under torch.compile each look is a guard.
-    if kernel == dispatch.PYTORCH:
-        if dispatch.is_short(q, k, v, tensor_layout):
-            out = _pytorch(q, k, v, tensor_layout, is_causal, factor)
-            return out.float() if dtype == torch.float32 else out
-        kernel = _kernel(function, pv_accum_dtype, q, v, masked=masked, packed=False, short=False, lse=return_lse)
-    out, lse = _ops.attention(q, k, v, attn_mask, tensor_layout, is_causal, factor, smooth_k, smooth_v, return_lse, kernel)
+    kernel, or_pytorch = _choice(function, pv_accum_dtype, q, v, masked=attn_mask is not None, packed=False)
+    out, lse = _ops.attention(
+        q, k, v, attn_mask, tensor_layout, is_causal, factor, smooth_k, smooth_v, return_lse, or_pytorch, kernel
+    )
     out = out.float() if dtype == torch.float32 else out
     return (out, lse) if return_lse else out
 
 
-def _pytorch(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, tensor_layout: str, is_causal: bool, sm_scale: float
-) -> torch.Tensor:
-    """PyTorch's own attention, as `dispatch.PYTORCH` serves a call."""
-    if tensor_layout == "NHD":
-        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    grouped = q.shape[1] != k.shape[1]
-    # The operator: the function of that name may have been replaced by `sageattn`.
-    out = torch.ops.aten.scaled_dot_product_attention(q, k, v, None, 0.0, is_causal, scale=sm_scale, enable_gqa=grouped)
-    return (out.transpose(1, 2) if tensor_layout == "NHD" else out).contiguous()
-
-
-def _kernel(
-    function: str,
-    pv_accum_dtype: str | None,
-    q: torch.Tensor,
-    v: torch.Tensor,
-    *,
-    masked: bool,
-    packed: bool,
-    short: bool = False,
-    lse: bool = False,
-) -> str:
+def _choice(
+    function: str, pv_accum_dtype: str | None, q: torch.Tensor, v: torch.Tensor, *, masked: bool, packed: bool
+) -> tuple[str, bool]:
     head_dim, v_head_dim = q.shape[-1], v.shape[-1]
     # Branches, so that torch.compile makes constants of what it may not know.
     largest = max(head_dim, v_head_dim)
     size = 64 if largest <= 64 else 128 if largest <= 128 else 256
-    bfloat16 = q.dtype == torch.bfloat16
-    differs = True if head_dim != v_head_dim else False  # noqa: SIM210
     uneven = True if head_dim % 8 or v_head_dim % 8 else False  # noqa: SIM210
     device = q.device
     return dispatch.kernel_for(  # type: ignore[no-any-return, unused-ignore]
-        function, pv_accum_dtype, bfloat16, size, differs, masked, packed, uneven, short, lse, device.type, device.index
+        function, pv_accum_dtype, size, masked, packed, uneven, device.type, device.index
     )

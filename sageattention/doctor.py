@@ -171,8 +171,8 @@ def gpus(report: Report) -> None:
         report.say(f"GPU {index}", "{}, compute capability {}.{}".format(name, *capability))
         try:
             folder = dispatch.kernel_folder(index)
-            _, present = dispatch.gpu_of("cuda", index)
-            chosen = dispatch.choose(dispatch.Request("sageattn"), capability, present)
+            gpu, present = dispatch.gpu_of("cuda", index)
+            chosen = dispatch.choose(dispatch.Request("sageattn"), gpu, present)
         except (RuntimeError, ValueError) as error:
             remedy = "install the build for this GPU's architecture, or use a GPU of compute capability 8.0 or later"
             report.problem(f"GPU {index}: {str(error).splitlines()[0]}", remedy)
@@ -189,9 +189,9 @@ def self_test(report: Report, device: str, present: frozenset[str]) -> None:
 
     cpu = device == "cpu"
     print(f"\n{'kernel (CPU reference)' if cpu else 'kernel':<34}{'error':>8}{'at most':>9}{'ms':>9}{'TFLOPS':>8}")
-    capability = dispatch.CPU if cpu else torch.cuda.get_device_capability(device)
+    gpu = dispatch.CPU if cpu else dispatch.gpu_of("cuda", torch.device(device).index)[0]
     for name, kernel in dispatch.KERNELS.items():
-        if name not in present or not dispatch.GPUS[kernel.gpus](capability):
+        if name not in present or not dispatch.GPUS[kernel.gpus](gpu):
             continue
         try:
             error = error_of(name, device)
@@ -216,7 +216,7 @@ def error_of(kernel: str, device: str) -> float:
     """Relative L1 error of the output: normally distributed numbers, 256 queries, 4096 keys, head_dim 128."""
     import torch
 
-    q, k, v = (randn(kernel, 1, 2, tokens, 128, seed=seed, device=device) for seed, tokens in enumerate((256, 4096, 4096)))
+    q, k, v = (randn(1, 2, tokens, 128, seed=seed, device=device) for seed, tokens in enumerate((256, 4096, 4096)))
     scores = q.double() @ k.double().transpose(2, 3) * 128**-0.5
     expected = torch.softmax(scores, dim=-1) @ v.double()
     return float((call(kernel, q, k, v).double() - expected).abs().sum() / expected.abs().sum())
@@ -227,7 +227,7 @@ def speed_of(kernel: str, device: str) -> tuple[float, float]:
     import torch
 
     heads, tokens, head_dim, rounds = 32, 4096, 128, 20
-    q, k, v = (randn(kernel, 1, heads, tokens, head_dim, seed=seed, device=device) for seed in range(3))
+    q, k, v = (randn(1, heads, tokens, head_dim, seed=seed, device=device) for seed in range(3))
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     with torch.cuda.device(device):
         for _ in range(rounds):
@@ -244,16 +244,12 @@ def call(kernel: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torc
     """Attention on a kernel of our choosing."""
     from sageattention import _ops
 
-    out: torch.Tensor = _ops.attention(q, k, v, None, "HND", False, q.shape[-1] ** -0.5, True, False, False, kernel)[0]
+    out: torch.Tensor = _ops.attention(q, k, v, None, "HND", False, q.shape[-1] ** -0.5, True, False, False, False, kernel)[0]
     return out
 
 
-def randn(kernel: str, *shape: int, seed: int, device: str) -> torch.Tensor:
-    """bfloat16 where the kernel takes it, the same numbers on every device of a kind."""
+def randn(*shape: int, seed: int, device: str) -> torch.Tensor:
+    """bfloat16, the same numbers on every device of a kind."""
     import torch
 
-    from sageattention import dispatch
-
-    generator = torch.Generator(device).manual_seed(seed)
-    dtype = torch.bfloat16 if dispatch.KERNELS[kernel].bfloat16 else torch.float16
-    return torch.randn(*shape, generator=generator, device=device).to(dtype)
+    return torch.randn(*shape, generator=torch.Generator(device).manual_seed(seed), device=device).to(torch.bfloat16)

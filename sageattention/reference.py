@@ -12,37 +12,56 @@ from typing import NamedTuple
 import torch
 
 BLOCK_N = 64  # keys that share scales of K and of V
-SAMPLED_KEYS = 64  # keys from which a mean is estimated
-MAGIC = 12582912.0  # 1.5 * 2**23: the accumulators' start, so that they read as a float
+SAMPLED_TOKENS = 64  # from which a mean is estimated: csrc/kernels/quant/kv_tile.cuh
+GOLDEN = 0x9E3779B9  # 2**32 over the golden ratio
 SMALLEST_MAGNITUDE = 1e-14  # of Q and K: keeps scales of zeros positive, and the product of two
-SMALLEST_V = 1e-30
-LEAST_MASK = -1e30  # what a mask adds below this hides
+SMALLEST_V = 1e-24
+SCALE_UNIT = 2.0**40  # what scales of V count: sums of products times scales fit float32 whatever bfloat16 holds
+LARGEST_SCALE = 2.0**50  # of Q and K: products of two of them and a score are numbers
+HIDES = -5e5  # what a mask adds that is no more than this hides; of float16 its least number does
 NEVER = -1e30  # a maximum below any score: relative to it, whatever is seen is infinite
+LARGEST_SCORE = 2.0**20  # in log2 units: beyond, Hopper's kernel makes a row's scores smaller
+WORTH_IT = 0.5  # V's mean is subtracted where it is so many times as large as what differs from it
+GROWTH = 1.2  # and from blocks in which no key's values become so many times what they were
 
 
 class Precision(NamedTuple):
     """How a kernel rounds P and V."""
 
     dtype: torch.dtype | None = None  # of P and V; None: the caller's
-    limit: float = 256.0  # what a thread may add up of a row's P in a chunk of keys; more renews the row's maximum
-    threshold: float | None = None  # instead: growth of that maximum, in powers of two, that renews it
-    half_threshold: float | None = None  # of float16 inputs, where it is another
+    level: float = 5.0  # what P is at its row's maximum, as a power of two
+    limit: float = 8192.0  # what a thread may add up of a row's P in a chunk of keys; more renews the row's maximum
+    bfloat16_level: float = -32.0  # the same two for bfloat16 where P has the caller's dtype
+    bfloat16_limit: float = 2.0**-24
+    headroom: tuple[float, float] | None = None  # instead: growth of that maximum, in powers of two, that renews it; bfloat16's
     tile: int | None = None  # keys of a chunk, where it is the same for every head_dim
     rounded_sums: bool = False  # the rows' sums are of P as rounded
-    log_of_one: float = 0.0  # what P is at that maximum, as a power of two
     largest_v: float | None = None  # V's largest magnitude after its division by a scale for each block and channel
     sums: torch.dtype = torch.float32  # what products of `summed` keys are added in
     summed: int = 16
+    twice: bool = False  # blocks in which one key outweighs others are taken a second time
 
 
-_F8 = Precision(torch.float8_e4m3fn, limit=448.0, log_of_one=4.5, largest_v=4.5, summed=32)
+class Twice(NamedTuple):
+    """When e4m3 takes a block a second time, and how: csrc/kernels/attention/mma_sync/config.cuh."""
+
+    rest: float = 14.0
+    below: float = 2.0**-6
+    jump: float = 8.0
+    few: float = 2.0**-4
+    enough: float = 2.0**24
+    largest: float = 2.0**20
+
+
+_F8 = Precision(torch.float8_e4m3fn, level=4.0, limit=448.0, largest_v=4.5, summed=32, twice=True)
 PRECISION = {
     "sm80_qk_int8_pv_f16": Precision(),
-    "sm80_qk_int8_pv_f16_accum_f16": Precision(torch.float16, limit=0.25, log_of_one=-7.0, sums=torch.float16),
+    "sm80_qk_int8_pv_f16_accum_f16": Precision(torch.float16, level=3.0, limit=1024.0, largest_v=4.5, sums=torch.float16, summed=32),
     "sm89_qk_int8_pv_f8": _F8,
     "sm89_qk_int8_pv_f8_accum_f16": _F8._replace(sums=torch.float16),
-    "sm90_qk_int8_pv_f16": Precision(threshold=40.0, half_threshold=12.0, tile=64, rounded_sums=True),
+    "sm90_qk_int8_pv_f16": Precision(level=0.0, bfloat16_level=-60.0, headroom=(12.0, 40.0), tile=64, rounded_sums=True),
 }
+TWICE = Twice()
 
 
 def chunk_n(head_dim: int, precision: Precision) -> int:
@@ -53,15 +72,33 @@ def chunk_n(head_dim: int, precision: Precision) -> int:
 
 
 def gather_n(head_dim: int, precision: Precision) -> int:
-    """Keys whose probabilities are gathered before they meet V: in 8 bits all that share V's scales."""
-    return chunk_n(head_dim, precision) if precision.largest_v is None else BLOCK_N
+    """Keys whose probabilities are gathered before they meet V: in e4m3 all that share V's scales."""
+    return BLOCK_N if precision.twice else max(chunk_n(head_dim, precision), precision.summed)
 
 
-def sampled_mean(k: torch.Tensor) -> torch.Tensor:
-    """Mean of evenly spread keys. k: [batch, heads, kv_len, head_dim] float32 → [batch, heads, 1, head_dim]."""
-    kv_len = k.shape[2]
-    samples = min(kv_len, SAMPLED_KEYS)
-    return k[:, :, torch.arange(samples) * kv_len // samples].mean(dim=2, keepdim=True)
+def sampled_tokens(length: int) -> torch.Tensor:
+    """Which tokens stand for all: one in each of equal stretches, at places that the golden ratio spreads."""
+    samples = min(length, SAMPLED_TOKENS)
+    index = torch.arange(samples)
+    start, end = index * length // samples, (index + 1) * length // samples
+    return start + (((index * GOLDEN) % 2**32 * (end - start)) >> 32)
+
+
+def sampled_mean(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Mean of some tokens, each weighing less the further it lies from the others, and the mean distance from it.
+
+    x: [batch, heads, tokens, head_dim] float32 → two of [batch, heads, 1, head_dim].
+    """
+    some = x[:, :, sampled_tokens(x.shape[2])]
+    mean = (some * (1.0 / max(some.shape[2], 1))).sum(dim=2, keepdim=True)
+    difference = some - mean
+    distance = difference.abs().sum(dim=3, keepdim=True)
+    weight = torch.where(distance < 1e18, distance.clamp_min(1e-18).reciprocal().square(), 0.0)
+    total = weight.sum(dim=2, keepdim=True)
+    any_vote, difference = total > 0.0, difference.masked_fill(weight == 0.0, 0.0)
+    moved = torch.where(any_vote, (weight * difference).sum(dim=2, keepdim=True) / total, 0.0)
+    spread = torch.where(any_vote, (weight * difference.abs()).sum(dim=2, keepdim=True) / total, math.inf)
+    return mean + moved, spread
 
 
 def round_to_int8(x: torch.Tensor, magnitude: torch.Tensor) -> torch.Tensor:
@@ -69,42 +106,59 @@ def round_to_int8(x: torch.Tensor, magnitude: torch.Tensor) -> torch.Tensor:
     return torch.round(x.double() * (127.0 / magnitude).double()).float()  # one fused multiply-add
 
 
+def scale_of(magnitude: torch.Tensor, by: float) -> torch.Tensor:
+    """The unit in which numbers up to `magnitude` become integers; infinity and NaN stay what they are."""
+    scale = magnitude * by
+    return torch.where((scale > LARGEST_SCALE) & (magnitude < math.inf), LARGEST_SCALE, scale)
+
+
 def quantise_k(k: torch.Tensor, mean: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """K to INT8 with one scale for the 16 keys of a block of 64 that have the same (key % 8) // 2.
 
-    k: [batch, heads, kv_len, head_dim], mean: [batch, heads, 1, head_dim] of the same dtype, in which they are subtracted →
-    integers of k's shape as float32, and scales [batch, heads, kv_len].
+    k: [batch, heads, kv_len, head_dim], mean: [batch, heads, 1, head_dim] of the same dtype, in which their halves are
+    subtracted → integers of k's shape as float32, and scales [batch, heads, kv_len].
     """
     kv_len = k.shape[2]
-    centred = (k - mean).float()
+    centred = (k.double() / 2 - (mean / 2).double()).to(k.dtype).float()
     padded = torch.nn.functional.pad(centred, (0, 0, 0, -kv_len % BLOCK_N))
     # [batch, heads, block, key // 8, group, key % 2, head_dim]
     magnitude = padded.abs().unflatten(2, (-1, BLOCK_N // 8, 4, 2)).amax(dim=(3, 5, 6), keepdim=True)
     magnitude = magnitude.clamp_min(SMALLEST_MAGNITUDE).expand(-1, -1, -1, BLOCK_N // 8, -1, 2, 1)
     magnitude = magnitude.flatten(2, 5)[:, :, :kv_len]
-    return round_to_int8(centred, magnitude), magnitude.squeeze(-1) / 127.0
+    return round_to_int8(centred, magnitude), scale_of(magnitude.squeeze(-1), 2.0 / 127.0)
 
 
-def quantise_v(v: torch.Tensor, precision: Precision, *, smooth_v: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """V as a kernel multiplies it: (V - mean) / scale, rounded.
+class Values(NamedTuple):
+    """V as a kernel multiplies it: (V - mean, where it is subtracted) / scale, rounded."""
 
-    v: [batch, heads, kv_len, head_dim] → float32 of that shape, scale [batch, heads, blocks of 64 keys, head_dim], mean
-    [batch, heads, 1, head_dim].
-    """
+    data: torch.Tensor  # [batch, heads, kv_len, head_dim] float32
+    scale: torch.Tensor  # [batch, heads, blocks of 64 keys, head_dim], in SCALE_UNIT where V is scaled
+    mean: torch.Tensor  # [batch, heads, 1, head_dim]
+    smoothed: torch.Tensor  # [batch, heads, kv_len] bool: the mean was subtracted
+
+
+def quantise_v(v: torch.Tensor, precision: Precision, *, smooth_v: bool) -> Values:
+    """V: [batch, heads, kv_len, head_dim], as the kernel multiplies it."""
     values = v.float()
     blocks = -(-v.shape[2] // BLOCK_N)
-    scale = values.new_ones(*v.shape[:2], blocks, v.shape[3])
     mean = torch.zeros_like(values[:, :, :1])
-    if precision.dtype is None:
-        return values, scale, mean
-    if precision.largest_v is not None:
-        if smooth_v:
-            mean = sampled_mean(values)
-            values = values - mean
-        padded = torch.nn.functional.pad(values, (0, 0, 0, -v.shape[2] % BLOCK_N)).unflatten(2, (blocks, BLOCK_N))
-        scale = padded.abs().amax(dim=3).clamp_min(SMALLEST_V) / precision.largest_v
-        values = values / scale.repeat_interleave(BLOCK_N, 2)[:, :, : v.shape[2]]
-    return values.to(precision.dtype).float(), scale, mean
+    smoothed = torch.zeros(v.shape[:3], dtype=torch.bool)
+    if precision.dtype is None or precision.largest_v is None:
+        return Values(values, values.new_ones(*v.shape[:2], blocks, v.shape[3]), mean, smoothed)
+    if smooth_v and precision.twice:
+        mean, spread = sampled_mean(values)
+        mean = mean.masked_fill(mean.abs() < WORTH_IT * spread, 0.0)
+        # Of 64 channels each.
+        parts = [torch.nn.functional.pad(x.abs() / 1024, (0, -v.shape[3] % 64)).unflatten(3, (-1, 64)) for x in (values, values - mean)]
+        before, after = (x.sum(dim=4) for x in parts)
+        grown = torch.nn.functional.pad((after > GROWTH * before).any(dim=3), (0, blocks * BLOCK_N - v.shape[2]))
+        smoothed = ~grown.unflatten(2, (blocks, BLOCK_N)).any(dim=3).repeat_interleave(BLOCK_N, 2)[:, :, : v.shape[2]]
+        values = torch.where(smoothed.unsqueeze(3), values - mean, values)
+    padded = torch.nn.functional.pad(values, (0, 0, 0, -v.shape[2] % BLOCK_N)).unflatten(2, (blocks, BLOCK_N))
+    magnitude = padded.abs().amax(dim=3).clamp_min(SMALLEST_V)
+    factor = (precision.largest_v / magnitude).repeat_interleave(BLOCK_N, 2)[:, :, : v.shape[2]]
+    scale = magnitude * (1.0 / precision.largest_v / SCALE_UNIT)
+    return Values((values * factor).to(precision.dtype).float(), scale, mean, smoothed)
 
 
 def weigh(p: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -116,21 +170,35 @@ def weigh(p: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     return (p @ v.masked_fill(~finite, 0.0)).masked_fill(seen, math.nan)
 
 
-def probabilities(scores: torch.Tensor, scale: torch.Tensor, base: torch.Tensor) -> torch.Tensor:
-    """2 ** ((scores - MAGIC) * scale - base), with one fused multiply-add: float64 holds the product exactly, and rounds once."""
-    return torch.exp2((scores.double() * scale.double() + (-MAGIC * scale - base).double()).float())
-
-
 def added_by_thread(p: torch.Tensor) -> torch.Tensor:
     """Sums of the probabilities that one thread of an mma.sync kernel holds: [..., keys] → [..., 4]."""
     return torch.nn.functional.pad(p, (0, -p.shape[-1] % 8)).unflatten(-1, (-1, 4, 2)).sum(dim=(-3, -1))
 
 
 def mask_log2(attn_mask: torch.Tensor) -> torch.Tensor:
-    """What a mask adds to the scores, in log2 units. The least numbers of a type are meant as -infinity."""
+    """What a mask adds to the scores, in log2 units. Numbers that are meant as -infinity are."""
     if attn_mask.dtype == torch.bool:
         return torch.zeros(attn_mask.shape).masked_fill(~attn_mask, -math.inf)
-    return (attn_mask.float() * math.log2(math.e)).masked_fill(attn_mask < LEAST_MASK, -math.inf)
+    hides = torch.finfo(torch.float16).min if attn_mask.dtype == torch.float16 else HIDES
+    return (attn_mask.float() * math.log2(math.e)).masked_fill(attn_mask <= hides, -math.inf)
+
+
+class _Rows:
+    """What a kernel keeps of its rows while it goes through their keys: [..., rows, 1] each, but `out` [..., rows, v_head_dim]."""
+
+    def __init__(self, q_scale: torch.Tensor, v_head_dim: int) -> None:
+        self.q_scale = q_scale
+        self.base = torch.full_like(q_scale, NEVER)  # what probabilities are relative to, in log2 units
+        self.sum = torch.zeros_like(q_scale)
+        self.unsmoothed = torch.zeros_like(q_scale)  # of the sum, what fell on keys whose V kept its mean
+        self.out = q_scale.new_zeros(*q_scale.shape[:-1], v_head_dim)
+
+    def move_base(self, to: torch.Tensor) -> torch.Tensor:
+        """Keep what was added up relative to another base; returns the factor."""
+        factor = torch.exp2(self.base - to)
+        self.base = to
+        self.sum, self.unsmoothed, self.out = self.sum * factor, self.unsmoothed * factor, self.out * factor
+        return factor
 
 
 def attention(
@@ -162,59 +230,91 @@ def attention(
     (q_heads, qo_len), (kv_heads, kv_len) = q.shape[1:3], k.shape[1:3]
     heads = (kv_heads, q_heads // kv_heads)  # those that share a key head stand beside each other: [batch, *heads, ...]
     precision = PRECISION[kernel]
-    mean = sampled_mean(k.float()).to(k.dtype) if smooth_k else torch.zeros_like(k[:, :, :1])
+    bfloat16 = precision.dtype is None and q.dtype == torch.bfloat16
+    level = precision.bfloat16_level if bfloat16 else precision.level
+    limit = precision.bfloat16_limit if bfloat16 else precision.limit
+    mean = sampled_mean(k.float())[0].to(k.dtype) if smooth_k else torch.zeros_like(k[:, :, :1])
     k_int, k_scale = quantise_k(k, mean)
-    values, v_scale, v_mean = (x.unsqueeze(2) for x in quantise_v(v, precision, smooth_v=smooth_v))
+    values = Values(*(x.unsqueeze(2) for x in quantise_v(v, precision, smooth_v=smooth_v)))
 
     queries = q.float().unflatten(1, heads) * torch.tensor(sm_scale * math.log2(math.e))
     magnitude = queries.abs().amax(dim=-1, keepdim=True).clamp_min(SMALLEST_MAGNITUDE)
-    q_int, q_scale = round_to_int8(queries, magnitude), magnitude / 127.0
+    q_int = round_to_int8(queries, magnitude)
     k_int, k_scale = k_int.unsqueeze(2), k_scale[:, :, None, None]
     bias = None
     if attn_mask is not None:
         bias = mask_log2(attn_mask).expand(q.shape[0], q_heads, qo_len, kv_len).unflatten(1, heads)
 
-    base = torch.full_like(q_scale, NEVER)  # what probabilities are relative to, in log2 units
-    row_sum = torch.zeros_like(q_scale)
-    out = queries.new_zeros(*queries.shape[:-1], v.shape[-1])
+    rows = _Rows(scale_of(magnitude, 1.0 / 127.0), v.shape[-1])
     head_dim = max(q.shape[-1], v.shape[-1])
-    half = q.dtype == torch.float16 and precision.half_threshold is not None
-    threshold = precision.half_threshold if half else precision.threshold
+    dtype = precision.dtype or q.dtype
     chunk, gather = chunk_n(head_dim, precision), gather_n(head_dim, precision)
+
+    def log_scores(keys: slice) -> torch.Tensor:
+        """In log2 units; -infinity: hidden."""
+        scores = (q_int @ k_int[..., keys, :].transpose(-1, -2)) * (rows.q_scale * k_scale[..., keys])  # integers below 2**22
+        if bias is not None:
+            scores = scores + bias[..., keys]
+        if is_causal:
+            hidden = torch.arange(keys.start, keys.stop) > torch.arange(qo_len)[:, None]
+            scores = scores.masked_fill(hidden, -math.inf)
+        return scores
+
+    def accumulate(p: torch.Tensor, first: int) -> None:
+        step = p.shape[-1] if precision.sums == torch.float32 else precision.summed
+        for some, weights in enumerate(p.split(step, dim=-1)):
+            key = first + some * step
+            product = weigh(weights, values.data[..., key : key + step, :]).to(precision.sums).float()
+            block = key // BLOCK_N
+            rows.out = rows.out + product * values.scale[..., block : block + 1, :]
+
     for first in range(0, kv_len, gather):
         gathered = queries.new_zeros(*queries.shape[:-1], 0)
+        block = first // BLOCK_N
+        in_two = torch.zeros_like(rows.base, dtype=torch.bool)  # rows of which another pass takes what rounding left
         for start in range(first, min(first + gather, kv_len), chunk):
             keys = slice(start, min(start + chunk, kv_len))
-            scale = q_scale * k_scale[..., keys]
-            scores = MAGIC + q_int @ k_int[..., keys, :].transpose(-1, -2)  # exact: integers below 2**22
-            if bias is not None:
-                scores = scores + bias[..., keys] * scale.reciprocal()
-            if is_causal:
-                hidden = torch.arange(keys.start, keys.stop) > torch.arange(qo_len)[:, None]
-                scores = scores.masked_fill(hidden, -math.inf)
-            largest = ((scores - MAGIC) * scale).amax(dim=-1, keepdim=True) - precision.log_of_one
-            if threshold is None:
-                grown = (added_by_thread(probabilities(scores, scale, base)) > precision.limit).any(dim=-1, keepdim=True)
+            scores = log_scores(keys)
+            largest = scores.amax(dim=-1, keepdim=True) - level
+            if precision.headroom is None:
+                grown = (added_by_thread(torch.exp2(scores - rows.base)) > limit).any(dim=-1, keepdim=True)
             else:
-                grown = largest > base + threshold
-            factor = torch.where(grown, torch.exp2(base - largest), 1.0)
-            base = torch.where(grown, largest, base)
-            p = probabilities(scores, scale, base)
+                grown = largest > rows.base + precision.headroom[q.dtype == torch.bfloat16]
+                excess = torch.where(grown & (largest.abs() > LARGEST_SCORE), LARGEST_SCORE / largest.abs(), 1.0)
+                if (excess < 1.0).any():
+                    rows.q_scale, scores = rows.q_scale * excess, scores * excess
+                    rows.base, largest = ((x + level) * excess - level for x in (rows.base, largest))
+            base = torch.where(grown, largest, rows.base)
+            risen = base >= rows.base + TWICE.jump
+            gathered = gathered * rows.move_base(base)
+            p = torch.exp2(scores - rows.base)
+            if precision.twice:
+                small = ((p < TWICE.below) & (scores > -math.inf)).any(dim=-1, keepdim=True)
+                look = block == 0 or (block & (block - 1) == 0 and start == first)
+                few = (added_by_thread(p) < TWICE.few).any(dim=-1, keepdim=True) & look
+                in_two |= small & (risen | few) & (rows.sum <= TWICE.enough) & (rows.base.abs() <= TWICE.largest)
             added = p.to(q.dtype).float() if precision.rounded_sums else p
-            row_sum = row_sum * factor + added.sum(dim=-1, keepdim=True)
-            out = out * factor
-            gathered = torch.cat([gathered * factor, p], dim=-1).to(precision.dtype or q.dtype).float()
-        step = gather if precision.sums == torch.float32 else precision.summed
-        for some, weights in enumerate(gathered.split(step, dim=-1)):
-            key = first + some * step
-            product = weigh(weights, values[..., key : key + step, :]).to(precision.sums).float()
-            block = key // BLOCK_N
-            out = out + product * v_scale[..., block : block + 1, :]
+            rows.sum = rows.sum + added.sum(dim=-1, keepdim=True)
+            unsmoothed = (added * ~values.smoothed[..., None, keys]).sum(dim=-1, keepdim=True)
+            rows.unsmoothed = rows.unsmoothed + unsmoothed
+            gathered = torch.cat([gathered, p], dim=-1).to(dtype).float()
+        if not in_two.any():
+            accumulate(gathered, first)
+            continue
+        scores = log_scores(slice(first, keys.stop))
+        accumulate(torch.exp2(scores - rows.base).to(dtype).float(), first)
+        rows.move_base(torch.where(in_two, rows.base - TWICE.rest, rows.base))
+        p = torch.exp2(scores - rows.base)
+        rounded = (p * 2.0**-TWICE.rest).to(dtype).float() * 2.0**TWICE.rest
+        rest = in_two & (p < TWICE.below * 2.0**TWICE.rest)
+        accumulate(torch.where(rest, p - rounded, 0.0).to(dtype).float(), first)
 
     shift = queries @ mean.float().unsqueeze(2).transpose(-1, -2)
-    empty = row_sum == 0.0
-    lse = ((base + torch.log2(row_sum) + shift) * math.log(2.0)).masked_fill(empty, -math.inf)
-    out = (out / row_sum + v_mean).masked_fill(empty, 0.0)
+    empty = rows.sum == 0.0
+    lse = ((rows.base + torch.log2(rows.sum) + shift) * math.log(2.0)).masked_fill(empty, -math.inf)
+    smoothed = (rows.sum - rows.unsmoothed) / rows.sum
+    unit = 1.0 if precision.largest_v is None else SCALE_UNIT
+    out = (rows.out * (unit / rows.sum) + values.mean * smoothed).masked_fill(empty, 0.0)
     return out.to(q.dtype).flatten(1, 2), lse.squeeze(-1).flatten(1, 2)
 
 

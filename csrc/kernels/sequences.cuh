@@ -12,16 +12,17 @@ struct Sequence {
   int first_slot;
 };
 
-__device__ __forceinline__ Sequence sequence_at(const int32_t* cu_seqlens, int tokens, int tile, int index) {
+// What lies beyond the last sequence counts as one more, number `sequences`: of queries, it is one without keys.
+__device__ __forceinline__ Sequence sequence_at(const int32_t* cu_seqlens, int sequences, int tokens, int tile, int index) {
   // cu_seqlens comes unchecked from the caller: wrong ones shall give wrong results, not wild addresses.
   const int first = min(max(cu_seqlens[index], 0), tokens);
-  const int end = min(max(cu_seqlens[index + 1], first), tokens);
+  const int end = index < sequences ? min(max(cu_seqlens[index + 1], first), tokens) : tokens;
   return {index, first, end - first, first / tile + index};
 }
 
-// The sequence in whose slots `slot` is. By a whole warp, which looks at 32 sequences at a time.
+// The sequence in whose slots `slot` is, or what lies beyond the last one. By a whole warp, which looks at 32 sequences at a time.
 __device__ __forceinline__ Sequence find_sequence(const int32_t* cu_seqlens, int sequences, int tokens, int tile, int slot) {
-  int low = 0, high = sequences;  // the first slot of `low` is at most `slot`, that of `high` is not
+  int low = 0, high = sequences + 1;  // the first slot of `low` is at most `slot`, that of `high` is not
   while (high - low > 1) {
     const int step = (high - low + 31) / 32;
     const int probe = low + (static_cast<int>(threadIdx.x) % 32 + 1) * step;
@@ -29,7 +30,7 @@ __device__ __forceinline__ Sequence find_sequence(const int32_t* cu_seqlens, int
     low += __popc(__ballot_sync(0xffffffffu, reached)) * step;
     high = min(low + step, high);
   }
-  return sequence_at(cu_seqlens, tokens, tile, low);
+  return sequence_at(cu_seqlens, sequences, tokens, tile, low);
 }
 
 }  // namespace sage

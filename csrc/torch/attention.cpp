@@ -1,10 +1,12 @@
 #include "torch/attention.h"
 
+#include <ATen/ops/_scaled_dot_product_cudnn_attention.h>
 #include <ATen/ops/clone.h>
 #include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -12,7 +14,7 @@
 #include "kernels/attention/sm90_qk_int8_pv_f16.h"
 #include "kernels/mask/mask_tiles.h"
 #include "kernels/quant/quant_k_int8.h"
-#include "kernels/quant/quant_v_f8.h"
+#include "kernels/quant/quant_v.h"
 #include "kernels/sequences.h"
 #include "runtime/kernel_store.h"
 #include "runtime/tensor_map.h"
@@ -44,6 +46,15 @@ struct Call {
     return packed() ? shape.kv_heads * tile_slots(shape.kv_len, shape.batch, QuantKInt8::kTileN)
                     : int64_t{shape.batch} * shape.kv_heads * QuantKInt8::tiles(shape.kv_len);
   }
+  // How many of them a block of threads quantises: as many as leave some blocks for each of a large GPU's multiprocessors.
+  int32_t tiles_together() const {
+    return packed() ? 1 : static_cast<int32_t>(std::clamp<int64_t>(kv_tiles() / 1024, 1, 8));
+  }
+  int64_t kv_blocks() const {
+    if (packed()) return kv_tiles();
+    const int32_t together = tiles_together();
+    return int64_t{shape.batch} * shape.kv_heads * ((QuantKInt8::tiles(shape.kv_len) + together - 1) / together);
+  }
   int32_t row_blocks() const { return (shape.qo_len + kernel.block_m(head_dim()) - 1) / kernel.block_m(head_dim()); }
   // Blocks of threads that compute neighbouring rows and share what they read of K and V: a pair, unless too much of its time one
   // would have no rows or, under a causal mask, wait for the other's keys.
@@ -53,7 +64,8 @@ struct Call {
   }
   // Tiles of the output: rows of a cluster.
   int64_t row_tiles() const {
-    const int64_t tiles = packed() ? tile_slots(shape.qo_len, shape.batch, kernel.block_m(head_dim()))
+    // Of packed queries those beyond the last sequence count as one more.
+    const int64_t tiles = packed() ? tile_slots(shape.qo_len, shape.batch + 1, kernel.block_m(head_dim()))
                                    : int64_t{shape.batch} * ((row_blocks() + cluster() - 1) / cluster());
     return tiles * shape.q_heads;
   }
@@ -74,60 +86,60 @@ T* data_or_null(const at::Tensor& tensor) {
   return tensor.defined() && tensor.numel() > 0 ? static_cast<T*>(tensor.data_ptr()) : nullptr;
 }
 
-// K or V in 8 bits, with its scales and the mean that was subtracted (undefined without smoothing).
+void launch(const Call& call, const char* kernel, int64_t blocks, int32_t threads, bool overlaps_previous, void* params) {
+  runtime::KernelStore::get().launch({instance_name(kernel, call.head_dim(), call.k), kernel, call.device(), call.stream,
+                                      grid_size(blocks), static_cast<uint32_t>(threads), 0, overlaps_previous},
+                                     params);
+}
+
+// K or V as the attention kernel takes it, with its scales and the mean that was subtracted (undefined without smoothing).
 struct Quantised {
   at::Tensor data, scale, mean;
 };
 
-Quantised quantise_k(const Call& call, const at::Tensor& next_tile, int32_t first_tile) {
-  const int32_t head_dim = call.head_dim();
-  Quantised k;
-  k.data = call.empty({call.kv_tiles(), QuantKInt8::kTileN, head_dim}, at::kChar);
-  k.scale = call.empty({call.kv_tiles(), QuantKInt8::kTileN / QuantKInt8::kBlockN, QuantKInt8::kScales}, at::kFloat);
-  if (call.smooth_k) k.mean = call.empty({call.shape.batch, call.shape.kv_heads, head_dim}, at::kFloat);
-  if (call.kv_tiles() == 0) return k;
+// What the kernels that quantise K and V are told alike.
+template <typename Params>
+Params quantisation(const Call& call, int32_t head_dim) {
+  Params params{};
+  params.kv_heads = call.shape.kv_heads;
+  params.kv_len = call.shape.kv_len;
+  params.head_dim = head_dim;
+  params.sequences = call.shape.batch;
+  params.together = call.tiles_together();
+  params.cu_seqlens = data_or_null<int32_t>(call.cu_seqlens_k);
+  return params;
+}
 
-  QuantKInt8::Params params{};
+Quantised quantise_k(const Call& call, const at::Tensor& next_tile, int32_t first_tile) {
+  Quantised k;
+  k.data = call.empty({call.kv_tiles(), QuantKInt8::kTileN, call.head_dim()}, at::kChar);
+  k.scale = call.empty({call.kv_tiles(), QuantKInt8::kTileN / QuantKInt8::kBlockN, QuantKInt8::kScales}, at::kFloat);
+  if (call.smooth_k) k.mean = call.empty({call.shape.batch, call.shape.kv_heads, call.head_dim()}, at::kFloat);
+
+  auto params = quantisation<QuantKInt8::Params>(call, call.shape.head_dim);
   params.k = view(call.k, call.shape.heads_first);
   params.k_int8 = data_or_null<int8_t>(k.data);
   params.k_scale = data_or_null<float>(k.scale);
   params.k_mean = data_or_null<float>(k.mean);
   params.next_tile = data_or_null<int32_t>(next_tile);
   params.first_tile = first_tile;
-  params.kv_heads = call.shape.kv_heads;
-  params.kv_len = call.shape.kv_len;
-  params.head_dim = call.shape.head_dim;
-  params.sequences = call.shape.batch;
-  params.cu_seqlens = data_or_null<int32_t>(call.cu_seqlens_k);
-  runtime::KernelStore::get().launch({instance_name("quant_k_int8", head_dim, call.k), "quant_k_int8", call.device(),
-                                      call.stream, grid_size(call.kv_tiles()), QuantKInt8::kThreads, 0,
-                                      /*overlaps_previous=*/false},
-                                     &params);
+  launch(call, "quant_k_int8", call.kv_blocks(), QuantKInt8::kThreads, /*overlaps_previous=*/false, &params);
   return k;
 }
 
 Quantised quantise_v(const Call& call) {
   const int32_t head_dim = call.head_dim();
   Quantised v;
-  v.data = call.empty({call.kv_tiles(), QuantVF8::kTileN, head_dim}, at::kByte);
-  v.scale = call.empty({call.kv_tiles(), QuantVF8::kTileN / QuantVF8::kBlockN, head_dim}, at::kFloat);
-  if (call.smooth_v) v.mean = call.empty({call.shape.batch, call.shape.kv_heads, head_dim}, at::kFloat);
-  if (call.kv_tiles() == 0) return v;
+  v.data = call.empty({call.kv_tiles(), QuantV::kTileN, head_dim * call.kernel.v_bytes}, at::kByte);
+  v.scale = call.empty({call.kv_tiles(), QuantV::kTileN / QuantV::kBlockN, QuantV::scales(head_dim)}, at::kFloat);
+  if (call.smooth_v && call.kernel.v_smooths) v.mean = call.empty({call.shape.batch, call.shape.kv_heads, head_dim}, at::kFloat);
 
-  QuantVF8::Params params{};
+  auto params = quantisation<QuantV::Params>(call, call.shape.v_head_dim);
   params.v = view(call.v, call.shape.heads_first);
-  params.v_f8 = data_or_null<uint8_t>(v.data);
+  params.v_quantised = data_or_null<uint8_t>(v.data);
   params.v_scale = data_or_null<float>(v.scale);
   params.v_mean = data_or_null<float>(v.mean);
-  params.kv_heads = call.shape.kv_heads;
-  params.kv_len = call.shape.kv_len;
-  params.head_dim = call.shape.v_head_dim;
-  params.sequences = call.shape.batch;
-  params.cu_seqlens = data_or_null<int32_t>(call.cu_seqlens_k);
-  runtime::KernelStore::get().launch({instance_name("quant_v_f8", head_dim, call.v), "quant_v_f8", call.device(),
-                                      call.stream, grid_size(call.kv_tiles()), QuantVF8::kThreads, 0,
-                                      /*overlaps_previous=*/true},
-                                     &params);
+  launch(call, call.kernel.quant_v, call.kv_blocks(), QuantV::threads(head_dim), /*overlaps_previous=*/true, &params);
   return v;
 }
 
@@ -198,7 +210,7 @@ AttentionParams attention_params(const Call& call, const at::Tensor& out, const 
   params.v_head_dim = call.shape.v_head_dim;
   params.causal = call.is_causal ? 1 : 0;
   params.scale_log2 = static_cast<float>(call.sm_scale * kLog2E);
-  params.v_f8 = data_or_null<uint8_t>(v.data);
+  params.v_quantised = data_or_null<uint8_t>(v.data);
   params.v_scale = data_or_null<float>(v.scale);
   params.v_mean = data_or_null<float>(v.mean);
   params.cu_seqlens_q = data_or_null<int32_t>(call.cu_seqlens_q);
@@ -214,8 +226,6 @@ void check_kernel(const Call& call) {
   TORCH_CHECK_VALUE(kernel.that_alone ? built_for == kernel.since && architecture.back() == 'a' : built_for >= kernel.since,
                     "kernel: ", kernel.name, " is compiled for sm_", kernel.since, kernel.that_alone ? "a alone" : " and later",
                     "; here is ", architecture);
-  TORCH_CHECK_TYPE(!kernel.half_only || call.q.scalar_type() == at::kHalf, "q: the kernel ", kernel.name,
-                   " takes float16 only, got ", call.q.scalar_type());
   TORCH_CHECK_VALUE(!kernel.persistent || (call.shape.head_dim % 8 == 0 && call.shape.v_head_dim % 8 == 0),
                     "q, v: the kernel ", kernel.name, " wants multiples of 8 as head_dim, got ", call.shape.head_dim, " and ",
                     call.shape.v_head_dim);
@@ -223,9 +233,36 @@ void check_kernel(const Call& call) {
                     " wants the head_dim of q, ", call.shape.head_dim, ", got ", call.shape.v_head_dim);
 }
 
+// Whether PyTorch's attention by cuDNN is as fast and can do it: few queries do not repay quantising K, few keys leave nothing to save.
+// cuDNN's wants rows that start on 16 bytes.
+bool is_for_pytorch(const Call& call) {
+  const AttentionShape& shape = call.shape;
+  if (shape.qo_len > call.kernel.few_queries && shape.kv_len > call.kernel.few_keys) return false;
+  for (const at::Tensor* tensor : {&call.q, &call.k, &call.v}) {
+    if (!copy_engine_reads(*tensor, view(*tensor, shape.heads_first))) return false;
+  }
+  // For scales of 0 and below cuDNN returns NaN.
+  return shape.head_dim == shape.v_head_dim && shape.head_dim <= 128 && call.q.numel() > 0 && call.sm_scale > 0.0;
+}
+
+// The operator itself: which backends a caller has allowed, and autocast, change nothing.
+std::tuple<at::Tensor, at::Tensor> pytorch_attention(const Call& call, bool return_lse) {
+  const auto heads_first = [&](const at::Tensor& x) { return call.shape.heads_first ? x : x.transpose(1, 2); };
+  const auto result = at::_scaled_dot_product_cudnn_attention(heads_first(call.q), heads_first(call.k), heads_first(call.v), std::nullopt,
+                                                              return_lse, 0.0, call.is_causal, false, call.sm_scale);
+  const at::Tensor lse = return_lse ? std::get<1>(result).view({call.shape.batch, call.shape.q_heads, call.shape.qo_len})
+                                    : call.empty({0}, at::kFloat);
+  return {heads_first(std::get<0>(result)).contiguous(), lse};
+}
+
 void run(Call& call, const at::Tensor& out, const at::Tensor& lse, const std::optional<at::Tensor>& attn_mask) {
   check_kernel(call);
-  if (out.numel() == 0 || call.row_tiles() == 0) return;
+  if (out.numel() == 0) return;
+  if (call.shape.kv_len == 0 || call.shape.batch == 0) {  // of packed sequences: no query sees a key
+    out.zero_();
+    if (lse.numel() > 0) lse.fill_(-std::numeric_limits<float>::infinity());
+    return;
+  }
   const AttentionKernel& kernel = call.kernel;
   call.stream = current_stream(call.device());
   at::Tensor mask_tiles;
@@ -245,7 +282,7 @@ void run(Call& call, const at::Tensor& out, const at::Tensor& lse, const std::op
     grid = std::min(grid, static_cast<uint32_t>(store.multiprocessors(call.device())) / cluster * cluster);
   }
   const Quantised k = quantise_k(call, next_tile, static_cast<int32_t>(grid / cluster));
-  const Quantised v = kernel.v_f8 ? quantise_v(call) : Quantised{};
+  const Quantised v = kernel.quant_v != nullptr ? quantise_v(call) : Quantised{};
   AttentionParams params = attention_params(call, out, lse, k, v);
   params.mask = mask;
 
@@ -284,12 +321,13 @@ void run(Call& call, const at::Tensor& out, const at::Tensor& lse, const std::op
 std::tuple<at::Tensor, at::Tensor> attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                              const std::optional<at::Tensor>& attn_mask, c10::string_view tensor_layout,
                                              bool is_causal, double sm_scale, bool smooth_k, bool smooth_v,
-                                             bool return_lse, c10::string_view kernel_name) {
+                                             bool return_lse, bool or_pytorch, c10::string_view kernel_name) {
   const AttentionKernel& kernel = attention_kernel(kernel_name);
   const AttentionShape shape = check_attention(q, k, v, tensor_layout, kernel.largest_head_dim);
   TORCH_CHECK_VALUE(shape.kv_len >= 1 || q.numel() == 0, "k: expected at least one token, got none");
   TORCH_CHECK_VALUE(kernel.masks || !attn_mask.has_value(), "attn_mask: the kernel ", kernel.name, " takes none");
   Call call{kernel, shape, q, k, v, {}, {}, is_causal, sm_scale, smooth_k, smooth_v, nullptr};
+  if (or_pytorch && !attn_mask.has_value() && is_for_pytorch(call)) return pytorch_attention(call, return_lse);
   std::vector<int64_t> sizes = q.sizes().vec();
   sizes.back() = shape.v_head_dim;
   const at::Tensor lse =

@@ -16,11 +16,14 @@ struct AttentionKernel {
   int32_t largest_head_dim;
   int32_t since;          // the architecture whose instructions it needs: 89
   bool that_alone;        // they are no other architecture's
-  bool v_f8;              // takes V from quant_v_f8
-  bool half_only;         // takes float16, not bfloat16
+  const char* quant_v;    // the kernel that it takes V from; null: V as it is
+  int32_t v_bytes;        // of a number that that one writes
+  bool v_smooths;         // takes V less its mean
   bool v_differs;         // V's head_dim may differ from Q's and K's
   bool masks;
   bool packed;            // takes packed sequences
+  int32_t few_queries;    // up to which, or up to so many keys, PyTorch's own attention is faster
+  int32_t few_keys;
   bool persistent;        // one block a multiprocessor, each takes tile after tile, alone or in clusters of two; Sm90 parameters
 };
 
