@@ -11,10 +11,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 from pathlib import Path
 
 import pytest
-import samples
 
 
 @pytest.fixture
 def wheel_path(tmp_path: Path) -> Path:
     """A good wheel, for a test to break."""
+    import samples  # with the factory's tools, which the tests of the package alone do without
+
     return samples.a_wheel(tmp_path)

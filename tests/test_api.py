@@ -300,19 +300,19 @@ def test_errors_come_through_compile() -> None:
 def test_opcheck(layout: str, lse: bool) -> None:
     q, k, v = qkv(1, 4, 9, 40)
     k, v = (x[:, :2] if layout == "HND" else x[:, :, :3] for x in (k, v))
-    torch.library.opcheck(OPERATOR, (q, k, v, None, layout, False, 0.125, True, False, lse, KERNEL))
+    torch.library.opcheck(OPERATOR, (q, k, v, None, layout, False, 0.125, True, False, lse, False, KERNEL))
 
 
 def test_opcheck_with_other_strides() -> None:
     q, k, v = (x.transpose(1, 2) for x in qkv(1, 9, 4, 40, dtype=torch.bfloat16))
-    torch.library.opcheck(OPERATOR, (q, k, v, None, "HND", True, 0.125, False, False, True, KERNEL))
+    torch.library.opcheck(OPERATOR, (q, k, v, None, "HND", True, 0.125, False, False, True, False, KERNEL))
 
 
 @pytest.mark.parametrize("kernel", dispatch.KERNELS)
 def test_opcheck_of_every_kernel(kernel: str) -> None:
     q, k, v = qkv(1, 4, 9, 40)
     mask = torch.ones(9, 9, dtype=torch.bool).tril()
-    torch.library.opcheck(OPERATOR, (q, k, v[..., :24], mask, "HND", False, 0.125, True, True, True, kernel))
+    torch.library.opcheck(OPERATOR, (q, k, v[..., :24], mask, "HND", False, 0.125, True, True, True, False, kernel))
     cu = torch.tensor([0, 3, 3, 9], dtype=torch.int32)
     packed = [x[0].transpose(0, 1) for x in (q, k, v[..., :24])]
     torch.library.opcheck(VARLEN, (*packed, cu, cu, 6, 6, False, 0.125, True, True, True, kernel))
@@ -548,7 +548,7 @@ class TestKernelFilesOnAGpu:
         assert torch.ops.sageattention.kernel_architecture(0) == "compute_80"
         # The folder of PTX has this kernel and not Hopper's: what is installed is asked of the manifest, not of this folder.
         scale = head_dim**-0.5
-        out, _ = _ops.attention(q, k, v, None, "HND", True, scale, True, False, False, "sm80_qk_int8_pv_f16")
+        out, _ = _ops.attention(q, k, v, None, "HND", True, scale, True, False, False, False, "sm80_qk_int8_pv_f16")
         torch.testing.assert_close(out, expected, rtol=1e-2, atol=1e-2)
 
 

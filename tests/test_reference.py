@@ -335,7 +335,7 @@ def test_the_limit_that_renews_maxima_does_not_matter(monkeypatch: pytest.Monkey
 @settings(property_test, max_examples=60)
 def test_quantised_keys(kv_len: int, head_dim: int, size: float, smooth: bool, seed: int) -> None:
     k = randn(1, 2, kv_len, head_dim, seed=seed, dtype=torch.float32) * size + (3 * size if smooth else 0)
-    mean = reference.sampled_mean(k) if smooth else torch.zeros(1, 2, 1, head_dim)
+    mean = reference.sampled_mean(k)[0] if smooth else torch.zeros(1, 2, 1, head_dim)
     integers, scale = reference.quantise_k(k, mean)
     assert integers.shape == k.shape
     assert scale.shape == k.shape[:3]
@@ -351,8 +351,9 @@ def test_quantised_keys(kv_len: int, head_dim: int, size: float, smooth: bool, s
         members = group == g
         assert members.sum() <= 16
         largest = centred[:, :, members].abs().amax(dim=(2, 3))
-        used = torch.where(largest < reference.SMALLEST_MAGNITUDE, 0.0, 127.0)
-        largest = largest.clamp_min(reference.SMALLEST_MAGNITUDE)
+        smallest = 2 * reference.SMALLEST_MAGNITUDE  # halves are what is rounded
+        used = torch.where(largest < smallest, 0.0, 127.0)
+        largest = largest.clamp_min(smallest)
         torch.testing.assert_close(
             scale[:, :, members].double(), (largest / 127)[..., None].expand(-1, -1, int(members.sum())), rtol=1e-6, atol=1e-32
         )
@@ -361,14 +362,30 @@ def test_quantised_keys(kv_len: int, head_dim: int, size: float, smooth: bool, s
 
 
 @pytest.mark.parametrize("kv_len", [1, 5, 63, 64, 65, 100, 128, 1000, 4096])
-def test_sampled_mean(kv_len: int) -> None:
-    k = randn(1, 2, kv_len, 16, seed=kv_len, dtype=torch.float32) + 5
-    mean = reference.sampled_mean(k)
+def test_sampled_tokens(kv_len: int) -> None:
+    """One in each of 64 equal stretches, all of fewer; of regular patterns all phases are met."""
+    tokens = reference.sampled_tokens(kv_len)
     samples = min(kv_len, 64)
-    expected = sum(k[:, :, i * kv_len // samples].double() for i in range(samples)) / samples
-    torch.testing.assert_close(mean[:, :, 0].double(), expected, rtol=1e-6, atol=0)
-    if kv_len <= 64:
-        torch.testing.assert_close(mean, k.mean(dim=2, keepdim=True))
+    assert len(tokens) == samples
+    for i, token in enumerate(tokens.tolist()):
+        assert i * kv_len // samples <= token < (i + 1) * kv_len // samples
+    if kv_len == 4096:
+        for period in (8, 16, 32, 64):
+            assert len(set((tokens % period).tolist())) >= period * 5 // 8
+
+
+@pytest.mark.parametrize("tokens", [1, 5, 63, 64, 100, 4096])
+def test_sampled_mean(tokens: int) -> None:
+    """The mean of like tokens, which one unlike the others hardly moves; the spread is the mean distance from it."""
+    k = randn(1, 2, tokens, 128, seed=tokens, dtype=torch.float32) + 5
+    mean, spread = reference.sampled_mean(k)
+    error = (mean - 5).abs().mean()
+    assert error <= 1.2 * (0.8 / min(tokens, 64) ** 0.5)
+    if tokens >= 63:
+        assert spread.mean() == pytest.approx(0.8, rel=0.1)
+        k[:, :, reference.sampled_tokens(tokens)[3]] = 300.0
+        moved, _ = reference.sampled_mean(k)
+        assert (moved - mean).abs().mean() <= 0.1
 
 
 def test_rounding_is_to_nearest_even() -> None:
@@ -377,57 +394,62 @@ def test_rounding_is_to_nearest_even() -> None:
 
 
 F16, F16_SUMS, F8, F8_SUMS, HOPPER = reference.PRECISION.values()
-NUMBER = r"(-?[\d.e-]+)f?"
+NUMBER = r"(-?(?:0x[\dp-]+|\d[\d.]*(?:e-?\d+)?))f?"
 
 
 @pytest.mark.parametrize(
     ("file", "pattern", "values"),
     [
         ("quant/quant_k_int8.h", rf"kBlockN = {NUMBER};", [reference.BLOCK_N]),
-        ("quant/quant_k_int8.h", rf"kSampledKeys = {NUMBER};", [reference.SAMPLED_KEYS]),
+        ("quant/quant_k_int8.h", rf"kSampledKeys = {NUMBER};", [reference.SAMPLED_TOKENS]),
         ("quant/quant_k_int8.cu", rf"magnitude = ptx::max_nan\({NUMBER},", [reference.SMALLEST_MAGNITUDE]),
         ("attention/mma_sync/load.cuh", rf"magnitude = {NUMBER};", [reference.SMALLEST_MAGNITUDE]),
         ("attention/wgmma/quantise_q.cuh", rf"magnitude = ptx::max_nan\({NUMBER},", [reference.SMALLEST_MAGNITUDE]),
+        ("attention/wgmma/config.cuh", rf"kHeadroom = kHalfRange \? {NUMBER} : {NUMBER};", HOPPER.headroom),
+        ("attention/wgmma/config.cuh", rf"kLevel = kHalfRange \? {NUMBER} : {NUMBER};", [HOPPER.level, HOPPER.bfloat16_level]),
+        ("attention/wgmma/config.cuh", rf"kLargestScore = {NUMBER};", [reference.LARGEST_SCORE]),
         (
-            "attention/wgmma/config.cuh",
-            rf"kHeadroom = cuda::std::is_same_v<Element, __half> \? {NUMBER} : {NUMBER};",
-            [HOPPER.half_threshold, HOPPER.threshold],
+            "attention/mma_sync/config.cuh",
+            rf"kLimit = kValues == Values::kE4m3 \? {NUMBER} : kScaled \? {NUMBER} : kHalfRange \? {NUMBER} : {NUMBER};",
+            [F8.limit, F16_SUMS.limit, F16.limit, F16.bfloat16_limit],
         ),
         (
             "attention/mma_sync/config.cuh",
-            rf"kLimit = kValues == Values::kF8 \? {NUMBER} : kSums == Sums::kHalf \? {NUMBER} : {NUMBER};",
-            [F8.limit, F16_SUMS.limit, F16.limit],
+            rf"kLevel = kValues == Values::kE4m3 \? {NUMBER} : kScaled \? {NUMBER} : kHalfRange \? {NUMBER} : {NUMBER};",
+            [F8.level, F16_SUMS.level, F16.level, F16.bfloat16_level],
         ),
-        (
-            "attention/mma_sync/config.cuh",
-            rf"kLogOfOne = kValues == Values::kF8 \? {NUMBER} : kSums == Sums::kHalf \? {NUMBER} : {NUMBER};",
-            [F8.log_of_one, F16_SUMS.log_of_one, F16.log_of_one],
-        ),
-        ("attention/mma_sync/config.cuh", rf"kMagic = {NUMBER};", [reference.MAGIC]),
-        ("attention/mma_sync/mask_value.cuh", rf"< {NUMBER} \? -INFINITY", [reference.LEAST_MASK]),
-        ("quant/quant_v_f8.cu", rf"kLargest = {NUMBER};", [F8.largest_v]),
-        ("quant/quant_v_f8.cu", rf"float magnitude = {NUMBER};", [reference.SMALLEST_V]),
+        ("attention/mma_sync/config.cuh", rf"kNever = {NUMBER};", [reference.NEVER]),
+        ("attention/mma_sync/config.cuh", rf"kRest = {NUMBER};", [reference.TWICE.rest]),
+        ("attention/mma_sync/config.cuh", rf"kRestBelow = {NUMBER};", [reference.TWICE.below]),
+        ("attention/mma_sync/config.cuh", rf"kJump = {NUMBER};", [reference.TWICE.jump]),
+        ("attention/mma_sync/config.cuh", rf"kFew = {NUMBER};", [reference.TWICE.few]),
+        ("attention/mma_sync/config.cuh", rf"kEnough = {NUMBER};", [reference.TWICE.enough]),
+        ("attention/mma_sync/config.cuh", rf"kLargestBase = {NUMBER};", [reference.TWICE.largest]),
+        ("attention/mask_value.cuh", rf"kHides = {NUMBER},", [reference.HIDES]),
+        ("quant/quant_v.h", rf"kLargest = {NUMBER};", [F8.largest_v]),
+        ("quant/quant_v.h", rf"kScaleUnit = {NUMBER};", [reference.SCALE_UNIT]),
+        ("quant/quant_v.cuh", rf"kSmallest = {NUMBER};", [reference.SMALLEST_V]),
+        ("quant/quant_v.cuh", rf"kWorthIt = {NUMBER};", [reference.WORTH_IT]),
+        ("quant/quant_v.cuh", rf"kGrowth = {NUMBER};", [reference.GROWTH]),
         (
             "attention/mma_sync/config.cuh",
             rf"kChunkN = kHeadDim == 64 \? {NUMBER} : kRoomy \? {NUMBER} : {NUMBER};",
             [reference.chunk_n(64, F16), reference.chunk_n(128, F16), reference.chunk_n(128, F8)],
         ),
-        (
-            "attention/mma_sync/config.cuh",
-            rf"kStepN = kValues == Values::kF16 [^?]* \? {NUMBER} : {NUMBER};",
-            [F16_SUMS.summed, F8.summed],
-        ),
+        ("element.cuh", rf"scale > {NUMBER} ", [reference.LARGEST_SCALE]),
+        ("quant/kv_tile.cuh", r"\* (0x[0-9a-f]+)u,", [reference.GOLDEN]),
     ],
 )
 def test_constants_are_the_kernels(file: str, pattern: str, values: list[float | None]) -> None:
     text = (CSRC / "kernels" / file).read_text(encoding="utf-8")
     (found,) = re.finditer(pattern, text)
-    assert [float(number) for number in found.groups()] == values
+    assert [float.fromhex(number) if number.startswith("0x") else float(number) for number in found.groups()] == list(values)
 
 
 def test_magic_is_what_its_bits_say() -> None:
-    """An int32 accumulator that starts at these bits reads as the float MAGIC plus the sum, for every possible sum."""
+    """An int32 accumulator that starts at these bits reads as kMagic plus the sum, for every possible sum."""
+    (found,) = re.finditer(rf"kMagic = {NUMBER};", (CSRC / "kernels/attention/mma_sync/config.cuh").read_text(encoding="utf-8"))
     bits = torch.tensor([0x4B400000], dtype=torch.int32)
     largest = 127 * 127 * 256
     sums = torch.tensor([0, 1, -1, largest, -largest, 12345, -54321], dtype=torch.int32)
-    assert torch.equal((bits + sums).view(torch.float32), reference.MAGIC + sums.float())
+    assert torch.equal((bits + sums).view(torch.float32), float(found[1]) + sums.float())

@@ -34,7 +34,7 @@ def attend(
 ) -> Pair:
     """A kernel's reference, whichever `sageattn` would take."""
     scale = q.shape[-1] ** -0.5
-    out, lse = _ops.attention(q, k, v, attn_mask, "HND", is_causal, scale, smooth_k, smooth_v, True, kernel)
+    out, lse = _ops.attention(q, k, v, attn_mask, "HND", is_causal, scale, smooth_k, smooth_v, True, False, kernel)
     return out, lse
 
 
@@ -135,7 +135,7 @@ def test_a_row_that_sees_no_key_is_zero(kernel: str, least: float) -> None:
     assert (lse[:, :, 10] == -math.inf).all()
     seen = torch.arange(70) != 10
     assert lse[:, :, seen].isfinite().all()
-    if "f8" not in kernel:  # there a block of keys shares V's scale, which the NaN takes
+    if reference.PRECISION[kernel].largest_v is None:  # else a block of keys shares V's scale, which the NaN takes
         assert out[:, :, seen].isfinite().all()
 
 
@@ -191,18 +191,40 @@ def test_sums_do_not_overflow_before_v_does(kernel: str) -> None:
     torch.testing.assert_close(out, torch.full_like(out, 60000.0), rtol=0.02, atol=0)
 
 
-def test_quantised_values() -> None:
-    v = randn(1, 2, 150, 16, seed=0, dtype=torch.float32) * 100 + 50
-    precision = reference.PRECISION["sm89_qk_int8_pv_f8"]
-    values, scale, mean = reference.quantise_v(v, precision, smooth_v=True)
-    assert scale.shape == (1, 2, 3, 16)
-    torch.testing.assert_close(mean, reference.sampled_mean(v))
+@pytest.mark.parametrize("kernel", [kernel for kernel in KERNELS if reference.PRECISION[kernel].largest_v is not None])
+def test_quantised_values(kernel: str) -> None:
+    v = randn(1, 2, 150, 16, seed=0, dtype=torch.float32) * 100 + 500
+    precision = reference.PRECISION[kernel]
     assert precision.largest_v is not None
-    # The largest of each block and channel uses the whole range, and each is off by half a step of three bits at most.
-    largest = torch.stack([block.abs().amax(dim=2) for block in values.split(64, dim=2)], dim=2)
+    values = reference.quantise_v(v, precision, smooth_v=True)
+    assert values.scale.shape == (1, 2, 3, 16)
+    if precision.twice:
+        assert values.smoothed.all()
+        torch.testing.assert_close(values.mean, reference.sampled_mean(v)[0])
+    else:
+        assert not values.smoothed.any() and not values.mean.any()
+    # The largest of each block and channel uses the whole range, and each is off by half a step of its format's bits at most.
+    largest = torch.stack([block.abs().amax(dim=2) for block in values.data.split(64, dim=2)], dim=2)
     torch.testing.assert_close(largest, torch.full_like(largest, precision.largest_v))
-    restored = values * scale.repeat_interleave(64, 2)[:, :, :150] + mean
-    assert ((restored - v).abs() <= (v - mean).abs() / 16 + scale.amax() * 2**-10).all()
+    scale = values.scale * reference.SCALE_UNIT
+    restored = values.data * scale.repeat_interleave(64, 2)[:, :, :150] + values.mean
+    steps = 16 if precision.twice else 2048
+    assert ((restored - v).abs() <= (v - values.mean).abs() / steps + scale.amax() * 2**-10).all()
+
+
+def test_a_key_that_smoothing_would_enlarge_keeps_its_block_as_it_is() -> None:
+    v = randn(1, 2, 150, 64, seed=0, dtype=torch.float32) + 5
+    v[:, :, 70] = 0.01
+    values = reference.quantise_v(v, reference.PRECISION["sm89_qk_int8_pv_f8"], smooth_v=True)
+    assert values.smoothed[:, :, :64].all() and not values.smoothed[:, :, 64:128].any() and values.smoothed[:, :, 128:].all()
+
+
+def test_a_mean_that_gains_nothing_is_none() -> None:
+    v = randn(1, 2, 150, 64, seed=0, dtype=torch.float32)
+    v[..., 3] += 5
+    mean = reference.quantise_v(v, reference.PRECISION["sm89_qk_int8_pv_f8"], smooth_v=True).mean
+    assert (mean[..., 3] > 4).all()
+    assert not mean[..., torch.arange(64) != 3].any()
 
 
 def test_float32_is_computed_as_bfloat16() -> None:

@@ -25,7 +25,7 @@ def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
     name: str = request.param
     if name.startswith("sm90") and torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("wgmma needs compute capability 9.0")
-    monkeypatch.setattr(dispatch, "kernel_for", lambda *_: name)
+    monkeypatch.setattr(dispatch, "kernel_for", lambda *_: (name, False))
     return name
 
 
@@ -287,7 +287,7 @@ def test_opcheck(kernel: str) -> None:
                 q, k, v = (x.transpose(1, 2) for x in (q, k, v))
             torch.library.opcheck(
                 torch.ops.sageattention.attention.default,
-                (q, k, v, None, layout, False, 0.125, True, False, lse, kernel),
+                (q, k, v, None, layout, False, 0.125, True, False, lse, False, kernel),
             )
 
 
@@ -336,14 +336,14 @@ def test_mixed_devices_are_refused(kernel: str) -> None:
     with pytest.raises(ValueError, match=r"k: expected device cuda:0 as q, got cpu"):
         sageattn(q, k.cpu(), v)
     with pytest.raises(ValueError, match=r"k: expected device"):
-        torch.ops.sageattention.attention(q, k.cpu(), v, None, "HND", False, 0.1, True, False, False, kernel)
+        torch.ops.sageattention.attention(q, k.cpu(), v, None, "HND", False, 0.1, True, False, False, False, kernel)
 
 
 def test_operator_checks_memory_safety_itself(kernel: str) -> None:
     q, k, v = qkv(1, 2, 64, 64)
 
     def call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, kernel: str = kernel) -> None:
-        torch.ops.sageattention.attention(q, k, v, None, "HND", False, 0.1, True, False, False, kernel)
+        torch.ops.sageattention.attention(q, k, v, None, "HND", False, 0.1, True, False, False, False, kernel)
 
     with pytest.raises(ValueError, match="v: expected the shape of k"):
         call(q, k, v[:, :, :32])

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import clients
 import pytest
 import torch
+
+pytest.importorskip("diffusers")
+import clients
 
 pytestmark = [
     pytest.mark.gpu,

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from accuracy import TOLERANCES, error_by_size
+from accuracy import TOLERANCES, error_by_size, exact
 
 import sageattention
 from sageattention import _ops, dispatch, explain
@@ -38,7 +38,7 @@ def test_every_function(
     v_head_dim: int,
     masked: bool,
 ) -> None:
-    qo_len, kv_len = dispatch.FEW_QUERIES + 9, dispatch.FEW_KEYS + 77
+    qo_len, kv_len = 521, 333
     q = randn(2, 4, qo_len, head_dim, seed=0, dtype=dtype)
     k, v = (randn(2, 2, kv_len, size, seed=seed, dtype=dtype) for seed, size in ((1, head_dim), (2, v_head_dim)))
     options: dict[str, Any] = (
@@ -77,8 +77,8 @@ def test_short_sequences(qo_len: int, kv_len: int, dtype: torch.dtype, head_dim:
     k, v = (randn(2, 2, kv_len, head_dim, seed=seed, dtype=dtype) for seed in (1, 2))
     qkv = [q, k, v] if layout == "HND" else [x.transpose(1, 2).contiguous() for x in (q, k, v)]
     arguments: dict[str, Any] = {**dict(zip("qkv", qkv, strict=True)), "tensor_layout": layout, "is_causal": causal}
-    kernel = explain(**arguments).kernel
-    assert (kernel == dispatch.PYTORCH) == (torch.cuda.get_device_capability() == (9, 0))
+    choice = explain(**arguments)
+    assert choice.or_pytorch == (torch.cuda.get_device_capability() == (9, 0))
     out: Any = sageattention.sageattn(**arguments)
     assert out.dtype == dtype
     assert out.is_contiguous()
@@ -87,5 +87,64 @@ def test_short_sequences(qo_len: int, kv_len: int, dtype: torch.dtype, head_dim:
     assert torch.equal(compiled(**arguments), out)
     if layout == "NHD":
         out = out.transpose(1, 2)
-    limit = 0.01 if kernel == dispatch.PYTORCH else TOLERANCES[kernel].any_shape
+    limit = 0.01 if choice.or_pytorch else TOLERANCES[choice.kernel].any_shape
     assert error_by_size(out, q, k, v, is_causal=causal) <= limit
+
+
+def misaligned(x: torch.Tensor, start: int, width: int) -> torch.Tensor:
+    """The same numbers in rows that start anywhere, among NaN."""
+    buffer = torch.full((*x.shape[:-1], width), float("nan"), device=x.device, dtype=x.dtype)
+    buffer[..., start : start + x.shape[-1]] = x
+    return buffer[..., start : start + x.shape[-1]]
+
+
+@pytest.mark.parametrize(("head_dim", "start", "width"), [(128, 3, 137), (40, 1, 46), (64, 8, 72), (64, 0, 68)])
+def test_short_calls_of_rows_that_start_anywhere(head_dim: int, start: int, width: int) -> None:
+    """PyTorch's own attention gives NaN for some of these, and for others ends the process."""
+    q, k, v = (randn(2, 4, tokens, head_dim, seed=seed, dtype=torch.bfloat16) for seed, tokens in enumerate((100, 300, 300)))
+    expected = sageattention.sageattn_qk_int8_pv_fp16_cuda(q, k, v)
+    out = sageattention.sageattn(*(misaligned(x, start, width) for x in (q, k, v)))
+    torch.testing.assert_close(out, expected, rtol=0, atol=0.03)
+    assert error_by_size(out, q, k, v) <= 0.015
+
+
+@pytest.mark.parametrize("tokens", [100, 700])
+def test_what_surrounds_a_call_changes_nothing(tokens: int) -> None:
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    for dtype in (torch.float16, torch.bfloat16, torch.float32):
+        q, k, v = (randn(2, 4, tokens, 64, seed=seed, dtype=dtype) for seed in range(3))
+        expected = sageattention.sageattn(q, k, v, is_causal=True)
+        for backend in (SDPBackend.MATH, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION):
+            with sdpa_kernel(backend):
+                assert torch.equal(sageattention.sageattn(q, k, v, is_causal=True), expected)
+        for other in (torch.float16, torch.bfloat16):
+            with torch.autocast("cuda", dtype=other):
+                out = sageattention.sageattn(q, k, v, is_causal=True)
+            assert out.dtype == dtype
+            assert torch.equal(out, expected)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_log_sum_exp_of_short_calls(causal: bool) -> None:
+    q, k, v = (randn(2, 4, tokens, 64, seed=seed, dtype=torch.bfloat16) for seed, tokens in enumerate((100, 200, 200)))
+    _, lse = sageattention.sageattn(q, k, v, is_causal=causal, return_lse=True)
+    assert lse.shape == (2, 4, 100)
+    assert lse.is_contiguous()
+    assert (lse - exact(q, k, v, is_causal=causal)[1]).abs().max() <= 0.06
+
+
+def test_export_with_a_dynamic_length() -> None:
+    """One graph serves both sides of the lengths at which short calls end."""
+
+    class Layer(torch.nn.Module):
+        def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+            return sageattention.sageattn(q, k, v)  # type: ignore[return-value]
+
+    def qkv(tokens: int) -> tuple[torch.Tensor, ...]:
+        return tuple(randn(1, 2, tokens, 64, seed=seed, dtype=torch.bfloat16) for seed in range(3))
+
+    length = torch.export.Dim("length", min=2, max=4096)
+    exported = torch.export.export(Layer(), qkv(300), dynamic_shapes=[{2: length}] * 3).module()
+    for tokens in (40, 300, 513, 2000):
+        assert torch.equal(exported(*qkv(tokens)), sageattention.sageattn(*qkv(tokens)))

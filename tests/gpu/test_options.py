@@ -55,7 +55,7 @@ def attend(
         torch.full((size,), math.nan, device="cuda")
     scale = q.shape[-1] ** -0.5
     out: tuple[torch.Tensor, torch.Tensor] = sageattention._ops.attention(
-        q, k, v, mask, "HND", causal, scale, True, smooth_v, True, kernel
+        q, k, v, mask, "HND", causal, scale, True, smooth_v, True, False, kernel
     )
     return out
 
@@ -69,8 +69,6 @@ def limit(kernel: str) -> float:
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(("head_dim", "v_head_dim"), [(256, 256), (128, 64), (192, 128), (72, 136), (33, 5), (256, 1)])
 def test_head_dims(kernel: str, dtype: torch.dtype, causal: bool, head_dim: int, v_head_dim: int) -> None:
-    if kernel == "sm80_qk_int8_pv_f16_accum_f16" and dtype == torch.bfloat16:
-        pytest.skip("takes float16 only")
     if (head_dim % 8 or v_head_dim % 8) and not dispatch.KERNELS[kernel].uneven:
         pytest.skip("takes multiples of 8")
     q, k, v = (
@@ -90,12 +88,6 @@ def test_accuracy(kernel: str, head_dim: int, causal: bool) -> None:
     out, _ = attend(kernel, q, k, v, causal=causal)
     slack = 1.0 if head_dim == 128 and not causal else 1.1
     assert relative_l1(out, exact(q, k, v, is_causal=causal)[0]) <= slack * TOLERANCES[kernel].relative_l1
-
-
-def test_bfloat16_is_refused_where_sums_are_float16() -> None:
-    q = randn(1, 1, 64, 64, dtype=torch.bfloat16)
-    with pytest.raises(TypeError, match="takes float16 only"):
-        attend("sm80_qk_int8_pv_f16_accum_f16", q, q, q)
 
 
 def test_values_as_large_as_float16_has(kernel: str) -> None:
@@ -154,7 +146,7 @@ def test_masks(masking: str, head_dim: int, causal: bool) -> None:
     q, k, v = randn(2, 4, 300, head_dim), randn(2, 2, 400, head_dim, seed=1), randn(2, 2, 400, head_dim, seed=2)
     for name, mask in masks(2, 4, 300, 400).items():
         out, lse = attend(masking, q, k, v, mask, causal=causal)
-        meant = mask if mask.dtype == torch.bool else mask.double().masked_fill(mask.double() < -1e30, -math.inf)
+        meant = mask if mask.dtype == torch.bool else mask.double().masked_fill(mask.double() <= -1e6, -math.inf)
         expected, expected_lse = exact(q, k, v, is_causal=causal, attn_mask=meant)
         blind = expected_lse == -math.inf
         assert torch.equal(lse == -math.inf, blind), name

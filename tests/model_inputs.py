@@ -1,0 +1,160 @@
+"""Inputs that models and their callers make, and `randn` does not: attention sinks, images in raster order, masks, huge values.
+
+Each check takes a kernel and a device: on CPU tensors it holds the reference to float64, on a GPU the kernel.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from accuracy import exact, relative_l1
+
+from sageattention import _ops, reference
+
+
+class Inputs(NamedTuple):
+    """q, k, v [batch, heads, tokens, head_dim]."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+
+    def to(self, device: str, dtype: torch.dtype) -> Inputs:
+        return Inputs(*(x.to(device, dtype) for x in self))
+
+
+def randn(*shape: int, seed: int = 0) -> torch.Tensor:
+    """Standard normal, the same on every device."""
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def attend(
+    kernel: str, inputs: Inputs, mask: torch.Tensor | None = None, *, smooth_k: bool = True, smooth_v: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Output and log-sum-exp of one kernel."""
+    scale = inputs.q.shape[-1] ** -0.5
+    out: tuple[torch.Tensor, torch.Tensor] = _ops.attention(
+        *inputs, mask, "HND", False, scale, smooth_k, smooth_v, True, False, kernel
+    )
+    return out
+
+
+def sink(tokens: int, mass: float, *, place: int = 0, width: int = 1, v_offset: float = 0.0, queries: int = 48) -> Inputs:
+    """Some keys that all queries like so much that they take `mass` of each row, and whose values are zero.
+
+    Most language models have one, their first token; picture models have registers.
+    """
+    q, k, v = randn(1, 1, queries, 128), randn(1, 1, tokens, 128, seed=1), randn(1, 1, tokens, 128, seed=2)
+    liked = torch.nn.functional.normalize(randn(128, seed=3), dim=0)
+    q = q - (q @ liked)[..., None] * liked + 8 * liked
+    k = k - (k @ liked)[..., None] * liked
+    seats = slice(place, place + width)
+    rest = torch.logsumexp((q @ k.transpose(-1, -2) * 128**-0.5), dim=-1).mean()
+    k[:, :, seats] = (rest + math.log(mass / (1 - mass) / width)) / (8 * 128**-0.5) * liked
+    v = v + v_offset * randn(128, seed=4)
+    v[:, :, seats] = 0.0
+    return Inputs(q, k, v)
+
+
+def rotated(x: torch.Tensor, *axes: torch.Tensor) -> torch.Tensor:
+    """RoPE over several axes: each turns an equal share of the channels, with frequencies from 1 to 1/10000."""
+    width = x.shape[-1] // len(axes) // 2 * 2
+    turned = x.clone()
+    for i, axis in enumerate(axes):
+        frequencies = 10000.0 ** (-torch.arange(0, width, 2) / width)
+        angle = axis[:, None] * frequencies
+        even, odd = (x[..., i * width + j : (i + 1) * width : 2] for j in (0, 1))
+        turned[..., i * width : (i + 1) * width : 2] = even * angle.cos() - odd * angle.sin()
+        turned[..., i * width + 1 : (i + 1) * width : 2] = even * angle.sin() + odd * angle.cos()
+    return turned
+
+
+def raster(*sides: int, queries: int = 48, seed: int = 0) -> Inputs:
+    """Keys of an image or a video in raster order, rotated, with a large vector in common before."""
+    tokens = math.prod(sides)
+    places = torch.unravel_index(torch.arange(tokens), sides)
+    k = rotated(randn(1, 1, tokens, 128, seed=seed + 1) + 8 * randn(128, seed=seed + 2), *places)
+    return Inputs(randn(1, 1, queries, 128, seed=seed), k, randn(1, 1, tokens, 128, seed=seed + 3))
+
+
+def error(kernel: str, inputs: Inputs, **options: bool) -> float:
+    """Relative L1 of the output against float64."""
+    out, lse = attend(kernel, inputs, **options)
+    assert out.isfinite().all()
+    assert lse.isfinite().all()
+    return relative_l1(out, exact(*inputs)[0])
+
+
+def error_with_mean(kernel: str, inputs: Inputs, mean: torch.Tensor) -> float:
+    """The same with another vector subtracted from K, which softmax does not see."""
+    shifted = Inputs(inputs.q, (inputs.k.float() - mean).to(inputs.k.dtype), inputs.v)
+    return relative_l1(attend(kernel, shifted, smooth_k=False)[0], exact(*inputs)[0])
+
+
+# Numbers with which masks hide, in every dtype that holds them.
+HIDING = [-1e4, -3e4, -1e6, -1e8, -1e9, -1e10, -1e12, -1e20, -1e29, "least", -math.inf]
+
+
+def hiding_masks(rows: int, keys: int) -> Iterator[tuple[str, torch.Tensor]]:
+    """Additive masks by name: which keys each hides, and with what number in which dtype."""
+    hidden = {name: torch.zeros(rows, keys, dtype=torch.bool) for name in ("left", "right", "scattered", "whole rows")}
+    hidden["left"][:, :128] = True
+    hidden["right"][:, -200:] = True
+    hidden["scattered"] = torch.rand(rows, keys, generator=torch.Generator().manual_seed(5)) < 0.5
+    hidden["whole rows"][3:20] = True
+    hidden["whole rows"][:, 64:100] = True
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        for number in HIDING:
+            value = torch.finfo(dtype).min if number == "least" else float(number)
+            if value < torch.finfo(dtype).min and value != -math.inf:
+                continue
+            for name, where in hidden.items():
+                yield f"{name} {number} {dtype}", torch.zeros(rows, keys, dtype=dtype).masked_fill(where, value)
+
+
+def check_mask(kernel: str, inputs: Inputs, mask: torch.Tensor, limit: float) -> None:
+    """Rows that see a key are as exact as ever; those that see none are zero where the mask says so, and finite."""
+    out, lse = attend(kernel, inputs, mask)
+    hides = reference.mask_log2(mask) == -math.inf
+    expected, expected_lse = exact(*inputs, attn_mask=mask.masked_fill(hides, -math.inf))
+    blind = expected_lse == -math.inf
+    assert out.isfinite().all()
+    assert torch.equal(lse == -math.inf, blind)
+    assert (out[blind] == 0).all()
+    sees = (mask == 0).any(dim=-1).expand_as(lse)
+    assert relative_l1(out[sees], expected[sees]) <= limit
+    assert (lse - expected_lse)[sees].abs().max() <= 0.1
+
+
+def huge(dtype: torch.dtype) -> Iterator[tuple[str, Inputs]]:
+    """Values near the ends of their type: float64's answer is finite in it."""
+    large = 16000.0 if dtype == torch.float16 else 1e38
+    signs = [torch.where(randn(1, 2, tokens, 128, seed=seed) > 0, 1.0, -1.0) for seed, tokens in enumerate((100, 700, 700))]
+    q, k, v = (randn(1, 2, tokens, 128, seed=seed) for seed, tokens in enumerate((100, 700, 700)))
+    yield "Q and K in every channel", Inputs(signs[0] * large, signs[1] * large, v)
+    yield "Q", Inputs(signs[0] * large, k, v)
+    yield "K", Inputs(q, signs[1] * large, v)
+    yield "the same key again and again", Inputs(signs[0] * large, signs[1][:, :, :1].expand_as(k) * large, v)
+    one_channel = k.clone()
+    one_channel[..., 5] = signs[1][..., 5] * 40000
+    tiny = q.clone()
+    tiny[..., 5] *= 1e-4
+    yield "a channel of K, tiny in Q", Inputs(tiny, one_channel, v)
+    one_channel = one_channel.clone()
+    one_channel[..., 5] = -40000.0
+    one_channel[..., 40:, 5] = 60000.0
+    yield "a channel of K beyond the range about its mean", Inputs(tiny, one_channel, v)
+    top = 60000.0 if dtype == torch.float16 else 1e38
+    yield "V", Inputs(q, k, signs[2] * top)
+    yield "V, all alike", Inputs(q, k, torch.full_like(v, 3 * top if dtype == torch.bfloat16 else top))
+    yield "Q, K and V", Inputs(signs[0] * large, signs[1] * large, signs[2] * top)
+
+
+def check_finite(kernel: str, inputs: Inputs, *, smooth_v: bool) -> None:
+    """Finite, and a mean of values: none beyond V's largest."""
+    out, _ = attend(kernel, inputs, smooth_v=smooth_v)
+    assert out.isfinite().all()
+    assert out.abs().max() <= inputs.v.abs().max() * 1.01

@@ -1,0 +1,73 @@
+"""What models feed the kernels: tests/model_inputs.py on CPU tensors, against the reference of each kernel."""
+
+from __future__ import annotations
+
+import model_inputs
+import pytest
+import torch
+from accuracy import TOLERANCES
+from model_inputs import Inputs
+
+DTYPES = [torch.float16, torch.bfloat16]
+kernels = pytest.mark.parametrize("kernel", TOLERANCES)
+
+
+@kernels
+@pytest.mark.parametrize(("place", "width", "v_offset"), [(0, 1, 0.0), (0, 1, 8.0), (1000, 1, 0.0), (0, 16, 0.0), (5, 40, 8.0)])
+@pytest.mark.parametrize(("tokens", "mass"), [(4096, 0.5), (4096, 0.9), (4096, 0.99), (16384, 0.9), (16384, 0.99)])
+def test_sinks(kernel: str, tokens: int, mass: float, place: int, width: int, v_offset: float) -> None:
+    if tokens > 4096 and (place or v_offset):
+        pytest.skip("takes long; a GPU's test has it")
+    inputs = model_inputs.sink(tokens, mass, place=place, width=width, v_offset=v_offset).to("cpu", torch.bfloat16)
+    plain, smoothed = (model_inputs.error(kernel, inputs, smooth_v=smooth) for smooth in (False, True))
+    limit = 0.045 if "f8" in kernel else 0.03
+    assert plain <= limit
+    assert smoothed <= min(limit, 1.2 * plain + 2e-4)
+
+
+@kernels
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_masks_that_hide_with_numbers(kernel: str, dtype: torch.dtype) -> None:
+    inputs = Inputs(*(model_inputs.randn(1, 1, n, 64, seed=n + i) for i, n in enumerate((30, 700, 700)))).to("cpu", dtype)
+    for name, mask in model_inputs.hiding_masks(30, 700):
+        try:
+            model_inputs.check_mask(kernel, inputs, mask, 2 * TOLERANCES[kernel].relative_l1)
+        except AssertionError as error:
+            raise AssertionError(f"{name}: {error}") from error
+
+
+@kernels
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("smooth_v", [False, True])
+def test_huge_values(kernel: str, smooth_v: bool, dtype: torch.dtype) -> None:
+    for name, inputs in model_inputs.huge(dtype):
+        try:
+            model_inputs.check_finite(kernel, inputs.to("cpu", dtype), smooth_v=smooth_v)
+        except AssertionError as error:
+            raise AssertionError(f"{name}: {error}") from error
+
+
+@pytest.mark.parametrize("sides", [(32, 32), (48, 48), (64, 64), (96, 96), (13, 30, 20)])
+def test_rasters(sides: tuple[int, ...]) -> None:
+    kernel, ratios = "sm80_qk_int8_pv_f16", []
+    for seed in (0, 10, 20):
+        inputs = model_inputs.raster(*sides, seed=seed).to("cpu", torch.float16)
+        with_exact = model_inputs.error_with_mean(kernel, inputs, inputs.k.float().mean(dim=2, keepdim=True))
+        ratios.append(model_inputs.error(kernel, inputs) / with_exact)
+    assert sum(ratios) / len(ratios) <= 1.1, ratios
+
+
+def test_no_single_token_and_no_hidden_ones_move_the_mean() -> None:
+    kernel = "sm80_qk_int8_pv_f16"
+    q, k, v = (model_inputs.randn(1, 1, n, 128, seed=i) for i, n in enumerate((48, 4096, 4096)))
+    k = k + 8 * model_inputs.randn(128, seed=3)
+    plain = Inputs(q, k, v).to("cpu", torch.float16)
+    at_best = model_inputs.error(kernel, plain)
+    far = k.clone()
+    far[:, :, 0] = 300 * model_inputs.randn(128, seed=4)
+    q_far = q - (q @ far[0, 0, 0])[..., None] * far[0, 0, 0] / far[0, 0, 0].square().sum()  # none of P falls on it
+    assert model_inputs.error(kernel, Inputs(q_far, far, v).to("cpu", torch.float16)) <= 1.1 * at_best
+    half = torch.arange(4096) < 2048
+    hidden = torch.where(half[:, None], k, 100 * model_inputs.randn(4096, 128, seed=5))
+    inputs = Inputs(q, hidden, v).to("cpu", torch.float16)
+    model_inputs.check_mask(kernel, inputs, half[None], 1.6 * at_best)  # half the keys: the same error is 1.4 times as large
