@@ -85,13 +85,13 @@ def write(lock: Lock) -> None:
 
 
 def with_platforms(manifest: str, table: matrix.Matrix | None = None) -> str:
-    """pixi.toml with the platforms of the table: each as a machine with a driver and as one without."""
-    lines = []
-    for platform in (table or matrix.load()).platforms.values():
-        glibc = f', glibc = "{platform.glibc}"' if platform.glibc else ""
-        for suffix, cuda in (("-cuda", ', cuda = "12"'), ("", "")):
-            lines.append(f'  {{ name = "{platform.name}{suffix}", platform = "{platform.name}"{cuda}{glibc} }},\n')
-    return re.sub(r"^platforms = \[\n.*?^\]$", "platforms = [\n" + "".join(lines) + "]", manifest, flags=re.M | re.S)
+    """pixi.toml with the platforms of the table: each as a machine with a driver and, by its bare name, as one without."""
+    # pixi refuses a platform of a bare name that declares anything; its own default of glibc is what conda-forge has.
+    names = (table or matrix.load()).platforms
+    both = "".join(f'  {{ name = "{name}-cuda", platform = "{name}", cuda = "12" }},\n  "{name}",\n' for name in names)
+    bare = ", ".join(f'"{name}"' for name in names)
+    manifest = re.sub(r"^platforms = \[\n.*?^\]$", f"platforms = [\n{both}]", manifest, flags=re.M | re.S)
+    return re.sub(r'^platforms = \["[^\n]*\]$', f"platforms = [{bare}]", manifest, flags=re.M)
 
 
 def certificates() -> dict[str, str]:

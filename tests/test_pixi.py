@@ -12,6 +12,7 @@ import lock
 import matrix
 import pytest
 import run
+import tools
 import venvs
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -19,7 +20,6 @@ from packaging.utils import canonicalize_name
 ROOT = matrix.ROOT
 MANIFEST: dict[str, Any] = tomllib.loads((ROOT / "pixi.toml").read_text(encoding="utf-8"))
 PYPROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-SCHEMA = ROOT.parent / "shared" / "pixi-manifest.schema.json"
 
 
 def tag(cuda: str) -> str:
@@ -27,10 +27,11 @@ def tag(cuda: str) -> str:
 
 
 def test_is_valid_against_the_schema_of_pixi() -> None:
-    if not SCHEMA.is_file():
+    path = tools.shared("pixi-manifest.schema.json")
+    if path is None:
         pytest.skip("the schema of pixi's manifest does not lie beside this checkout (../shared/pixi-manifest.schema.json)")
     jsonschema = pytest.importorskip("jsonschema")
-    schema = json.loads(SCHEMA.read_text(encoding="utf-8"))
+    schema = json.loads(path.read_text(encoding="utf-8"))
     faults = [f"{error.json_path}: {error.message}" for error in jsonschema.Draft7Validator(schema).iter_errors(MANIFEST)]
     assert faults == []
     broken = MANIFEST | {"tasks": {"x": {"command": "python"}}}
@@ -45,11 +46,12 @@ def test_what_it_names_of_cuda_is_in_the_table() -> None:
     assert {name for name in MANIFEST["tasks"] if name.startswith("build-")} == {f"build-{name}" for name in features}
     by_tag = {tag(cuda): cuda for cuda in matrix.load().cuda}
     for name in features:
-        assert MANIFEST["feature"][name]["dependencies"] == {
+        # Kernels are compiled on Linux alone.
+        assert MANIFEST["feature"][name]["target"]["linux"]["dependencies"] == {
             "cuda-nvcc": f"{by_tag[name]}.*",
             "cuda-version": f"{by_tag[name]}.*",
         }
-        assert MANIFEST["environments"][name] == [name, "build"]
+        assert MANIFEST["environments"][name] == [name, "compiler", "build", "any-driver"]
         task = MANIFEST["tasks"][f"build-{name}"]
         assert task["cmd"] == f"python scripts/build.py --cuda {by_tag[name]}"
         assert task["default-environment"] == name
@@ -58,10 +60,13 @@ def test_what_it_names_of_cuda_is_in_the_table() -> None:
 def test_platforms_are_those_that_lock_writes() -> None:
     text = (ROOT / "pixi.toml").read_text(encoding="utf-8")
     assert lock.with_platforms(text) == text
-    platforms = MANIFEST["workspace"]["platforms"]
-    assert {entry["platform"] for entry in platforms} == set(matrix.load().platforms)
-    for entry in platforms:
-        assert ("cuda" in entry) == entry["name"].endswith("-cuda")
+    platforms = list(matrix.load().platforms)
+    assert MANIFEST["feature"]["any-driver"]["platforms"] == platforms
+    entries = MANIFEST["workspace"]["platforms"]
+    assert [entry for entry in entries if isinstance(entry, str)] == platforms
+    assert [entry["name"] for entry in entries if isinstance(entry, dict)] == [f"{name}-cuda" for name in platforms]
+    # The first that the machine satisfies is taken.
+    assert all(entries.index(name) > 0 and entries[entries.index(name) - 1]["platform"] == name for name in platforms)
 
 
 def test_the_tests_use_the_pytorch_that_their_wheel_is_built_for() -> None:
@@ -75,7 +80,7 @@ def test_the_tests_use_the_pytorch_that_their_wheel_is_built_for() -> None:
 
 def test_the_host_compiler_is_the_one_of_the_table() -> None:
     gcc = {cuda.gcc for cuda in matrix.load().cuda.values()}
-    assert {MANIFEST["feature"]["build"]["target"]["linux"]["dependencies"]["gxx"]} == {f"{version}.*" for version in gcc}
+    assert {MANIFEST["feature"]["compiler"]["target"]["linux"]["dependencies"]["gxx"]} == {f"{version}.*" for version in gcc}
 
 
 def test_environments_name_features_that_exist() -> None:
@@ -113,16 +118,36 @@ def locked(name: str) -> set[str]:
     return {canonicalize_name(found) for found in re.findall(r"^([A-Za-z0-9._-]+)==", text, re.MULTILINE)}
 
 
+# What is called otherwise on conda-forge, and what PyPI has not or a virtual environment and the recipe's channel bring.
+ON_PYPI = {"matplotlib-base": "matplotlib"}
+CONDA_ALONE = {"actionlint", "cmake", "cuda-nvcc", "cuda-version", "gh", "gxx", "ninja", "pip", "python", "pytorch", "rattler-build"}
+
+
+def of_group(group: str) -> dict[str, str]:
+    """What a dependency group asks for, with the groups that it includes."""
+    asked: dict[str, str] = {}
+    for entry in PYPROJECT["dependency-groups"][group]:
+        if isinstance(entry, str):
+            found = Requirement(entry)
+            asked[canonicalize_name(found.name)] = str(found.specifier) or "*"
+        else:
+            asked |= of_group(entry["include-group"])
+    return asked
+
+
+def of_environment(environment: str) -> dict[str, str]:
+    """What an environment of pixi.toml asks for on any platform, by its names on PyPI."""
+    asked: dict[str, str] = {}
+    for feature in (MANIFEST["feature"][name] for name in MANIFEST["environments"][environment]):
+        for table in (feature, *feature.get("target", {}).values()):
+            asked |= table.get("dependencies", {}) | table.get("pypi-dependencies", {})
+    return {canonicalize_name(ON_PYPI.get(name, name)): spec for name, spec in asked.items() if name not in CONDA_ALONE}
+
+
 @pytest.mark.parametrize("group", PYPROJECT["dependency-groups"])
 def test_pixi_pyproject_and_lock_have_the_same_requirements(group: str) -> None:
-    names = {
-        canonicalize_name(Requirement(entry).name) for entry in PYPROJECT["dependency-groups"][group] if isinstance(entry, str)
-    }
-    # CMake and Ninja come from the recipe's channel, pip with every virtual environment; actionlint is not on PyPI.
-    feature = MANIFEST["feature"][group]
-    conda = {canonicalize_name(name) for name in feature["dependencies"] | feature.get("pypi-dependencies", {})}
-    assert names == conda - {"actionlint", "cmake", "ninja", "pip"}
-    assert names <= locked(group), "run `python3 scripts/run.py lock`"
+    assert of_group(group) == of_environment("default" if group == "build" else group)
+    assert of_group(group).keys() <= locked(group), "run `python3 scripts/run.py lock`"
 
 
 @pytest.mark.parametrize(
