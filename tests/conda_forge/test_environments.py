@@ -1,0 +1,120 @@
+"""pixi.toml against conda-forge's records: what each environment asks for on each platform can be had together."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+
+import matrix
+import pytest
+from rattler.exceptions import SolverError
+
+import conda_forge.model as model
+from conda_forge.manifest import Manifest
+
+TEXT = (matrix.ROOT / "pixi.toml").read_text(encoding="utf-8")
+Table = dict[str, dict[str, dict[str, str]]]
+
+
+def solved(manifest: Manifest, forge: str) -> Table:
+    """Every environment on every platform that it has; the first that cannot be solved stops all, as with pixi."""
+    table: Table = {}
+    for environment in manifest.environments:
+        for platform in manifest.platforms_of(environment):
+            specs = manifest.specs(environment, platform)
+            table.setdefault(environment, {})[platform.name] = model.solved([forge], specs, platform.subdir, platform.virtual)
+    return table
+
+
+@pytest.fixture(scope="module")
+def table(forge: str) -> Table:
+    return solved(Manifest(TEXT), forge)
+
+
+def shown(table: Table, platforms: list[str]) -> Iterator[str]:
+    """How many packages, and of which CUDA compiler or PyTorch."""
+    yield f"{'':9}" + "".join(f"{name:20}" for name in platforms)
+    for environment, of in table.items():
+        cells = []
+        for name in platforms:
+            found = of.get(name, {})
+            nvcc = [f"nvcc {version.split()[0]}" for package, version in found.items() if package == "cuda-nvcc"]
+            torch = [" ".join(v.split("_")[0].split()) for package, v in found.items() if package == "pytorch"]
+            cells.append(" ".join([str(len(found)), *nvcc, *torch]) if found else "–")
+        yield f"{environment:9}" + "".join(f"{cell:20}" for cell in cells)
+
+
+def test_every_environment_is_solved_on_every_platform(table: Table, capsys: pytest.CaptureFixture[str]) -> None:
+    manifest = Manifest(TEXT)
+    assert table.keys() == manifest.environments.keys()
+    with capsys.disabled():
+        print("\npixi.toml on conda-forge, environment × platform: packages known to the model, compiler, PyTorch")
+        print("\n".join(shown(table, list(manifest.platforms))))
+
+
+def test_with_a_driver_pytorch_comes_with_cuda_and_without_one_it_does_not(table: Table) -> None:
+    for environment in ("test", "bench"):
+        builds = {platform: found["pytorch"].split()[1] for platform, found in table[environment].items()}
+        assert len(builds) == 6
+        for platform, build in builds.items():
+            assert build.startswith("cuda12" if platform.endswith("-cuda") else "cpu"), platform
+
+
+def test_no_driver_is_needed_where_none_changes_anything(table: Table) -> None:
+    bare = list(matrix.load().platforms)
+    for environment in table.keys() - {"test", "bench"}:
+        assert list(table[environment]) == bare, environment
+    for cuda, environment in (("12.6", "cu126"), ("13.0", "cu130")):
+        for platform in ("linux-64", "linux-aarch64"):
+            assert table[environment][platform]["cuda-nvcc"].startswith(cuda)
+
+
+def test_an_environment_has_what_its_tasks_need_and_no_more(table: Table) -> None:
+    for environment, of in table.items():
+        for platform, found in of.items():
+            compiles = {"gxx", "cmake", "ninja", "cuda-nvcc"} & found.keys()
+            assert bool(compiles) == (platform.startswith("linux-") and (environment == "test" or environment.startswith("cu")))
+            assert ("pytorch" in found) == (environment in ("test", "bench"))
+            assert ("diffusers" in found) == (environment == "test")
+            assert ("rattler-build" in found) == (environment == "release")
+
+
+# The faults that the manifest had, each put back: the schema of pixi accepts all of them.
+
+
+def platform_named_like_its_subdir(text: str) -> str:
+    return text.replace('"linux-64",\n', '{ name = "linux-64", platform = "linux-64", glibc = "2.28" },\n', 1)
+
+
+def compiler_for_13_where_the_driver_is_12(text: str) -> str:
+    return text.replace('cu130 = ["cu130", "compiler", "build", "any-driver"]', 'cu130 = ["cu130", "compiler", "build"]', 1)
+
+
+def pixi_that_gives_a_bare_name_to_variants(text: str) -> str:
+    return re.sub(r'requires-pixi = "[^"]*"', 'requires-pixi = ">=0.71"', text, count=1)
+
+
+def floors_that_conda_forge_does_not_have(text: str) -> str:
+    return text.replace('py-rattler = ">=0.23.2"', 'py-rattler = ">=0.28"', 1)
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        (platform_named_like_its_subdir, "cannot declare virtual packages"),
+        (compiler_for_13_where_the_driver_is_12, "__cuda"),
+        (pixi_that_gives_a_bare_name_to_variants, "before pixi 0.72.1 linux-64 means its variants too"),
+        (floors_that_conda_forge_does_not_have, "py-rattler >=0.28"),
+    ],
+)
+def test_a_manifest_with_a_fault_is_refused(fault: Callable[[str], str], said: str, forge: str) -> None:
+    assert list(Manifest(TEXT).refused()) == []
+    broken = fault(TEXT)
+    assert broken != TEXT
+    manifest = Manifest(broken)
+    faults = list(manifest.refused())
+    if not faults:
+        with pytest.raises(SolverError) as caught:
+            solved(manifest, forge)
+        faults = [str(caught.value)]
+    assert said in faults[0]
