@@ -72,6 +72,7 @@ class PyTorch:
     version: str
     python: tuple[str, ...]
     old_abi_on_pypi: bool = False
+    conda_forge: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -204,7 +205,10 @@ def load(path: Path = TABLE) -> Matrix:
             },
             development_cuda=raw["development_cuda"],
             build_python=raw["build_python"],
-            pytorch={n: PyTorch(n, **{**p, "python": tuple(p["python"])}) for n, p in raw["pytorch"].items()},
+            pytorch={
+                n: PyTorch(n, **{**p, "python": tuple(p["python"]), "conda_forge": tuple(p.get("conda_forge", ()))})
+                for n, p in raw["pytorch"].items()
+            },
             tools=tuple(raw["tools"]),
             rows=tuple(raw["rows"]),
             profiles={n: tuple(rules) for n, rules in raw["profiles"].items()},
