@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 import alone
@@ -29,7 +29,6 @@ from rattler import Gateway, SourceConfig
 from rattler.exceptions import CacheDirError, GatewayError
 from rattler.index import index_fs
 from rattler.networking import Client
-from rattler.platform import Subdir
 from rattler_build import RattlerBuildError
 from rattler_build.upload import upload_package_to_anaconda, upload_package_to_prefix
 from rich.console import Console
@@ -115,7 +114,7 @@ class Remote:
 
     def there(self) -> Mapping[str, str]:
         async def ask() -> dict[str, str]:
-            subdirs = [Subdir(name) for name in ("noarch", *matrix.load().platforms)]
+            subdirs: list[Any] = ["noarch", *matrix.load().platforms]
             # Not from a cache: what is there now decides what is uploaded.
             gateway = Gateway(default_config=SourceConfig(cache_action="no-cache"), client=Client.default_client())
             # anaconda.org takes uploads; what it has is read elsewhere.

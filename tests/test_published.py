@@ -11,10 +11,12 @@ import loopback
 import publish
 import pytest
 import samples
-from rattler import BuildString, Gateway, GenericVirtualPackage, PackageName, Version, solve
+from rattler import Gateway, solve
 from rattler.exceptions import SolverError
 from rattler.index import index_fs
 from rattler_build import assemble_package
+
+import conda_forge.model as model
 
 PYTORCHES = {"2.7.1": ["12.6"], "2.8.0": ["12.8", "12.9"], "2.9.1": ["12.8", "13.0"]}
 
@@ -68,10 +70,9 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 
 def solved(world: World, *specs: str, driver: str | None = None) -> dict[str, str]:
     """What a conda client would install on a machine with this driver: build strings by name."""
-    machine = [("__unix", "0"), ("__linux", "6.1"), ("__glibc", "2.28")] + ([("__cuda", driver)] if driver else [])
-    virtual = [GenericVirtualPackage(PackageName(name), Version(version), BuildString("0")) for name, version in machine]
+    machine = model.virtual(model.machine("linux-64", driver))
     platforms: list[Any] = ["linux-64", "noarch"]
-    wanted = solve(world.channels, list(specs), world.gateway, platforms=platforms, virtual_packages=virtual)
+    wanted = solve(world.channels, list(specs), world.gateway, platforms=platforms, virtual_packages=machine)
     found = asyncio.run(wanted)
     return {record.name.normalized: f"{record.version} {record.build}" for record in found}
 

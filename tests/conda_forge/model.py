@@ -17,8 +17,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import rattler
 import yaml
-from rattler import BuildString, Gateway, GenericVirtualPackage, PackageName, Version, solve
+from rattler import Gateway, GenericVirtualPackage, PackageName, Version, solve
 
 MODEL = Path(__file__).with_name("model.yaml")
 REAL = os.environ.get("CONDA_FORGE")
@@ -72,14 +73,19 @@ def machine(platform: str, cuda: str | None = None) -> dict[str, str]:
     return common | ({"__cuda": cuda} if cuda else {})
 
 
+def virtual(packages: Mapping[str, str]) -> list[GenericVirtualPackage]:
+    """As the solver takes them. Before py-rattler 0.28 a build string was a string."""
+    build = getattr(rattler, "BuildString", str)("0")
+    return [GenericVirtualPackage(PackageName(name), Version(version), build) for name, version in packages.items()]
+
+
 @cache
 def _gateway() -> Gateway:
     return Gateway()
 
 
-def solved(channels: Sequence[str], specs: Sequence[str], platform: str, virtual: Mapping[str, str]) -> dict[str, str]:
+def solved(channels: Sequence[str], specs: Sequence[str], platform: str, machine: Mapping[str, str]) -> dict[str, str]:
     """What a client would install on such a machine: version and build, by name. Raises rattler's SolverError."""
-    packages = [GenericVirtualPackage(PackageName(n), Version(v), BuildString("0")) for n, v in virtual.items()]
     platforms: list[Any] = [platform, "noarch"]
-    found = asyncio.run(solve(channels, list(specs), _gateway(), platforms=platforms, virtual_packages=packages))
+    found = asyncio.run(solve(channels, list(specs), _gateway(), platforms=platforms, virtual_packages=virtual(machine)))
     return {record.name.normalized: f"{record.version} {record.build}" for record in found}

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import matrix
 import pytest
 from rattler.exceptions import SolverError
 
 import conda_forge.model as model
+import conda_forge.refresh as refresh
 from conda_forge.manifest import Manifest
 
 TEXT = (matrix.ROOT / "pixi.toml").read_text(encoding="utf-8")
@@ -77,6 +80,14 @@ def test_an_environment_has_what_its_tasks_need_and_no_more(table: Table) -> Non
             assert ("pytorch" in found) == (environment in ("test", "bench"))
             assert ("diffusers" in found) == (environment == "test")
             assert ("rattler-build" in found) == (environment == "release")
+
+
+def test_a_refreshed_model_says_the_same(table: Table, forge: str, tmp_path: Path) -> None:
+    """Made of the model, as it would be of conda-forge."""
+    path = tmp_path / "model.yaml"
+    path.write_text(asyncio.run(refresh.refreshed(forge)), encoding="utf-8")
+    channel = model.lay(tmp_path / "conda-forge", model.records(path)).as_uri()
+    assert solved(Manifest(TEXT), channel) == table
 
 
 # The faults that the manifest had, each put back: the schema of pixi accepts all of them.
