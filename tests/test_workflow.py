@@ -1,4 +1,4 @@
-"""The GitHub workflow: valid, of least privilege, and walked through for its four triggers without running a step."""
+"""The GitHub workflows: valid, of least privilege, and walked through for its four triggers without running a step."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ import build
 
 GITHUB = matrix.ROOT / ".github"
 WORKFLOW = GITHUB / "workflows" / "build.yml"
+LOCK = GITHUB / "workflows" / "lock.yml"
 ACTION = GITHUB / "actions" / "pixi" / "action.yml"
 # YAML reads the key `on` as true.
 CONTENT: dict[Any, Any] = yaml.safe_load(WORKFLOW.read_text(encoding="utf-8"))
@@ -54,7 +55,9 @@ def tool(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 # Valid.
 
 
-@pytest.mark.parametrize(("path", "schema"), [(WORKFLOW, "github-workflows"), (ACTION, "github-actions")])
+@pytest.mark.parametrize(
+    ("path", "schema"), [(WORKFLOW, "github-workflows"), (LOCK, "github-workflows"), (ACTION, "github-actions")]
+)
 def test_fits_githubs_schema(path: Path, schema: str, tmp_path: Path) -> None:
     done = tool("check-jsonschema", "--builtin-schema", f"vendor.{schema}", str(path))
     assert done.returncode == 0, done.stdout
@@ -70,12 +73,12 @@ def test_zizmor_finds_nothing() -> None:
 
 @pytest.mark.skipif(found("actionlint") is None, reason="actionlint is not on PyPI: `pixi run test` brings it")
 def test_actionlint_finds_nothing() -> None:
-    done = tool("actionlint", "-no-color", str(WORKFLOW))
+    done = tool("actionlint", "-no-color", str(WORKFLOW), str(LOCK))
     assert done.returncode == 0, done.stdout
 
 
 def test_everything_from_outside_is_pinned_by_digest() -> None:
-    text = WORKFLOW.read_text(encoding="utf-8") + ACTION.read_text(encoding="utf-8")
+    text = "".join(path.read_text(encoding="utf-8") for path in (WORKFLOW, LOCK, ACTION))
     used = re.findall(r"uses: (\S+)(.*)", text)
     assert len(used) > 10
     for name, rest in used:
@@ -101,6 +104,32 @@ def test_steps_are_tasks_that_a_developer_runs() -> None:
         tasks |= {words[2]} if words[2] != '"$TASK"' else set(JOBS["check"]["strategy"]["matrix"]["task"])
     assert tasks <= manifest.tasks.keys()
     assert {"lint", "test", "build", "verify", "summary", "release", "publish", "index"} <= tasks
+
+
+def test_the_lock_is_made_by_pixi_and_proposed_by_a_task() -> None:
+    content: dict[Any, Any] = yaml.safe_load(LOCK.read_text(encoding="utf-8"))
+    assert content[True].keys() == {"schedule", "workflow_dispatch"}
+    (job,) = content["jobs"].values()
+    assert content["permissions"] == {}
+    assert job["permissions"] == {"contents": "write", "pull-requests": "write"}
+    commands = [step["run"].split() for step in job["steps"] if "run" in step]
+    assert [command[:3] for command in commands] == [["pixi", "update", "--no-install"], ["pixi", "run", "propose"]]
+    assert "propose" in run.Manifest.read(matrix.ROOT / "pixi.toml").tasks
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_every_job_takes_the_lock_as_it_is_where_there_is_one(there: bool, tmp_path: Path) -> None:
+    steps = yaml.safe_load(ACTION.read_text(encoding="utf-8"))["runs"]["steps"]
+    (script,) = [step["run"] for step in steps if "run" in step]
+    if there:
+        (tmp_path / "pixi.lock").touch()
+    told = tmp_path / "environment"
+    told.touch()
+    done = subprocess.run(
+        ["bash", "-e", "-c", script], cwd=tmp_path, env=os.environ | {"GITHUB_ENV": str(told)}, capture_output=True, text=True, check=True
+    )
+    assert told.read_text() == ("PIXI_LOCKED=true\n" if there else "")
+    assert done.stdout.startswith("::warning::there is no pixi.lock") is not there
 
 
 def test_values_from_outside_do_not_become_shell_code() -> None:
