@@ -153,9 +153,11 @@ class Factory:
 
     def _facts(self, build: matrix.Build, system: channel.Compiler | None, commit: str) -> Mapping[str, list[str]]:
         """What a package depends on besides the project's files. No path: equal checkouts make equal packages."""
-        common = [build.version, build.cuda, self.channel_kind]
+        # A mirror of conda-forge has what conda-forge has.
+        common = [build.version, build.cuda, "pypi" if system else CONDA_FORGE]
         kernels = [*common, *matrix.targets(build.architectures), "ptx", *build.ptx]
-        operators = [*common, build.torch, build.platform, commit]  # _build.json says the commit
+        number = str(variant.number(build, matrix.load()))
+        operators = [*common, build.torch, build.platform, number, commit]  # _build.json says the commit
         if system:
             table = matrix.load().cuda[build.cuda]
             kernels += [f"{name}={version}" for name, version in table.pypi.items()]

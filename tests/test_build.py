@@ -105,6 +105,14 @@ def test_inputs_are_sorted_alike_on_every_platform(tmp_path: Path) -> None:
     assert [path.relative_to(tmp_path).as_posix() for path in inputs.files(["c", "a", "a-b", "B"], tmp_path)] == names
 
 
+def test_a_mirror_makes_the_packages_of_conda_forge() -> None:
+    request = build.requests(arguments(cuda="12.8", torch="2.8.0", python=["3.12"]))[0]
+    kinds = ("conda-forge", "https://mirror.example/conda-forge", "pypi")
+    names = [[one.path.name for one in build.Factory(kind, Console(quiet=True))._planned(request.build)] for kind in kinds]
+    assert names[0] == names[1]
+    assert names[0] != names[2]
+
+
 def test_a_missing_input_is_named(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="an input of the build is missing"):
         inputs.files(["csrc"], tmp_path)
