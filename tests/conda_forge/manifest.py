@@ -14,6 +14,10 @@ import conda_forge.model as model
 EXACT_PLATFORMS = "0.72.1"
 
 
+# Of each environment, of each of its platforms: versions and builds by name.
+Table = dict[str, dict[str, dict[str, str]]]
+
+
 class Platform(NamedTuple):
     name: str
     subdir: str
@@ -42,6 +46,16 @@ class Manifest:
                 asked |= table.get("dependencies", {})
         return [f"{name} {version}" for name, version in asked.items()]
 
+    def solved(self, channel: str) -> Table:
+        """Every environment on every platform that it has; one that cannot be solved stops all, as with pixi."""
+        return {
+            environment: {
+                platform.name: model.solved([channel], self.specs(environment, platform), platform.subdir, platform.virtual)
+                for platform in self.platforms_of(environment)
+            }
+            for environment in self.environments
+        }
+
     def _feature(self, name: str) -> dict[str, Any]:
         found: dict[str, Any] = self.table["feature"][name]
         return found
@@ -69,3 +83,16 @@ def _platform(entry: str | Mapping[str, str]) -> Platform:
 def _selects(selector: str, platform: Platform) -> bool:
     families = {"linux": "linux-", "win": "win-", "unix": "linux-"}
     return selector in (platform.name, platform.subdir) or platform.subdir.startswith(families.get(selector, "nothing"))
+
+
+def shown(table: Table, platforms: list[str]) -> Iterator[str]:
+    """How many packages, and of which CUDA compiler or PyTorch."""
+    yield f"{'':9}" + "".join(f"{name:20}" for name in platforms)
+    for environment, of in table.items():
+        cells = []
+        for name in platforms:
+            found = of.get(name, {})
+            nvcc = [f"nvcc {version.split()[0]}" for package, version in found.items() if package == "cuda-nvcc"]
+            torch = [" ".join(v.split("_")[0].split()) for package, v in found.items() if package == "pytorch"]
+            cells.append(" ".join([str(len(found)), *nvcc, *torch]) if found else "–")
+        yield f"{environment:9}" + "".join(f"{cell:20}" for cell in cells)

@@ -3,48 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import matrix
 import pytest
 from rattler.exceptions import SolverError
 
+import conda_forge.faults as faults
 import conda_forge.model as model
 import conda_forge.refresh as refresh
-from conda_forge.manifest import Manifest
+from conda_forge.manifest import Manifest, Table, shown
 
 TEXT = (matrix.ROOT / "pixi.toml").read_text(encoding="utf-8")
-Table = dict[str, dict[str, dict[str, str]]]
-
-
-def solved(manifest: Manifest, forge: str) -> Table:
-    """Every environment on every platform that it has; the first that cannot be solved stops all, as with pixi."""
-    table: Table = {}
-    for environment in manifest.environments:
-        for platform in manifest.platforms_of(environment):
-            specs = manifest.specs(environment, platform)
-            table.setdefault(environment, {})[platform.name] = model.solved([forge], specs, platform.subdir, platform.virtual)
-    return table
 
 
 @pytest.fixture(scope="module")
 def table(forge: str) -> Table:
-    return solved(Manifest(TEXT), forge)
-
-
-def shown(table: Table, platforms: list[str]) -> Iterator[str]:
-    """How many packages, and of which CUDA compiler or PyTorch."""
-    yield f"{'':9}" + "".join(f"{name:20}" for name in platforms)
-    for environment, of in table.items():
-        cells = []
-        for name in platforms:
-            found = of.get(name, {})
-            nvcc = [f"nvcc {version.split()[0]}" for package, version in found.items() if package == "cuda-nvcc"]
-            torch = [" ".join(v.split("_")[0].split()) for package, v in found.items() if package == "pytorch"]
-            cells.append(" ".join([str(len(found)), *nvcc, *torch]) if found else "–")
-        yield f"{environment:9}" + "".join(f"{cell:20}" for cell in cells)
+    return Manifest(TEXT).solved(forge)
 
 
 def test_every_environment_is_solved_on_every_platform(table: Table, capsys: pytest.CaptureFixture[str]) -> None:
@@ -87,35 +63,16 @@ def test_a_refreshed_model_says_the_same(table: Table, forge: str, tmp_path: Pat
     path = tmp_path / "model.yaml"
     path.write_text(asyncio.run(refresh.refreshed(forge)), encoding="utf-8")
     channel = model.lay(tmp_path / "conda-forge", model.records(path)).as_uri()
-    assert solved(Manifest(TEXT), channel) == table
-
-
-# The faults that the manifest had, each put back: the schema of pixi accepts all of them.
-
-
-def platform_named_like_its_subdir(text: str) -> str:
-    return text.replace('"linux-64",\n', '{ name = "linux-64", platform = "linux-64", glibc = "2.28" },\n', 1)
-
-
-def compiler_for_13_where_the_driver_is_12(text: str) -> str:
-    return text.replace('cu130 = ["cu130", "compiler", "build", "any-driver"]', 'cu130 = ["cu130", "compiler", "build"]', 1)
-
-
-def pixi_that_gives_a_bare_name_to_variants(text: str) -> str:
-    return re.sub(r'requires-pixi = "[^"]*"', 'requires-pixi = ">=0.71"', text, count=1)
-
-
-def floors_that_conda_forge_does_not_have(text: str) -> str:
-    return text.replace('py-rattler = ">=0.23.2"', 'py-rattler = ">=0.28"', 1)
+    assert Manifest(TEXT).solved(channel) == table
 
 
 @pytest.mark.parametrize(
     ("fault", "said"),
     [
-        (platform_named_like_its_subdir, "cannot declare virtual packages"),
-        (compiler_for_13_where_the_driver_is_12, "__cuda"),
-        (pixi_that_gives_a_bare_name_to_variants, "before pixi 0.72.1 linux-64 means its variants too"),
-        (floors_that_conda_forge_does_not_have, "py-rattler >=0.28"),
+        (faults.platform_named_like_its_subdir, "cannot declare virtual packages"),
+        (faults.compiler_for_13_where_the_driver_is_12, "__cuda"),
+        (faults.pixi_that_gives_a_bare_name_to_variants, "before pixi 0.72.1 linux-64 means its variants too"),
+        (faults.floors_that_conda_forge_does_not_have, "py-rattler >=0.28"),
     ],
 )
 def test_a_manifest_with_a_fault_is_refused(fault: Callable[[str], str], said: str, forge: str) -> None:
@@ -123,9 +80,9 @@ def test_a_manifest_with_a_fault_is_refused(fault: Callable[[str], str], said: s
     broken = fault(TEXT)
     assert broken != TEXT
     manifest = Manifest(broken)
-    faults = list(manifest.refused())
-    if not faults:
+    found = list(manifest.refused())
+    if not found:
         with pytest.raises(SolverError) as caught:
-            solved(manifest, forge)
-        faults = [str(caught.value)]
-    assert said in faults[0]
+            manifest.solved(forge)
+        found = [str(caught.value)]
+    assert said in found[0]
