@@ -33,7 +33,7 @@ class Pixi:
         kept = {name: os.environ[name] for name in KEPT if name in os.environ}
         path = os.pathsep.join([str(Path(self.program).parent), "/usr/bin", "/bin"])
         # A driver is what a test says there is, and no other.
-        return kept | {"HOME": str(self.home), "PATH": path, "NO_PROXY": "127.0.0.1", "CONDA_OVERRIDE_CUDA": ""}
+        return kept | {"HOME": str(self.home), "PATH": path, "NO_PROXY": "127.0.0.1", "CONDA_OVERRIDE_CUDA": "", "PIXI_NO_WRAP": "1"}
 
     def __call__(
         self, *arguments: str | Path, cwd: Path, more: Mapping[str, str] | None = None, check: bool = True
@@ -59,12 +59,14 @@ def installed(home: Path, address: str) -> Pixi:
 def locked(workspace: Path) -> dict[str, dict[str, dict[str, str]]]:
     """What pixi.lock has for each environment and platform: versions and builds by name."""
     content: dict[str, Any] = yaml.safe_load((workspace / "pixi.lock").read_text(encoding="utf-8"))
+    # Those that declare something are p1, p2, … in a lock.
+    names = {entry["name"]: f"{entry['subdir']}-cuda" if "subdir" in entry else entry["name"] for entry in content["platforms"]}
     found: dict[str, dict[str, dict[str, str]]] = {}
     for environment, entry in content["environments"].items():
         for platform, packages in entry["packages"].items():
             files = [Path(package["conda"]).name for package in packages if "conda" in package]
             parts = [re.fullmatch(r"(.+)-([^-]+)-([^-]+)\.conda", file) for file in files]
-            found.setdefault(environment, {})[platform] = {part[1]: f"{part[2]} {part[3]}" for part in parts if part}
+            found.setdefault(environment, {})[names[platform]] = {part[1]: f"{part[2]} {part[3]}" for part in parts if part}
     return found
 
 
