@@ -54,9 +54,9 @@ def distributions(locks: list[str]) -> Iterator[tuple[Path, importlib.metadata.D
     """What is installed of these locks, each version once, and where."""
     seen: set[tuple[str, str]] = set()
     for lock in locks:
-        print(f"{lock} from PyPI", file=sys.stderr)
-        venvs.ensure(lock)
         site = venvs.site_packages(lock)
+        if not site.is_dir():
+            venvs.ensure(lock)
         for found in importlib.metadata.distributions(path=[str(site)]):
             name = canonicalize_name(found.metadata["Name"])
             if (name, found.version) not in seen and not WITHIN.fullmatch(name):
@@ -164,8 +164,9 @@ def lay(folder: Path) -> None:
     (forge / HERE / "run_exports.json").write_text(json.dumps(content), encoding="utf-8")
     wheels = folder / "simple" / "ziglang"
     wheels.mkdir(parents=True)
-    command = [sys.executable, "-m", "pip", "--quiet", "download", "--no-deps", "--dest", str(wheels), "ziglang"]
-    subprocess.run(command, check=True)
+    pip = [sys.executable, "-m", "pip", "--quiet", "download", "--no-deps", "--only-binary=:all:", "--dest", str(wheels), "ziglang"]
+    for processor in ("x86_64", "aarch64"):
+        subprocess.run([*pip, "--platform", f"manylinux2014_{processor}"], check=True)
     links = "".join(f'<a href="{path.name}">{path.name}</a>' for path in wheels.iterdir())
     (wheels / "index.html").write_text(f"<!DOCTYPE html><html><body>{links}</body></html>", encoding="utf-8")
 

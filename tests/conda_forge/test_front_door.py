@@ -60,7 +60,7 @@ def test_the_first_command_of_the_readme(machine: pixi.Pixi, clone: Path, capsys
         print(f"\n`pixi run build-cu128` in a fresh clone: {first:.0f} s, again: {second:.0f} s")
 
 
-def test_what_it_emits_asks_for_what_conda_forges_compilers_say(clone: Path) -> None:
+def test_what_it_emits_asks_for_what_conda_forges_compilers_say(machine: pixi.Pixi, clone: Path) -> None:
     index = json.loads((clone / "dist" / "conda" / "linux-64" / "repodata.json").read_text(encoding="utf-8"))
     (record,) = index["packages.conda"].values()
     assert record["noarch"] == "python"
