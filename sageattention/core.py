@@ -117,16 +117,17 @@ def sageattn(
     Source: SageAttention (arXiv 2410.02367) and SageAttention2 (arXiv 2411.10958).
     """
     del enable_gqa
-    if not isinstance(tensor_layout, str):
+    if type(tensor_layout) is not str:
         tensor_layout, is_causal, sm_scale, attn_mask, dropout_p = aliases.from_positions(
             tensor_layout, is_causal, sm_scale, attn_mask, dropout_p
         )
     if dropout_p:
         others = {"dropout_p": dropout_p, **others}
-    if sm_scale is None:
-        sm_scale = scale
-    elif scale is not None:
-        others["scale"] = scale
+    if scale is not None:
+        if sm_scale is None:
+            sm_scale = scale
+        else:
+            others["scale"] = scale
     if others:
         q, k, v, is_causal, sm_scale = aliases.resolved(sageattn, others, tensor_layout, q, k, v, is_causal, sm_scale)
     # Where V is rounded to FP8, its mean is taken off first: it costs nothing that could be measured.
