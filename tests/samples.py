@@ -15,12 +15,11 @@ import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import artifact
-import content
-import matrix
 import pytest
-import wheel
 import zstandard
+from sage_factory.inspect import content
+from sage_factory.make import archives, wheels
+from sage_factory.what import matrix
 
 CUDA = "12.8"
 TORCH = "2.8.0"
@@ -111,7 +110,7 @@ def cubin_set(kernels: Sequence[str] = KERNELS) -> dict[str, bytes]:
 
 def manifest(files: Mapping[str, bytes], kernels: Sequence[str] = KERNELS) -> bytes:
     """The manifest of these files."""
-    hashes = {name: artifact.sha256(data) for name, data in files.items() if name != "manifest.json"}
+    hashes = {name: archives.sha256(data) for name, data in files.items() if name != "manifest.json"}
     folders = sorted({name.split("/")[0] for name in hashes})
     content = {"version": "2.2.0", "cuda": CUDA, "architectures": folders, "kernels": list(kernels), "files": hashes}
     return json.dumps(content).encode()
@@ -165,7 +164,7 @@ def conda(
 ) -> Path:
     """Write a .conda file; `paths` is what paths.json is made of where that is not the payload, or `document` is all of it."""
     entries = [
-        {"_path": name, "path_type": "hardlink", "sha256": artifact.sha256(data), "size_in_bytes": len(data)}
+        {"_path": name, "path_type": "hardlink", "sha256": archives.sha256(data), "size_in_bytes": len(data)}
         for name, data in (payload if paths is None else paths).items()
     ]
     info = {
@@ -200,7 +199,7 @@ def _tar(files: Mapping[str, bytes]) -> bytes:
 
 def cubins_conda(folder: Path, files: Mapping[str, bytes] | None = None) -> Path:
     """The kernels' conda package."""
-    payload = {artifact.CUBINS + name: data for name, data in (cubin_set() if files is None else files).items()}
+    payload = {archives.CUBINS + name: data for name, data in (cubin_set() if files is None else files).items()}
     return conda(folder, payload, index("sageattention-cubins"))
 
 
@@ -211,7 +210,7 @@ def operators_conda(folder: Path, files: Mapping[str, bytes] | None = None) -> P
 
 def a_wheel(folder: Path, python: str = "3.12") -> Path:
     """A wheel of the two."""
-    return wheel.emit(operators_conda(folder), cubins_conda(folder), python=python, build=build(python), out_dir=folder)
+    return wheels.emit(operators_conda(folder), cubins_conda(folder), python=python, build=build(python), out_dir=folder)
 
 
 def contents(path: Path) -> dict[str, bytes]:
@@ -226,6 +225,6 @@ def rewrite(path: Path, files: Mapping[str, bytes], *, record: bool = True) -> P
     own = f"{DIST_INFO}/RECORD"
     if record:
         files.pop(own, None)
-        files[own] = wheel._record(files, own)
-    path.write_bytes(wheel._zipped(files, last=f"{DIST_INFO}/"))
+        files[own] = wheels._record(files, own)
+    path.write_bytes(wheels._zipped(files, last=f"{DIST_INFO}/"))
     return path

@@ -13,20 +13,15 @@ import zipfile
 from datetime import UTC, datetime
 from pathlib import Path
 
-import alone
-import channel
-import child
-import inputs
-import matrix
-import package
-import place
 import pytest
-import seal
-import verify
 from rattler_build import RattlerBuildError, assemble_package
 from rich.console import Console
-
-import build
+from sage_factory import ROOT, alone, child
+from sage_factory.inspect import verify
+from sage_factory.make import engine, packages, seal
+from sage_factory.ship import place
+from sage_factory.what import inputs, matrix
+from sage_factory.with_what import channel
 
 HERE = matrix.host_platform()
 
@@ -58,22 +53,22 @@ def listing(folder: Path) -> dict[str, str]:
 
 
 def test_a_bare_cuda_version_means_its_pytorch_and_the_python_at_hand() -> None:
-    (request,) = build.requests(arguments(cuda="12.8"))
+    (request,) = packages.requests(arguments(cuda="12.8"))
     assert (request.build.torch, [b.python for b in request.pythons]) == ("2.8.0", [channel.PYTHON])
 
 
 def test_a_profile_is_grouped_so_that_nothing_is_compiled_twice() -> None:
-    requests = build.requests(arguments(profile="sage2-all", platform="linux-64"))
+    requests = packages.requests(arguments(profile="sage2-all", platform="linux-64"))
     assert [(r.build.torch, r.build.cuda, len(r.pythons)) for r in requests] == [
         ("2.6.0", "12.6", 4), ("2.7.0", "12.8", 3), ("2.8.0", "12.9", 3)
     ]  # fmt: skip
-    kernels = build.requests(arguments(profile="all", platform="linux-64", kernels=True))
+    kernels = packages.requests(arguments(profile="all", platform="linux-64", kernels=True))
     assert [r.build.cuda for r in kernels] == list(matrix.load().cuda), "one request a CUDA version"
 
 
 def test_nothing_asked_for() -> None:
     with pytest.raises(matrix.MatrixError, match="say what to build"):
-        build.requests(arguments())
+        packages.requests(arguments())
 
 
 # Digests.
@@ -111,21 +106,21 @@ def test_a_missing_input_is_named(tmp_path: Path) -> None:
 
 
 def test_packages_already_there_are_not_built_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build, "PACKAGES", tmp_path)
+    monkeypatch.setattr(packages, "PACKAGES", tmp_path)
     built: list[str] = []
 
-    def fake(_self: build.Factory, one: build.Planned, *_rest: object) -> None:
+    def fake(_self: packages.Factory, one: packages.Planned, *_rest: object) -> None:
         built.append(one.name)
         kernels, operators = (one.settings[f"{kind}_digest"][0] for kind in ("kernels", "operators"))
         cuda, torch = (one.settings[key][0].replace(".", "") for key in ("cuda_compiler_version", "pytorch_version"))
         string = f"cu{cuda}_h{kernels}_0" if "cubins" in one.name else f"torch{torch}_cu{cuda}_h{operators}_0"
         a_package(tmp_path, one.name, string)
 
-    monkeypatch.setattr(build.Factory, "_build", fake)
+    monkeypatch.setattr(packages.Factory, "_build", fake)
     damaged: set[Path] = set()
     monkeypatch.setattr(verify, "verify_conda", lambda path: [f"{path.name} is damaged"] if path in damaged else [])
-    by_torch = {t: build.requests(arguments(cuda="12.8", torch=t, python=["3.12"]))[0] for t in ("2.7.0", "2.8.0")}
-    factory = build.Factory("conda-forge", Console(quiet=True))
+    by_torch = {t: packages.requests(arguments(cuda="12.8", torch=t, python=["3.12"]))[0] for t in ("2.7.0", "2.8.0")}
+    factory = packages.Factory("conda-forge", Console(quiet=True))
     first = factory.packages(by_torch["2.8.0"])
     assert built == ["sageattention-cubins", "sageattention"]
     assert factory.packages(by_torch["2.8.0"]) == first
@@ -141,7 +136,7 @@ def test_packages_already_there_are_not_built_again(tmp_path: Path, monkeypatch:
 
 
 def test_a_step_counts_the_processor_time_of_its_children() -> None:
-    clock = build.Clock()
+    clock = packages.Clock()
     for _ in range(2):
         with clock.step("busy"):
             subprocess.run([sys.executable, "-c", "import time\nwhile time.process_time() < 0.3: pass"], check=True)
@@ -196,7 +191,7 @@ def test_a_failed_child_is_reported_with_its_log(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_a_failed_build_says_why(lines: list[str], kind: str, said: str) -> None:
-    message = build._why(child.ChildError("building", 1, lines, Path("log")), kind)
+    message = packages._why(child.ChildError("building", 1, lines, Path("log")), kind)
     assert said in message
     assert "noise" not in message.partition("\n")[2]
 
@@ -215,14 +210,14 @@ tests: [{{package_contents: {{files: ["{"made" if passes else "missing"}"]}}}}, 
     # What an interrupted run left must not be taken for a result.
     (tmp_path / "making" / "noarch").mkdir(parents=True)
     (tmp_path / "making" / "noarch" / "left.conda").write_text("")
-    (one,) = package.render({"target_platform": [HERE]}, recipe).values()
+    (one,) = engine.render({"target_platform": [HERE]}, recipe).values()
     if passes:
-        made = package.make(one, [], tmp_path / "conda", 1_600_000_000)
+        made = engine.make(one, [], tmp_path / "conda", 1_600_000_000)
         assert made in (tmp_path / "conda" / "noarch").iterdir()
         assert made.name in (tmp_path / "conda" / "noarch" / "repodata.json").read_text()
     else:
-        with pytest.raises((package.TestError, RattlerBuildError)):
-            package.make(one, [], tmp_path / "conda", 1_600_000_000)
+        with pytest.raises((engine.TestError, RattlerBuildError)):
+            engine.make(one, [], tmp_path / "conda", 1_600_000_000)
     assert len(list((tmp_path / "conda").rglob("*.conda"))) == passes
 
 
@@ -316,14 +311,13 @@ def test_the_second_build_waits_and_says_so(tmp_path: Path) -> None:
 
 
 def test_errors_are_one_message_and_a_status(tmp_path: Path) -> None:
-    script = str(matrix.ROOT / "scripts" / "build.py")
     for wrong, said in (
         (["--cuda", "11.8"], "unknown CUDA version '11.8'"),
         (["--profile", "nope"], "unknown profile 'nope'"),
         (["--cuda", "12.8", "--torch", "2.6.0"], "no build of PyTorch 2.6.0"),
         (["--cuda", "12.8", "--platform", "win-64", "--python", "3.12"], "packages for win-64 are built there"),
     ):
-        command = [sys.executable, script, *wrong, "--output", str(tmp_path / "dist")]
+        command = [sys.executable, str(ROOT / "scripts"), "build", *wrong, "--output", str(tmp_path / "dist")]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 1
         assert said in done.stderr

@@ -10,13 +10,11 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import alone
-import channel
-import kernels
-import matrix
-import nvrtc_nvcc
 import pytest
-import venvs
+from sage_factory import ROOT, alone
+from sage_factory.make import kernels
+from sage_factory.what import matrix
+from sage_factory.with_what import channel, nvrtc_nvcc, venvs
 
 TORCH, CUDA = "2.8.0", "12.8"
 
@@ -90,7 +88,7 @@ def test_as_a_command_it_waits_for_a_build(monkeypatch: pytest.MonkeyPatch, tmp_
         held.clear()
 
     def lay(*_args: object, **_kwargs: object) -> Path:
-        assert held == [matrix.ROOT / "build" / "build.lock"]
+        assert held == [ROOT / "build" / "build.lock"]
         return tmp_path
 
     monkeypatch.setattr(alone, "alone", hold)

@@ -8,11 +8,11 @@ import subprocess
 import zipfile
 from pathlib import Path
 
-import matrix
 import pytest
-import venvs
+from sage_factory import ROOT
+from sage_factory.with_what import venvs
 
-WHEELS = sorted((matrix.ROOT / "dist" / "wheels").glob("*.whl"))
+WHEELS = sorted((ROOT / "dist" / "wheels").glob("*.whl"))
 # Of one build for every Python the operators are the same bytes: what is loaded in one Python is loaded for all.
 CODE = """
 import sys, torch
@@ -34,7 +34,7 @@ def distinct() -> dict[str, list[Path]]:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", distinct())
 def test_operators_load_beside_their_pytorch(name: str, tmp_path: Path) -> None:
-    with zipfile.ZipFile(matrix.ROOT / "dist" / "wheels" / name) as archive:
+    with zipfile.ZipFile(ROOT / "dist" / "wheels" / name) as archive:
         torch = json.loads(archive.read("sageattention/_build.json"))["torch"]
         library = archive.extract("sageattention/_C.so", tmp_path)
     python = venvs.python_of(f"torch-{torch}")

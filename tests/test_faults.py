@@ -13,16 +13,14 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import alone
-import artifact
-import child
 import killing
-import package
-import place
 import pytest
 import samples
+from sage_factory import ROOT, alone, child
+from sage_factory.make import archives, engine
+from sage_factory.ship import place
 
-SCRIPTS = Path(place.__file__).parent
+SCRIPTS = ROOT / "scripts"
 NEW, OLD = "bbbb", "aaaa"
 posix = pytest.mark.skipif(os.name != "posix", reason="kills and process groups as POSIX has them")
 
@@ -54,7 +52,7 @@ def builds(dist: Path) -> set[str]:
     found = {path.read_text(encoding="utf-8") for path in dist.glob("wheels/*.whl")}
     for folder in (dist / "conda").iterdir():
         index = json.loads((folder / "repodata.json").read_text(encoding="utf-8"))["packages.conda"]
-        there = {path.name: artifact.sha256(path.read_bytes()) for path in folder.glob("*.conda")}
+        there = {path.name: archives.sha256(path.read_bytes()) for path in folder.glob("*.conda")}
         assert {name: entry["sha256"] for name, entry in index.items()} == there
         found |= {name.rpartition("_h")[2].partition("_")[0] for name in there}
     assert not [path for path in dist.rglob("*") if path.name.startswith(".")]
@@ -109,7 +107,7 @@ KILLED = """
 import os, shutil, signal, sys
 from pathlib import Path
 sys.path.insert(0, {scripts!r})
-import place
+from sage_factory.ship import place
 place.WORK = Path({work!r})
 replace = Path.replace
 def once(self, target):
@@ -146,7 +144,7 @@ def test_a_damaged_package_in_dist_is_named_and_nothing_is_placed(tmp_path: Path
         data[300] ^= 1
     path.write_bytes(bytes(data if damage == "a flipped byte" else data[:-100] if damage == "cut short" else b""))
     before = killing.listing(dist)
-    with pytest.raises(artifact.ArtifactError, match=r"torch270_cu128_haaaa_0\.conda is damaged .*remove it"):
+    with pytest.raises(archives.ArtifactError, match=r"torch270_cu128_haaaa_0\.conda is damaged .*remove it"):
         place.place(files(tmp_path / NEW, NEW), dist)
     assert killing.listing(dist) == before
     path.unlink()
@@ -168,7 +166,7 @@ def test_damaged_files_that_a_build_replaces_are_no_hindrance(tmp_path: Path, di
 def test_a_damaged_package_in_the_build_cache_is_taken_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     whole, damaged = (files(tmp_path, digest)[0] for digest in (NEW, OLD))
     damaged.write_bytes(damaged.read_bytes()[:-200])
-    package.index(tmp_path)
+    engine.index(tmp_path)
     assert list((tmp_path / "noarch").glob("*.conda")) == [whole]
     assert "truncated or damaged" in capsys.readouterr().out
 
@@ -183,7 +181,8 @@ def test_a_full_disk_is_named_and_dist_stays_as_it_was(tmp_path: Path) -> None:
 import os, sys
 from pathlib import Path
 sys.path[:0] = [{scripts!r}, {tests!r}]
-import killing, place, test_faults
+import killing, test_faults
+from sage_factory.ship import place
 disk = Path({disk!r})
 place.WORK = Path({work!r})
 place.place(test_faults.files(disk.parent / "old", "aaaa"), disk / "dist")
@@ -232,7 +231,7 @@ def test_a_failure_on_a_nearly_full_disk_says_so(tmp_path: Path, monkeypatch: py
 CHILD = """
 import subprocess, sys, time
 sys.path.insert(0, {scripts!r})
-import child
+from sage_factory import child
 if {watching}:
     child.end_with_parent()
 print("Installing", subprocess.Popen(["sleep", "60"]).pid, flush=True)
@@ -242,7 +241,8 @@ PARENT = """
 import sys
 from pathlib import Path
 sys.path.insert(0, {scripts!r})
-import alone, child, venvs
+from sage_factory import alone, child
+from sage_factory.with_what import venvs
 command, log = [sys.executable, "-c", {code!r}], Path({log!r})
 with alone.alone(Path({lock!r}), "another", print):
     if {pip}:

@@ -10,12 +10,12 @@ import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-import artifact
-import index
 import loopback
-import matrix
 import pytest
 import samples
+from sage_factory.make import archives
+from sage_factory.ship import indexes
+from sage_factory.what import matrix
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,7 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 @pytest.fixture(scope="module")
 def site(wheels: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[loopback.Server]:
     folder = tmp_path_factory.mktemp("site")
-    index.add(wheels, folder)
+    indexes.add(wheels, folder)
     with loopback.offering(folder) as server:
         yield server
 
@@ -55,13 +55,13 @@ def beside_torch(folder: Path, version: str) -> Path:
 def test_one_index_for_each_cuda_and_pytorch_series() -> None:
     names = {build.wheel_name: build for build in matrix.builds()}
     for name, build in names.items():
-        link = index.describe(name, name, "0")
+        link = indexes.describe(name, name, "0")
         assert link.folder == f"cu{build.cuda.replace('.', '')}-torch{build.torch_series.replace('.', '')}"
         assert (link.project, link.requires_python) == ("sageattention", f"=={build.python}.*")
-    found = index.pages(index.describe(name, name, "0") for name in names)
+    found = indexes.pages(indexes.describe(name, name, "0") for name in names)
     offered = {path.split("/")[0]: text.count(".whl</a>") for path, text in found.items() if path.count("/") == 2}
     assert sum(offered.values()) == len(names)
-    assert set(offered) == {index.describe(name, name, "0").folder for name in names}
+    assert set(offered) == {indexes.describe(name, name, "0").folder for name in names}
 
 
 @pytest.mark.parametrize("python", ["3.11", "3.12", "3.13"])
@@ -104,8 +104,8 @@ def test_pip_refuses_a_python_that_no_wheel_is_for(site: loopback.Server, tmp_pa
 
 
 def test_pip_refuses_a_file_that_was_changed(wheels: list[Path], tmp_path: Path) -> None:
-    index.add(wheels, tmp_path / "site")
-    path = index.target(wheels[0], tmp_path / "site")
+    indexes.add(wheels, tmp_path / "site")
+    path = indexes.target(wheels[0], tmp_path / "site")
     path.write_bytes(path.read_bytes() + b"\0")
     with loopback.offering(tmp_path / "site") as server:
         asked = ["--only-binary=:all:", "--python-version=3.11", "--platform=linux_x86_64", "--no-deps"]
@@ -120,42 +120,42 @@ def test_pip_refuses_a_file_that_was_changed(wheels: list[Path], tmp_path: Path)
 
 def files(folder: Path) -> dict[str, str]:
     return {
-        str(p.relative_to(folder)): artifact.sha256(p.read_bytes())
+        str(p.relative_to(folder)): archives.sha256(p.read_bytes())
         for p in folder.rglob("*")
         if p.is_file() and p.name != ".lock"
     }
 
 
 def test_adding_again_changes_nothing(wheels: list[Path], tmp_path: Path) -> None:
-    assert index.add(wheels[:2], tmp_path) == wheels[:2]
+    assert indexes.add(wheels[:2], tmp_path) == wheels[:2]
     before = files(tmp_path)
-    assert index.add(wheels[:2], tmp_path) == []
+    assert indexes.add(wheels[:2], tmp_path) == []
     assert files(tmp_path) == before
-    assert index.add(wheels, tmp_path) == wheels[2:]
+    assert indexes.add(wheels, tmp_path) == wheels[2:]
     page = (tmp_path / "cu128-torch28" / "sageattention" / "index.html").read_text(encoding="utf-8")
-    assert [page.count(f'{path.name}#sha256={artifact.sha256(path.read_bytes())}"') for path in wheels] == [1, 1, 1]
+    assert [page.count(f'{path.name}#sha256={archives.sha256(path.read_bytes())}"') for path in wheels] == [1, 1, 1]
 
 
 def test_a_published_wheel_is_never_replaced(wheels: list[Path], tmp_path: Path) -> None:
-    index.add(wheels[:1], tmp_path / "site")
+    indexes.add(wheels[:1], tmp_path / "site")
     before = files(tmp_path / "site")
     other = tmp_path / wheels[0].name
     other.write_bytes(wheels[0].read_bytes() + b"\0")
-    with pytest.raises(index.SiteError, match=f"never replaced.*{re.escape(wheels[0].name)}"):
-        index.add([*wheels[1:], other], tmp_path / "site")
+    with pytest.raises(indexes.SiteError, match=f"never replaced.*{re.escape(wheels[0].name)}"):
+        indexes.add([*wheels[1:], other], tmp_path / "site")
     assert files(tmp_path / "site") == before, "nothing else is added either"
 
 
 def test_what_a_killed_run_left_is_finished(wheels: list[Path], tmp_path: Path) -> None:
-    index.add(wheels, tmp_path)
+    indexes.add(wheels, tmp_path)
     whole = files(tmp_path)
-    first, second, _ = (index.target(wheel, tmp_path) for wheel in wheels)
+    first, second, _ = (indexes.target(wheel, tmp_path) for wheel in wheels)
     first.unlink()
     first.with_name(f".{first.name}.partial").write_bytes(b"half")
     second.with_name(f"{second.name}.metadata").unlink()
     for page in tmp_path.rglob("index.html"):
         page.unlink()
-    index.add(wheels, tmp_path)
+    indexes.add(wheels, tmp_path)
     assert files(tmp_path) == whole
 
 
@@ -172,7 +172,7 @@ def asset(name: str, tag: str = "v2.2.0", digest: str = "sha256:00") -> dict[str
 
 def test_links_to_the_wheels_of_every_release() -> None:
     old, new = (samples.build(python).wheel_name for python in ("3.11", "3.12"))
-    found = index.links(
+    found = indexes.links(
         [
             release("v2.2.0-build.1", asset(new, "v2.2.0-build.1"), asset(old, "v2.2.0-build.1")),
             release("v2.2.0", asset(old), asset("SHA256SUMS")),
@@ -180,32 +180,32 @@ def test_links_to_the_wheels_of_every_release() -> None:
         ]
     )
     assert {link.name for link in found} == {old, new}
-    page = index.pages(found)["cu128-torch28/sageattention/index.html"]
+    page = indexes.pages(found)["cu128-torch28/sageattention/index.html"]
     assert f'href="https://example.org/v2.2.0-build.1/{new}#sha256=00" data-requires-python="==3.12.*"' in page
 
 
 def test_releases_that_contradict_each_other() -> None:
     name = samples.build("3.11").wheel_name
-    with pytest.raises(index.SiteError, match="in two releases with other content"):
-        index.links([release("v2.2.0", asset(name)), release("v2.2.0-build.1", asset(name, digest="sha256:11"))])
-    with pytest.raises(index.SiteError, match="gives no SHA-256"):
-        index.links([release("v2.2.0", asset(name, digest=""))])
+    with pytest.raises(indexes.SiteError, match="in two releases with other content"):
+        indexes.links([release("v2.2.0", asset(name)), release("v2.2.0-build.1", asset(name, digest="sha256:11"))])
+    with pytest.raises(indexes.SiteError, match="gives no SHA-256"):
+        indexes.links([release("v2.2.0", asset(name, digest=""))])
 
 
 def test_releases_are_asked_of_gh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert index.main(["--releases", "someone/something", "--output", str(tmp_path / "site")]) == 1
+    assert indexes.main(["--releases", "someone/something", "--output", str(tmp_path / "site")]) == 1
     assert "`gh`, GitHub's command line, is not installed" in capsys.readouterr().err
     name = samples.build("3.11").wheel_name
     answer = json.dumps([[release("v2.2.0", asset(name))]])
     program = tmp_path / "gh"
     program.write_text(f"#!/bin/sh\ncase \"$*\" in *repos/someone/something/releases*) echo '{answer}';; *) exit 3;; esac\n")
     program.chmod(0o755)
-    assert index.main(["--releases", "someone/something", "--output", str(tmp_path / "site")]) == 0
+    assert indexes.main(["--releases", "someone/something", "--output", str(tmp_path / "site")]) == 0
     assert name in (tmp_path / "site" / "cu128-torch28" / "sageattention" / "index.html").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("name", ["sageattention-2.2.0.whl", "sageattention-2.2.0-py3-none-any.whl"])
 def test_a_name_that_says_too_little(name: str) -> None:
-    with pytest.raises(index.SiteError, match=re.escape(name)):
-        index.describe(name, name, "0")
+    with pytest.raises(indexes.SiteError, match=re.escape(name)):
+        indexes.describe(name, name, "0")

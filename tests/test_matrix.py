@@ -11,13 +11,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import lock
-import matrix
-import package
 import pytest
-import variant
 import yaml
 from packaging.version import Version
+from sage_factory import ROOT
+from sage_factory.make import engine
+from sage_factory.what import matrix, variant
+from sage_factory.with_what import locks
 
 COUNTS = {
     "sage2-all": 10,
@@ -209,21 +209,21 @@ def test_a_pytorch_cuda_python_architecture_and_platform_are_added_by_the_table_
 
     digests = {"kernels_digest": "0", "operators_digest": "1", "sageattention_commit": "c"}
     settings = variant.of(build, python_pin="3.16.*", digests=digests, table=table)
-    kernels, operators = package.render(settings).values()
+    kernels, operators = engine.render(settings).values()
     assert kernels.recipe.to_dict()["build"]["script"]["env"]["SAGE_ARCHITECTURES"] == "9.0a;13.0"
     assert "cuda-nvcc_linux-ppc64le 13.9.*" in kernels.recipe.to_dict()["requirements"]["build"]
     assert "pytorch 2.99.*" in operators.recipe.to_dict()["requirements"]["run"]
     assert operators.recipe.to_dict()["build"]["string"] == "torch2990_cu139_h1_0"
 
-    there = {one.name: one.requirements for one in lock.locks(table)}
+    there = {one.name: one.requirements for one in locks.locks(table)}
     assert there["cuda-13.9"] == ("nvidia-cuda-nvcc==13.9.1",)
     assert there["torch-2.99.0"] == ("torch==2.99.0",)
-    pixi = lock.with_platforms((matrix.ROOT / "pixi.toml").read_text(encoding="utf-8"), table)
+    pixi = locks.with_platforms((ROOT / "pixi.toml").read_text(encoding="utf-8"), table)
     assert '{ name = "linux-ppc64le-cuda", platform = "linux-ppc64le", cuda = "12", glibc = "2.28" },' in pixi
 
 
 def test_locks_hold_the_tables_pins() -> None:
-    table, folder = matrix.load(), matrix.ROOT / "recipe" / "pypi"
+    table, folder = matrix.load(), ROOT / "recipe" / "pypi"
     pins = {f"cuda-{c.version}": dict(c.pypi) for c in table.cuda.values()}
     pins |= {f"torch-{torch}": {"torch": torch} for torch in table.pytorch}
     assert {p.stem for p in folder.glob("*.txt")} == {*pins, "tools"}
@@ -237,7 +237,7 @@ def test_locks_hold_the_tables_pins() -> None:
 
 
 def printed(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(matrix.ROOT / "scripts" / "matrix.py"), *arguments]
+    command = [sys.executable, str(ROOT / "scripts"), "matrix", *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 

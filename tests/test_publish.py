@@ -18,15 +18,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import artifact
-import collect
 import loopback
-import matrix
-import publish
 import pytest
 import samples
-import wheel
 from rattler.index import index_fs
+from sage_factory import ROOT
+from sage_factory.make import archives, wheels
+from sage_factory.ship import collect, publish
+from sage_factory.what import matrix
 
 PROFILE = "sample"
 BUILDS = tuple(samples.build(python) for python in ("3.11", "3.12"))
@@ -52,7 +51,7 @@ def a_dist(folder: Path, **made: str) -> Path:
     operators = samples.operators_conda(folder / "conda" / "linux-64", content)
     kernels = samples.cubins_conda(folder / "conda" / "noarch")
     for build in BUILDS:
-        wheel.emit(operators, kernels, python=build.python, build=build, out_dir=folder / "wheels")
+        wheels.emit(operators, kernels, python=build.python, build=build, out_dir=folder / "wheels")
     return folder
 
 
@@ -69,7 +68,7 @@ def dist(whole_dist: Path, tmp_path: Path) -> Path:
 
 def files(folder: Path) -> dict[str, str]:
     found = (p for p in folder.rglob("*") if p.is_file() and p.name != ".lock")
-    return {str(p.relative_to(folder)): artifact.sha256(p.read_bytes()) for p in found}
+    return {str(p.relative_to(folder)): archives.sha256(p.read_bytes()) for p in found}
 
 
 # What is published: all of a profile.
@@ -108,7 +107,7 @@ def packed_of_others(dist: Path) -> None:
     content = {**samples.operators(), "site-packages/sageattention/__init__.py": b"# newer\n"}
     operators = samples.operators_conda(dist / "elsewhere", content)
     kernels = first(dist, "conda/noarch/*.conda")
-    wheel.emit(operators, kernels, python="3.12", build=BUILDS[1], out_dir=dist / "wheels")
+    wheels.emit(operators, kernels, python="3.12", build=BUILDS[1], out_dir=dist / "wheels")
 
 
 @pytest.mark.parametrize(
@@ -186,7 +185,9 @@ def test_a_channel_with_a_package_of_no_use(dist: Path, tmp_path: Path, capsys: 
 
 COMMAND = """
 import sys; sys.path[:0] = [{scripts!r}, {tests!r}]
-import test_publish, matrix, publish
+import test_publish
+from sage_factory.ship import publish
+from sage_factory.what import matrix
 matrix.builds = test_publish.chosen
 sys.exit(publish.main(sys.argv[1:]))
 """
@@ -194,7 +195,7 @@ sys.exit(publish.main(sys.argv[1:]))
 
 def command(*arguments: str) -> list[str]:
     """publish.py in a process of its own, with the samples' profile."""
-    code = COMMAND.format(scripts=str(matrix.ROOT / "scripts"), tests=str(Path(__file__).parent))
+    code = COMMAND.format(scripts=str(ROOT / "scripts"), tests=str(Path(__file__).parent))
     return [sys.executable, "-c", code, "--profile", PROFILE, *arguments]
 
 
@@ -270,7 +271,7 @@ def remote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         (folder / "channel" / subdir).mkdir(parents=True)
     asyncio.run(index_fs(folder / "channel"))
     serve = "import test_publish, pathlib; s = test_publish.PackageServer(pathlib.Path({!r})); print(s.url, flush=True); s.serve_forever()"
-    path = os.pathsep.join([str(matrix.ROOT / "scripts"), str(Path(__file__).parent)])
+    path = os.pathsep.join([str(ROOT / "scripts"), str(Path(__file__).parent)])
     with subprocess.Popen(
         [sys.executable, "-c", serve.format(str(folder))],
         stdout=subprocess.PIPE,

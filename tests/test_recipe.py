@@ -9,11 +9,11 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-import matrix
-import package
 import pytest
-import variant
-import venvs
+from sage_factory import ROOT
+from sage_factory.make import engine
+from sage_factory.what import matrix, variant
+from sage_factory.with_what import venvs
 
 DIGESTS = {"kernels_digest": "0123456789", "operators_digest": "abcdef0123", "sageattention_commit": "c" * 40}
 BUILDS = {f"{b.platform}-torch{b.torch}-cu{b.cuda}": b for b in matrix.builds()}
@@ -21,7 +21,7 @@ BUILDS = {f"{b.platform}-torch{b.torch}-cu{b.cuda}": b for b in matrix.builds()}
 
 def rendered(build: matrix.Build, **digests: str) -> dict[str, dict[str, Any]]:
     settings = variant.of(build, python_pin=f"{build.python}.*", digests={**DIGESTS, **digests})
-    return {name: one.recipe.to_dict() for name, one in package.render(settings).items()}
+    return {name: one.recipe.to_dict() for name, one in engine.render(settings).items()}
 
 
 @pytest.mark.parametrize("name", BUILDS)
@@ -89,14 +89,14 @@ def test_kernels_are_the_same_package_whichever_pytorch_they_are_built_for() -> 
     for torch in ("2.7.0", "2.8.0", "2.9.0"):
         build = BUILDS[f"linux-64-torch{torch}-cu12.8"]
         settings = variant.of(build, python_pin="3.12.*", digests=DIGESTS)
-        packages.append(package.render(settings)["sageattention-cubins"].variant)
+        packages.append(engine.render(settings)["sageattention-cubins"].variant)
     assert packages[0] == packages[1] == packages[2]
 
 
 def test_no_script_imports_torch_and_no_recipe_states_a_version() -> None:
-    for path in (matrix.ROOT / "recipe").glob("build_*"):
+    for path in (ROOT / "recipe").glob("build_*"):
         assert not re.search(r"import torch|torch\.utils", path.read_text(encoding="utf-8")), path.name
-    recipe = package.RECIPE.read_text(encoding="utf-8")
+    recipe = engine.RECIPE.read_text(encoding="utf-8")
     for version in ("2.2.0", *matrix.load().cuda, *matrix.load().pytorch):
         assert version not in recipe
 
@@ -118,7 +118,7 @@ def test_operators_find_a_pytorch_laid_as_conda_forge_lays_it(tmp_path: Path) ->
         command: list[str | Path] = [
             cmake,
             "-S",
-            matrix.ROOT / "csrc" / "torch",
+            ROOT / "csrc" / "torch",
             "-B",
             tmp_path / release,
             "-G",

@@ -10,14 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import artifact
-import collect
-import matrix
 import pytest
-import release
 import samples
-import summary
-import tag
+from sage_factory.make import archives
+from sage_factory.ship import collect, release, summary, tag
+from sage_factory.what import matrix
 from test_publish import BUILDS, PROFILE, a_dist, chosen, dist, whole_dist
 
 __all__ = ["dist", "whole_dist"]  # fixtures
@@ -96,7 +93,7 @@ def test_notes_and_sums_say_what_was_built(dist: Path) -> None:
     assert "c" * 40 in notes
     sums = (dist / "release" / "SHA256SUMS").read_text(encoding="utf-8")
     assert dict(line.split("  ")[::-1] for line in sums.splitlines()) == {
-        path.name: artifact.sha256(path.read_bytes()) for path in collect.collect(dist, PROFILE).files
+        path.name: archives.sha256(path.read_bytes()) for path in collect.collect(dist, PROFILE).files
     }
 
 
@@ -298,7 +295,7 @@ def test_summary_lists_versions_sizes_hashes_and_times(
         ),
         (dist / "conda" / "noarch" / "sageattention-cubins-2.2.0-cu128_h1_0.conda", "2.2.0 | any | 12.8 | any | any"),
     ):
-        assert f"| {path.name} | {said} | {path.stat().st_size / 1e6:.2f} | `{artifact.sha256(path.read_bytes())}` |" in page
+        assert f"| {path.name} | {said} | {path.stat().st_size / 1e6:.2f} | `{archives.sha256(path.read_bytes())}` |" in page
     assert "| linux-64-cu12.8 |  | 25.0 (31.5) | 20.0 (30.0) |" in page
 
 

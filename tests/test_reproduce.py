@@ -8,13 +8,12 @@ import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-import compare
-import inputs
-import matrix
 import pytest
-import reproduce
 import samples
-import seal
+from sage_factory.inspect import compare
+from sage_factory.make import seal
+from sage_factory.ship import reproduce
+from sage_factory.what import inputs, matrix
 
 SOURCES = ("csrc", "README.md")
 
@@ -118,10 +117,10 @@ def a_wheel(folder: Path, at: str) -> Path:
     files = samples.operators()
     name = "site-packages/sageattention/_build.json"
     files[name] = json.dumps({**json.loads(files[name]), "commit": at}).encode()
-    import wheel
+    from sage_factory.make import wheels
 
     operators = samples.operators_conda(folder, files)
-    return wheel.emit(operators, samples.cubins_conda(folder), python="3.12", build=samples.build(), out_dir=folder)
+    return wheels.emit(operators, samples.cubins_conda(folder), python="3.12", build=samples.build(), out_dir=folder)
 
 
 def fake_build(out: Callable[[Path], object]) -> Callable[[Path, Sequence[str]], Path]:

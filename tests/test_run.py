@@ -11,21 +11,20 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-import matrix
 import pytest
-import run
-import venvs
+from sage_factory import ROOT
+from sage_factory.with_what import tasks, venvs
 
-RUN = matrix.ROOT / "scripts" / "run.py"
+RUN = ROOT / "scripts" / "run.py"
 
 
-def manifest(tmp_path: Path, text: str) -> run.Manifest:
+def manifest(tmp_path: Path, text: str) -> tasks.Manifest:
     path = tmp_path / "pixi.toml"
     path.write_text(textwrap.dedent(text), encoding="utf-8")
-    return run.Manifest.read(path)
+    return tasks.Manifest.read(path)
 
 
-def commands(steps: Sequence[run.Step]) -> list[str]:
+def commands(steps: Sequence[tasks.Step]) -> list[str]:
     return [" ".join(step.command) for step in steps]
 
 
@@ -33,7 +32,7 @@ def commands(steps: Sequence[run.Step]) -> list[str]:
 
 
 def test_dependencies_come_first_and_once(tmp_path: Path) -> None:
-    tasks = manifest(
+    read = manifest(
         tmp_path,
         """
         [tasks]
@@ -43,13 +42,13 @@ def test_dependencies_come_first_and_once(tmp_path: Path) -> None:
         all = [{ task = "c" }]
         """,
     )
-    steps = run.plan(tasks, "all")
+    steps = tasks.plan(read, "all")
     assert commands(steps) == ["python a.py", "python b.py", "python c.py"]
     assert [step.environment for step in steps] == ["default", "other", "own"]
 
 
 def test_a_task_of_a_feature_runs_in_the_environment_that_has_it(tmp_path: Path) -> None:
-    tasks = manifest(
+    read = manifest(
         tmp_path,
         """
         [feature.docs.tasks]
@@ -59,12 +58,12 @@ def test_a_task_of_a_feature_runs_in_the_environment_that_has_it(tmp_path: Path)
         manual = { features = ["docs"] }
         """,
     )
-    (step,) = run.plan(tasks, "docs")
+    (step,) = tasks.plan(read, "docs")
     assert (step.environment, step.env, step.cwd.name) == ("manual", {"QUIET": "1"}, "docs")
 
 
 def test_arguments_follow_the_command_or_fill_its_places(tmp_path: Path) -> None:
-    tasks = manifest(
+    read = manifest(
         tmp_path,
         """
         [tasks]
@@ -72,15 +71,15 @@ def test_arguments_follow_the_command_or_fill_its_places(tmp_path: Path) -> None
         typed = { cmd = "python b.py --cuda {{ cuda }} {{mode}}", args = ["cuda", { arg = "mode", default = "fast", choices = ["fast", "slow"] }] }
         """,
     )
-    assert commands(run.plan(tasks, "plain", ["-k", "two words"])) == ["python a.py --x -k two words"]
-    assert commands(run.plan(tasks, "typed", ["12.8"])) == ["python b.py --cuda 12.8 fast"]
-    assert commands(run.plan(tasks, "typed", ["12.8", "slow"])) == ["python b.py --cuda 12.8 slow"]
-    with pytest.raises(run.TaskError, match="needs a value for its argument 'cuda'"):
-        run.plan(tasks, "typed")
-    with pytest.raises(run.TaskError, match="is 'idle': expected one of fast, slow"):
-        run.plan(tasks, "typed", ["12.8", "idle"])
-    with pytest.raises(run.TaskError, match="takes 2 argument"):
-        run.plan(tasks, "typed", ["12.8", "fast", "more"])
+    assert commands(tasks.plan(read, "plain", ["-k", "two words"])) == ["python a.py --x -k two words"]
+    assert commands(tasks.plan(read, "typed", ["12.8"])) == ["python b.py --cuda 12.8 fast"]
+    assert commands(tasks.plan(read, "typed", ["12.8", "slow"])) == ["python b.py --cuda 12.8 slow"]
+    with pytest.raises(tasks.TaskError, match="needs a value for its argument 'cuda'"):
+        tasks.plan(read, "typed")
+    with pytest.raises(tasks.TaskError, match="is 'idle': expected one of fast, slow"):
+        tasks.plan(read, "typed", ["12.8", "idle"])
+    with pytest.raises(tasks.TaskError, match="takes 2 argument"):
+        tasks.plan(read, "typed", ["12.8", "fast", "more"])
 
 
 @pytest.mark.parametrize(
@@ -96,16 +95,16 @@ def test_arguments_follow_the_command_or_fill_its_places(tmp_path: Path) -> None
     ],
 )
 def test_what_cannot_be_run_is_said(tmp_path: Path, text: str, message: str) -> None:
-    with pytest.raises(run.TaskError) as caught:
-        run.plan(manifest(tmp_path, f"[tasks]\n{text}"), "a")
+    with pytest.raises(tasks.TaskError) as caught:
+        tasks.plan(manifest(tmp_path, f"[tasks]\n{text}"), "a")
     assert message in str(caught.value)
 
 
 def test_a_damaged_manifest_is_named(tmp_path: Path) -> None:
-    with pytest.raises(run.TaskError, match="is not valid TOML"):
+    with pytest.raises(tasks.TaskError, match="is not valid TOML"):
         manifest(tmp_path, "[tasks")
-    with pytest.raises(run.TaskError, match="cannot read"):
-        run.Manifest.read(tmp_path / "none.toml")
+    with pytest.raises(tasks.TaskError, match="cannot read"):
+        tasks.Manifest.read(tmp_path / "none.toml")
 
 
 def test_without_a_task_all_are_listed() -> None:
@@ -130,9 +129,12 @@ def test_an_old_python_is_told_so() -> None:
 
 
 def test_lint_without_its_tools_says_how_to_run_it(tmp_path: Path) -> None:
-    script = RUN.with_name("lint.py")
     done = subprocess.run(
-        [sys.executable, script], capture_output=True, text=True, check=False, env=os.environ | {"PATH": str(tmp_path)}
+        [sys.executable, str(RUN.parent), "lint"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"PATH": str(tmp_path)},
     )
     assert done.returncode == 1
     assert done.stderr == "error: no mypy and no ruff here: run `python3 scripts/run.py lint`\n"
@@ -142,7 +144,7 @@ def test_lint_without_its_tools_says_how_to_run_it(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> run.Manifest:
+def bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> tasks.Manifest:
     """Tasks in an environment that needs no set-up."""
     monkeypatch.setattr(venvs, "ensure", lambda name, beside=(): Path(sys.executable))
     monkeypatch.setattr(venvs, "bin_dir", lambda name: Path(sys.executable).parent)
@@ -160,24 +162,24 @@ def bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> run.Manifest:
     )
 
 
-def test_the_exit_status_is_the_tasks(bare: run.Manifest) -> None:
-    assert run.execute(bare, run.plan(bare, "status")[0]) == 7
-    assert run.execute(bare, run.plan(bare, "killed")[0]) == -signal.SIGKILL
+def test_the_exit_status_is_the_tasks(bare: tasks.Manifest) -> None:
+    assert tasks.execute(bare, tasks.plan(bare, "status")[0]) == 7
+    assert tasks.execute(bare, tasks.plan(bare, "killed")[0]) == -signal.SIGKILL
 
 
 def test_tasks_know_that_the_channel_is_pypi(
-    bare: run.Manifest, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    bare: tasks.Manifest, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv("SAGEATTENTION_CHANNEL", raising=False)
-    assert run.execute(bare, run.plan(bare, "show")[0]) == 0
+    assert tasks.execute(bare, tasks.plan(bare, "show")[0]) == 0
     monkeypatch.setenv("SAGEATTENTION_CHANNEL", "conda-forge")
-    assert run.execute(bare, run.plan(bare, "show")[0]) == 0
+    assert tasks.execute(bare, tasks.plan(bare, "show")[0]) == 0
     assert capfd.readouterr().out.splitlines() == ["pypi 1", "conda-forge 1"]
 
 
-def test_a_missing_program_is_said(bare: run.Manifest) -> None:
-    with pytest.raises(run.TaskError, match="runs 'no-such-program', which is not in environment 'default'"):
-        run.execute(bare, run.plan(bare, "none")[0])
+def test_a_missing_program_is_said(bare: tasks.Manifest) -> None:
+    with pytest.raises(tasks.TaskError, match="runs 'no-such-program', which is not in environment 'default'"):
+        tasks.execute(bare, tasks.plan(bare, "none")[0])
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no SIGTERM to hand on")
@@ -187,8 +189,8 @@ def test_a_signal_reaches_the_task(tmp_path: Path) -> None:
         import os, sys
         from pathlib import Path
         sys.path.insert(0, {str(RUN.parent)!r})
-        import run
-        sys.exit(run._forwarding([sys.executable, "-c", {child!r}], dict(os.environ), Path({str(tmp_path)!r})))
+        from sage_factory.with_what import tasks
+        sys.exit(tasks._forwarding([sys.executable, "-c", {child!r}], dict(os.environ), Path({str(tmp_path)!r})))
     """
     with subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -267,7 +269,7 @@ def test_a_second_process_waits_for_the_first(place: Path) -> None:
         import sys, time
         from pathlib import Path
         sys.path.insert(0, {str(RUN.parent)!r})
-        import venvs
+        from sage_factory.with_what import venvs
         here = Path({str(place)!r})
         venvs.ROOT, venvs.VENVS, venvs.LOCKS = here, here / ".venvs", (here,)
         def fill(name, lock, beside):

@@ -11,11 +11,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-import matrix
-import package
 import pytest
-import variant
 from rattler import BuildString, GenericVirtualPackage, PackageName, Version, solve
+from sage_factory.make import engine
+from sage_factory.what import matrix, variant
 
 DIGESTS = {"kernels_digest": "0", "operators_digest": "1", "sageattention_commit": "c"}
 STABLE = {f"{b.platform}-torch{b.torch}": b for p in matrix.load().platforms for b in matrix.builds("stable", platform=p)}
@@ -74,7 +73,7 @@ def test_what_the_recipe_asks_for_can_be_had(name: str, tmp_path: Path) -> None:
     build = STABLE[name]
     channel = conda_forge(tmp_path, build)
     python = matrix.load().build_python
-    outputs = package.render(variant.of(build, python_pin=f"{python}.* *_cpython", digests=DIGESTS))
+    outputs = engine.render(variant.of(build, python_pin=f"{python}.* *_cpython", digests=DIGESTS))
     asked: dict[str, Any] = {n: o.recipe.to_dict()["requirements"] for n, o in outputs.items()}
     kernels = environment(channel, build.platform, asked["sageattention-cubins"]["build"])
     assert kernels[f"cuda-nvcc_{build.platform}"].startswith(build.cuda)

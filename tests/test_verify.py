@@ -14,16 +14,14 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
-import artifact
-import content
-import elf
-import matrix
 import pytest
 import samples
-import verify
 import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sage_factory import ROOT
+from sage_factory.inspect import content, elf, verify
+from sage_factory.make import archives
 
 INFO = samples.DIST_INFO
 Files = dict[str, bytes]
@@ -322,7 +320,7 @@ def test_a_link_in_a_conda_package_is_named() -> None:
             member.type, member.linkname = kind, "/etc/passwd"
             archive.addfile(member)
     faults: list[str] = []
-    assert artifact._untar(Path("a.conda"), zstandard.ZstdCompressor().compress(packed.getvalue()), faults) == {}
+    assert archives._untar(Path("a.conda"), zstandard.ZstdCompressor().compress(packed.getvalue()), faults) == {}
     assert [fault.partition(" is a link")[0] for fault in faults] == ["link", "other"]
 
 
@@ -389,7 +387,7 @@ def test_wrong_conda_metadata_is_named(tmp_path: Path, key: str, value: object, 
 
 
 def test_kernels_with_a_dependency_or_a_platform_are_named(tmp_path: Path) -> None:
-    payload = {artifact.CUBINS + name: data for name, data in samples.cubin_set().items()}
+    payload = {archives.CUBINS + name: data for name, data in samples.cubin_set().items()}
     index = samples.index("sageattention-cubins") | {"subdir": "linux-64", "depends": ["cuda-version >=12.8,<13"]}
     faults = "\n".join(verify.verify_conda(samples.conda(tmp_path, payload, index)))
     assert "subdir linux-64, noarch generic: expected noarch, generic" in faults
@@ -544,7 +542,7 @@ def test_command_shows_a_verdict_for_each_file(
 def fresh() -> Path:
     """The wheel that `run.py test` has just built. Others in dist/ may be of older sources."""
     here = f"cp{sys.version_info[0]}{sys.version_info[1]}"
-    found = sorted(Path(matrix.ROOT, "dist", "wheels").glob(f"sageattention-*-280.128-{here}-*.whl"))
+    found = sorted(Path(ROOT, "dist", "wheels").glob(f"sageattention-*-280.128-{here}-*.whl"))
     if not found:
         pytest.skip("dist/ holds no wheel of CUDA 12.8 for this Python: `python3 scripts/run.py build-cu128` makes one")
     return found[-1]
@@ -552,7 +550,7 @@ def fresh() -> Path:
 
 def test_the_built_wheel_and_its_packages_are_good() -> None:
     wheel = fresh()
-    packages = sorted(Path(matrix.ROOT, "dist", "conda").glob("*/*cu128_*.conda"))
+    packages = sorted(Path(ROOT, "dist", "conda").glob("*/*cu128_*.conda"))
     built = [path for path in packages if path.name.startswith(("sageattention-cubins-", "sageattention-2.2.0-torch280_"))]
     assert len(built) >= 2
     assert {path.name: verify.verify(path) for path in (wheel, *built) if verify.verify(path)} == {}

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 import samples
-import verify
-import wheel
 from packaging.utils import parse_wheel_filename
+from sage_factory.inspect import verify
+from sage_factory.make import wheels
 
 
 def test_name_states_torch_cuda_and_python(wheel_path: Path) -> None:
@@ -64,8 +64,8 @@ def test_another_python_changes_the_metadata_alone(tmp_path: Path) -> None:
 def test_refuses_packages_of_another_build(tmp_path: Path, field: str, value: str) -> None:
     changed: Any = {field: value}
     other = dataclasses.replace(samples.build(), **changed)
-    with pytest.raises(wheel.WheelError, match="was asked for") as caught:
-        wheel.emit(
+    with pytest.raises(wheels.WheelError, match="was asked for") as caught:
+        wheels.emit(
             samples.operators_conda(tmp_path),
             samples.cubins_conda(tmp_path),
             python="3.12",
@@ -77,8 +77,8 @@ def test_refuses_packages_of_another_build(tmp_path: Path, field: str, value: st
 
 
 def test_refuses_the_packages_in_the_wrong_order(tmp_path: Path) -> None:
-    with pytest.raises(wheel.WheelError, match=r"does not hold _build\.json"):
-        wheel.emit(
+    with pytest.raises(wheels.WheelError, match=r"does not hold _build\.json"):
+        wheels.emit(
             samples.cubins_conda(tmp_path),
             samples.operators_conda(tmp_path),
             python="3.12",
@@ -97,7 +97,7 @@ def test_a_full_disk_leaves_nothing_half_written(tmp_path: Path, monkeypatch: py
 
     monkeypatch.setattr(Path, "write_bytes", full)
     with pytest.raises(OSError, match="No space left"):
-        wheel.emit(operators, cubins, python="3.12", build=samples.build(), out_dir=tmp_path / "out")
+        wheels.emit(operators, cubins, python="3.12", build=samples.build(), out_dir=tmp_path / "out")
     assert not list((tmp_path / "out").iterdir())
 
 
@@ -106,7 +106,7 @@ def test_command_packs_one_wheel_for_each_python(
 ) -> None:
     packages = [str(samples.operators_conda(tmp_path)), str(samples.cubins_conda(tmp_path))]
     monkeypatch.setattr("sys.argv", ["wheel.py", *packages, "--python", "3.11", "3.12", "--out", str(tmp_path / "out")])
-    assert wheel.main() == 0
+    assert wheels.main() == 0
     made = sorted((tmp_path / "out").iterdir())
     assert [path.name.split("-")[3] for path in made] == ["cp311", "cp312"]
     assert all(verify.verify_wheel(path) == [] for path in made)
@@ -118,7 +118,7 @@ def test_command_names_a_python_that_is_not_built(
 ) -> None:
     packages = [str(samples.operators_conda(tmp_path)), str(samples.cubins_conda(tmp_path))]
     monkeypatch.setattr("sys.argv", ["wheel.py", *packages, "--python", "3.7", "--out", str(tmp_path / "out")])
-    assert wheel.main() == 1
+    assert wheels.main() == 1
     said = capsys.readouterr().err
     assert said.startswith("error: ")
     assert "3.7" in said

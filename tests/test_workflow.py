@@ -13,16 +13,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import inputs
-import matrix
-import plan
 import pytest
-import run
 import yaml
+from sage_factory import ROOT
+from sage_factory.make import packages
+from sage_factory.what import inputs, matrix, plan
+from sage_factory.with_what import tasks
 
-import build
-
-GITHUB = matrix.ROOT / ".github"
+GITHUB = ROOT / ".github"
 WORKFLOW = GITHUB / "workflows" / "build.yml"
 ACTION = GITHUB / "actions" / "pixi" / "action.yml"
 # YAML reads the key `on` as true.
@@ -48,7 +46,7 @@ def found(name: str) -> str | None:
 def tool(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     program = found(name)
     assert program, f"{name} is not installed: it is among the tests' requirements"
-    return subprocess.run([program, *arguments], capture_output=True, text=True, check=False, cwd=matrix.ROOT)
+    return subprocess.run([program, *arguments], capture_output=True, text=True, check=False, cwd=ROOT)
 
 
 # Valid.
@@ -80,7 +78,7 @@ def test_everything_from_outside_is_pinned_by_digest() -> None:
     assert len(used) > 10
     for name, rest in used:
         if name.startswith("./"):
-            assert (matrix.ROOT / name / "action.yml").is_file()
+            assert (ROOT / name / "action.yml").is_file()
         else:
             assert re.fullmatch(r"[\w-]+/[\w-]+@[0-9a-f]{40}", name), name
             assert re.match(r" # v\d+\.\d+\.\d+", rest), f"{name} says no version"
@@ -91,16 +89,16 @@ def test_everything_from_outside_is_pinned_by_digest() -> None:
 
 
 def test_steps_are_tasks_that_a_developer_runs() -> None:
-    manifest = run.Manifest.read(matrix.ROOT / "pixi.toml")
+    manifest = tasks.Manifest.read(ROOT / "pixi.toml")
     commands = [step["run"] for job in JOBS.values() for step in job["steps"] if "run" in step]
     assert len(commands) >= 8
-    tasks = set()
+    named = set()
     for command in commands:
         words = command.split()
         assert words[:2] == ["pixi", "run"], command
-        tasks |= {words[2]} if words[2] != '"$TASK"' else set(JOBS["check"]["strategy"]["matrix"]["task"])
-    assert tasks <= manifest.tasks.keys()
-    assert {"lint", "test", "build", "verify", "summary", "release", "publish", "index"} <= tasks
+        named |= {words[2]} if words[2] != '"$TASK"' else set(JOBS["check"]["strategy"]["matrix"]["task"])
+    assert named <= manifest.tasks.keys()
+    assert {"lint", "test", "build", "verify", "summary", "release", "publish", "index"} <= named
 
 
 def test_values_from_outside_do_not_become_shell_code() -> None:
@@ -257,12 +255,12 @@ def test_kernels_are_handed_on_to_where_the_build_looks() -> None:
     uploaded = [Path(line) for line in up["path"].split()]
     below = Path(os.path.commonpath(uploaded))
     assert below == Path("dist")
-    assert matrix.ROOT / down["path"] / uploaded[0].relative_to(below).parent == build.PACKAGES / "noarch"
+    assert ROOT / down["path"] / uploaded[0].relative_to(below).parent == packages.PACKAGES / "noarch"
 
 
 def test_checkouts_have_the_same_bytes_on_every_runner() -> None:
     """Else Windows would look for kernels of another digest than those that Linux compiled."""
-    lines = (matrix.ROOT / ".gitattributes").read_text(encoding="utf-8").splitlines()
+    lines = (ROOT / ".gitattributes").read_text(encoding="utf-8").splitlines()
     assert "* text=auto eol=lf" in lines
     assert b"\r" not in b"".join(path.read_bytes() for path in inputs.files(inputs.OPERATORS))
 
@@ -271,7 +269,8 @@ def test_plan_tells_the_workflow(tmp_path: Path) -> None:
     environment = os.environ | {"GITHUB_OUTPUT": str(tmp_path / "out")}
     command = [
         sys.executable,
-        str(matrix.ROOT / "scripts" / "plan.py"),
+        str(ROOT / "scripts"),
+        "plan",
         "--event",
         "pull_request",
         "--ref",
@@ -284,6 +283,6 @@ def test_plan_tells_the_workflow(tmp_path: Path) -> None:
     told = dict(line.split("=", 1) for line in (tmp_path / "out").read_text(encoding="utf-8").splitlines())
     assert told == plan.plan("pull_request").outputs()
     assert set(JOBS["plan"]["outputs"]) == set(told)
-    wrong = subprocess.run([*command[:2], "--event", "workflow_dispatch"], capture_output=True, text=True, check=False)
+    wrong = subprocess.run([*command[:3], "--event", "workflow_dispatch"], capture_output=True, text=True, check=False)
     assert wrong.returncode == 2
     assert "name one with --profile" in wrong.stderr

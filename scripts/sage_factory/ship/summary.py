@@ -1,0 +1,78 @@
+"""What a run made, as Markdown: versions, sizes, hashes, and the times of each build. `summary.py` shows dist/.
+
+Where $GITHUB_STEP_SUMMARY is set (a step of a GitHub workflow) it becomes part of the run's page.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from sage_factory import ROOT
+from sage_factory.make import archives
+from sage_factory.what import matrix
+
+
+def table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """A Markdown table."""
+    return [f"| {' | '.join(row)} |" for row in (titles, ["---"] * len(titles), *rows)]
+
+
+def described(path: Path) -> list[str]:
+    """Version, PyTorch, CUDA, Python and platform of a file, as its name says."""
+    for build in matrix.load().all_builds():
+        if path.name == build.wheel_name:
+            return [build.version, build.torch, build.cuda, build.python, build.platform]
+    tables, parts = matrix.load(), re.fullmatch(r"sageattention(?:-cubins)?-([^-]+)-(?:torch(\d+)_)?(cu\d+)_.*", path.name)
+    torch, cuda = (parts[2] or "", parts[3]) if parts else ("", "")
+    return [
+        parts[1] if parts else "",
+        next((name for name in tables.pytorch if name.replace(".", "") == torch), "any"),
+        next((name for name in tables.cuda if "cu" + name.replace(".", "") == cuda), ""),
+        "any",
+        path.parent.name if torch else "any",
+    ]
+
+
+def summary(dist: Path) -> list[str]:
+    """The lines of the summary."""
+    files = sorted([*dist.glob("conda/*/*.conda"), *dist.glob("wheels/*.whl")], key=lambda p: (p.suffix, p.name))
+    titles = ["file", "version", "PyTorch", "CUDA", "Python", "platform", "MB", "sha256"]
+    rows = [
+        [path.name, *described(path), f"{path.stat().st_size / 1e6:.2f}", f"`{archives.sha256(path.read_bytes())}`"]
+        for path in files
+    ]
+    lines = [f"### {len(rows)} files", "", *table(titles, rows)]
+    reports = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(dist.glob("reports/*.json"))}
+    steps = list(dict.fromkeys(step for report in reports.values() for step in report["steps"]))
+    if reports:
+        times = [
+            [
+                name,
+                *(f"{report['steps'][s][0]:.1f} ({report['steps'][s][1]:.1f})" if s in report["steps"] else "" for s in steps),
+            ]
+            for name, report in reports.items()
+        ]
+        lines += ["", "### Seconds that passed (and of processors)", "", *table(["build", *steps], times)]
+    return lines
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--dist", type=Path, default=ROOT / "dist", help="default: dist")
+    args = parser.parse_args(argv)
+    text = "\n".join(summary(args.dist)) + "\n"
+    print(text, end="")
+    if path := os.environ.get("GITHUB_STEP_SUMMARY"):
+        with Path(path).open("a", encoding="utf-8") as file:
+            file.write(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
