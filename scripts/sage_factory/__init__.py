@@ -8,3 +8,7 @@ the folders are what every stage uses.
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+
+
+class FactoryError(Exception):
+    """Something cannot be done as it was asked for; the message says why and what to do."""

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from sage_factory import alone
+from sage_factory import FactoryError, alone
 
 FULL = "No space left on device"
 LITTLE = 64 * 2**20  # bytes; a build takes less
@@ -30,7 +30,7 @@ SIGNS = (
 END = r"\s*(ninja: build stopped|Script (failed|execution failed)|note: This error originates)"
 
 
-class ChildError(RuntimeError):
+class ChildError(FactoryError):
     """A command that failed, with the end of what it said."""
 
     def __init__(self, what: str, status: int, tail: Sequence[str], log: Path) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import shutil
 import subprocess
-import sys
 
-from sage_factory import ROOT
+from sage_factory import ROOT, FactoryError
 
 CHECKS = (
     ("ruff", "check", "."),
@@ -15,16 +15,15 @@ CHECKS = (
 )
 
 
-def main() -> int:
+def options(_parser: argparse.ArgumentParser) -> None:
+    """None: all of it, always."""
+
+
+def run(_args: argparse.Namespace) -> int:
     if missing := {check[0] for check in CHECKS if shutil.which(check[0]) is None}:
-        print(f"error: no {' and no '.join(sorted(missing))} here: run `python3 scripts/run.py lint`", file=sys.stderr)
-        return 1
+        raise FactoryError(f"no {' and no '.join(sorted(missing))} here: run `python3 scripts/run.py lint`")
     # All of them, whatever the first says: the reader wants every fault at once.
-    failed = [check for check in CHECKS if subprocess.run(check, cwd=ROOT, check=False).returncode]
-    for check in failed:
-        print(f"error: `{' '.join(check)}` found faults", file=sys.stderr)
-    return 1 if failed else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    failed = [" ".join(check) for check in CHECKS if subprocess.run(check, cwd=ROOT, check=False).returncode]
+    if failed:
+        raise FactoryError(f"faults were found by {' and by '.join(failed)}")
+    return 0

@@ -1,11 +1,9 @@
-"""Say where two artifacts differ, entry by entry: `compare.py FILE OTHER`."""
+"""Where two artifacts differ, entry by entry."""
 
 from __future__ import annotations
 
-import argparse
 import json
-import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -56,21 +54,3 @@ def _keys(one: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[str]:
     for key in sorted(one.keys() | other.keys()):
         if one.get(key) != other.get(key):
             yield f"{key} is {json.dumps(one.get(key))[:100]} and {json.dumps(other.get(key))[:100]}"
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("file", type=Path)
-    parser.add_argument("other", type=Path)
-    args = parser.parse_args(argv)
-    try:
-        found = differences(args.file, args.other)
-    except (archives.ArtifactError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    print("\n".join(found) if found else "identical")
-    return 1 if found else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sage_factory import ROOT
+from sage_factory.files import sha256
 from sage_factory.inspect import elf, pe
 from sage_factory.make import archives
 from sage_factory.what import matrix
@@ -70,8 +71,8 @@ def cubin_faults(files: Mapping[str, bytes], version: str, cuda: str) -> Iterato
     yield from _promise_faults(set(hashes), kernels, cuda)
     for name in sorted(there):
         data, shown = files[name], f"cubins/{name}"
-        if name in hashes and hashes[name] != archives.sha256(data):
-            yield f"{shown} has sha256 {archives.sha256(data)}, cubins/manifest.json says {hashes[name]}"
+        if name in hashes and hashes[name] != sha256(data):
+            yield f"{shown} has sha256 {sha256(data)}, cubins/manifest.json says {hashes[name]}"
         folder = name.split("/")[0]
         if name.endswith(".cubin"):
             yield from elf.gpu_faults(shown, data, folder)

@@ -1,30 +1,22 @@
-"""Run Python with the built wheel installed: `with_wheel.py -m pytest`, `with_wheel.py bench/bench.py`.
-
-The wheel lies alone in a clean environment beside PyTorch, so that what is tested and measured is the file that would
-be published, never the checkout.
-"""
+"""A wheel installed: alone in a clean environment beside PyTorch, by pip, and tried."""
 
 from __future__ import annotations
 
-import argparse
 import os
 import shutil
 import site
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Sequence
 from pathlib import Path
 
 from packaging.utils import parse_wheel_filename
 
-from sage_factory import ROOT
+from sage_factory import FactoryError
 from sage_factory.what import matrix
 
-INSTALLED = ROOT / "build" / "installed"
 
-
-class InstallError(Exception):
+class InstallError(FactoryError):
     """The wheel cannot be installed; the message says why."""
 
 
@@ -77,7 +69,7 @@ def install(wheel: Path, target: Path) -> Path:
     """A fresh environment that holds `wheel` alone and sees this environment's packages; returns its interpreter."""
     shutil.rmtree(target, ignore_errors=True)
     base = getattr(sys, "_base_executable", None) or sys.executable
-    subprocess.run([base, "-m", "venv", "--without-pip", str(target)], check=True)
+    _run(f"{base} cannot make an environment", [base, "-m", "venv", "--without-pip", str(target)])
     windows = os.name == "nt"
     python = target / ("Scripts/python.exe" if windows else "bin/python")
     library = f"python{sys.version_info[0]}.{sys.version_info[1]}"
@@ -89,10 +81,14 @@ def install(wheel: Path, target: Path) -> Path:
     (packages / "beside.pth").write_text("".join(f"{path}\n" for path in seen), encoding="utf-8")
     # No index: a requirement that is not there already means that the wheel's metadata is wrong.
     command = [str(python), "-m", "pip", "install", "--quiet", "--no-index", "--disable-pip-version-check", str(wheel)]
+    _run(f"pip cannot install {wheel.name}", command)
+    return python
+
+
+def _run(failure: str, command: list[str]) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise InstallError(f"pip cannot install {wheel.name}: {done.stderr.strip() or done.stdout.strip()}")
-    return python
+        raise InstallError(f"{failure}: {done.stderr.strip() or done.stdout.strip()}")
 
 
 def import_faults(python: Path) -> list[str]:
@@ -108,44 +104,3 @@ assert out.shape == q.shape and bool((out == 1).all()), f"attention over equal v
         return []
     lines = done.stderr.strip().splitlines() or [f"Python ended with status {done.returncode}"]
     return [f"the installed wheel does not import and run on the CPU: {lines[-1]}"]
-
-
-def arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
-    """This script's own options, and what it hands to Python, such as -m pytest -x."""
-    # No abbreviations: `-m pytest --cu` is pytest's business.
-    parser = argparse.ArgumentParser(
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-        usage="%(prog)s [--cuda CUDA] [--wheels WHEELS] (-m MODULE | SCRIPT) [ARGUMENT ...]",
-    )
-    parser.add_argument("--cuda", help="CUDA version of the wheel (default: development_cuda of variants.yaml)")
-    parser.add_argument("--wheels", type=Path, default=ROOT / "dist" / "wheels", help="default: dist/wheels")
-    own, command = parser.parse_known_args(argv)
-    if not command:
-        parser.error("say what to run: -m MODULE or a script")
-    return own, command
-
-
-def main() -> int:
-    args, handed_on = arguments(sys.argv[1:])
-    try:
-        wheel = choose(args.wheels, torch_version(), args.cuda or matrix.load().development_cuda)
-        python = install(wheel, own_folder(INSTALLED))
-    except (InstallError, matrix.MatrixError, OSError, subprocess.CalledProcessError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    if faults := import_faults(python):
-        print("\n".join(f"error: {fault}" for fault in faults), file=sys.stderr)
-        return 1
-    print(f"{wheel.name} is installed", flush=True)
-    # -P keeps the checkout, with its sageattention/ that has no _C, off the import path.
-    command = [str(python), "-P", *handed_on]
-    if os.name == "posix":
-        os.chdir(ROOT)
-        os.execv(command[0], command)
-    return subprocess.run(command, cwd=ROOT, check=False).returncode
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,17 +1,12 @@
-"""Check artifacts before anybody installs them: `verify.py [FILE ...]`, by default all of dist/.
-
-Name against metadata against content, hashes, GPU architectures, symbol versions, build-machine paths.
-"""
+"""What is wrong with a wheel or conda package: name against metadata against content, hashes, paths, what must be in it."""
 
 from __future__ import annotations
 
-import argparse
 import base64
 import csv
 import email
 import hashlib
 import re
-import sys
 from collections.abc import Iterator, Mapping
 from email.message import Message
 from pathlib import Path
@@ -20,11 +15,8 @@ from typing import Any
 from packaging.metadata import Metadata
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Column, Table
 
-from sage_factory import ROOT
+from sage_factory.files import sha256
 from sage_factory.inspect import content
 from sage_factory.make import archives
 from sage_factory.what import matrix
@@ -92,7 +84,7 @@ def _wheel_build(path: Path) -> tuple[matrix.Build | None, list[str]]:
     told = "".join(map(str, tag)) or "none"
     return None, [
         f"variants.yaml has no build named {path.name}: version {version} of {name}, build tag {told}, "
-        f"tags {', '.join(map(str, tags))}. `matrix.py` lists every name there is"
+        f"tags {', '.join(map(str, tags))}. `matrix` lists every name there is"
     ]
 
 
@@ -192,8 +184,8 @@ def _paths_faults(conda: archives.Conda) -> Iterator[str]:
         data, entry = conda.payload[name], listed[name]
         if entry.get("path_type") != "hardlink":
             yield f"{name} has path_type {entry.get('path_type')} in info/paths.json, expected hardlink"
-        if entry.get("sha256") != archives.sha256(data):
-            yield f"{name} has sha256 {archives.sha256(data)}, info/paths.json says {entry.get('sha256')}"
+        if entry.get("sha256") != sha256(data):
+            yield f"{name} has sha256 {sha256(data)}, info/paths.json says {entry.get('sha256')}"
         if entry.get("size_in_bytes") != len(data):
             yield f"{name} has {len(data)} bytes, info/paths.json says {entry.get('size_in_bytes')}"
         if "prefix_placeholder" in entry:
@@ -255,7 +247,7 @@ def _cuda_of(build: str) -> str | None:
     return next((c for c in matrix.load().cuda if re.match(rf"cu{c.replace('.', '')}(_|$)", build)), None)
 
 
-# ── command line ──────────────────────────────────────────────────────────────────────────────────────────
+# ── either ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def verify(path: Path) -> list[str]:
@@ -265,30 +257,3 @@ def verify(path: Path) -> list[str]:
     if path.suffix == ".conda":
         return verify_conda(path)
     return [f"{path.name} is neither a wheel (.whl) nor a conda package (.conda)"]
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("file", type=Path, nargs="*", help="wheels and conda packages (default: all of dist/)")
-    args = parser.parse_args()
-    files = args.file or sorted([*(ROOT / "dist").glob("wheels/*.whl"), *(ROOT / "dist").glob("conda/*/*.conda")])
-    if not files:
-        print(
-            "error: dist/ holds nothing to verify: `python3 scripts/run.py build-cu128` makes something",
-            file=sys.stderr,
-        )
-        return 2
-    try:
-        found = {path: verify(path) for path in files}
-    except matrix.MatrixError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    table = Table(Column("file", overflow="fold"), Column("verdict", overflow="fold"))
-    for path, faults in found.items():
-        table.add_row(escape(path.name), "[red]" + escape("\n".join(faults)) if faults else "[green]good")
-    Console().print(table)
-    return 1 if any(found.values()) else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

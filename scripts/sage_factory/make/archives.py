@@ -1,26 +1,29 @@
-"""Read conda packages and wheels into memory: what `wheel.py` packs and `verify.py` checks."""
+"""Conda packages and wheels as archives: how they are written, and read again with an eye for whatever is not as it was written."""
 
 from __future__ import annotations
 
-import hashlib
 import io
 import json
 import stat
 import struct
 import tarfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
 import zstandard
 
+from sage_factory import FactoryError
+
 SITE_PACKAGES = "site-packages/"  # where a version-independent conda package keeps its Python files
 CUBINS = "share/sageattention/cubins/"  # where the kernels' conda package keeps them
 PACKAGE = "sageattention/"
 
+Time = tuple[int, int, int, int, int, int]  # year to second, as a zip states it
 
-class ArtifactError(Exception):
+
+class ArtifactError(FactoryError):
     """A file is not the archive it should be; the message says in what way."""
 
 
@@ -39,6 +42,18 @@ class Wheel:
 
     files: dict[str, bytes]
     faults: list[str] = field(default_factory=list)
+
+
+def zipped(entries: Iterable[tuple[str, int, bytes]], time: Time, level: int | None = None) -> bytes:
+    """A zip of entries (name, mode, content) with one time, deflated to `level` or stored: of equal entries equal bytes."""
+    answer = io.BytesIO()
+    with zipfile.ZipFile(answer, "w", zipfile.ZIP_STORED if level is None else zipfile.ZIP_DEFLATED) as archive:
+        for name, mode, content in entries:
+            member = zipfile.ZipInfo(name, time)
+            member.create_system = 3  # the modes are Unix's, on Windows too
+            member.external_attr = mode << 16
+            archive.writestr(member, content, archive.compression, level)
+    return answer.getvalue()
 
 
 def read_conda(path: Path) -> Conda:
@@ -81,11 +96,6 @@ def read_wheel(path: Path) -> Wheel:
 def unsafe(name: str) -> bool:
     """Whether a path of an archive leads elsewhere than below the place it is unpacked to."""
     return name.startswith("/") or "\\" in name or ":" in name or ".." in PurePosixPath(name).parts or not name
-
-
-def sha256(data: bytes) -> str:
-    """The hexadecimal digest that manifests state."""
-    return hashlib.sha256(data).hexdigest()
 
 
 def _zip_faults(path: Path, archive: zipfile.ZipFile) -> Iterator[str]:

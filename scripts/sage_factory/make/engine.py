@@ -1,16 +1,9 @@
-"""Build one output of recipe/recipe.yaml with rattler-build, then run its tests.
-
-scripts/build.py runs this as a child, so that an interrupted build ends with the compilers that it started.
-"""
+"""Build one output of recipe/recipe.yaml with rattler-build, then run its tests."""
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
-import os
 import shutil
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -18,7 +11,6 @@ from rattler.index import index_fs
 from rattler_build import (
     Package,
     PlatformConfig,
-    RattlerBuildError,
     RenderConfig,
     RenderedVariant,
     Stage0Recipe,
@@ -33,11 +25,11 @@ from rattler_build.progress import (
     LogEvent,
 )
 
-from sage_factory import ROOT, child
+from sage_factory import ROOT, FactoryError
 from sage_factory.make import archives, seal
 
 
-class TestError(RuntimeError):
+class TestError(FactoryError):
     """A package that failed its own tests."""
 
 
@@ -54,7 +46,7 @@ def render(variant: Mapping[str, Sequence[str]], recipe: Path = RECIPE) -> dict[
 
 
 class Lines:
-    """The engine's log as plain lines, which build.py reads its progress from (a ProgressCallback)."""
+    """The engine's log as plain lines, which `build` reads its progress from (a ProgressCallback)."""
 
     def on_download_start(self, event: DownloadStartEvent) -> None:
         print(f"downloading {event.url.rpartition('/')[2]}", flush=True)
@@ -139,32 +131,3 @@ def make(one: RenderedVariant, channels: Sequence[str], output: Path, seconds: i
     package.replace(target)
     index(output)
     return target
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("name", help="the output to build")
-    parser.add_argument("--variant", type=Path, required=True, help="JSON file of matrix.variant()")
-    parser.add_argument("--channel", action="append", required=True, help="where requirements come from")
-    parser.add_argument("--seconds", type=int, required=True, help="the package's time, in seconds since 1970")
-    parser.add_argument("--output", type=Path, required=True, help="the channel to build into")
-    parser.add_argument("--child", action="store_true", help="end, with every compiler, when standard input does")
-    args = parser.parse_args()
-    if args.child:
-        child.end_with_parent()
-    try:
-        variant = json.loads(args.variant.read_text(encoding="utf-8"))
-        package = make(render(variant)[args.name], args.channel, args.output.resolve(), args.seconds)
-    except (TestError, RattlerBuildError, OSError) as error:
-        print(f"error: {error}", flush=True)
-        return 1
-    print(f"package: {package}", flush=True)
-    return 0
-
-
-if __name__ == "__main__":
-    status = main()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    # Not sys.exit: threads of the build engine may outlive the interpreter, and then abort a process that has succeeded.
-    os._exit(status)

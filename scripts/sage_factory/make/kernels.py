@@ -1,11 +1,7 @@
-"""Compile the kernels alone, for working on them: only what changed, straight into build/kernels-cuXYZ/cubins.
-
-`kernels.py [--cuda 12.8] [--architecture 9.0 ...]`. Packages come of scripts/build.py.
-"""
+"""Compile the kernels alone, for working on them: only what changed, straight into build/kernels-cuXYZ/cubins."""
 
 from __future__ import annotations
 
-import argparse
 import os
 import re
 import shutil
@@ -13,12 +9,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-from sage_factory import ROOT, alone
+from sage_factory import ROOT, FactoryError, alone
 from sage_factory.what import matrix
 from sage_factory.with_what import channel, venvs
 
 
-class KernelsError(Exception):
+class KernelsError(FactoryError):
     """The kernels cannot be compiled; the message says why."""
 
 
@@ -79,22 +75,3 @@ def compile_kernels(cuda: str, architectures: list[str]) -> Path:
             if status:
                 raise KernelsError(f"the kernels did not compile (exit status {status}): the compiler's own words are above")
     return output / "cubins"
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cuda", help="CUDA version (default: development_cuda of variants.yaml)")
-    parser.add_argument("--architecture", action="append", default=[], help="such as 9.0; default: all of that CUDA version")
-    args = parser.parse_args()
-    try:
-        print(compile_kernels(args.cuda or matrix.load().development_cuda, args.architecture))
-    except (KernelsError, matrix.MatrixError, channel.ChannelError, venvs.SetupError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 130
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

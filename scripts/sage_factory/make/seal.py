@@ -6,10 +6,8 @@ solved from into info/about.json; SOURCE_DATE_EPOCH does not reach there. Two bu
 
 from __future__ import annotations
 
-import argparse
 import io
 import json
-import sys
 import tarfile
 import zipfile
 from datetime import UTC, datetime
@@ -17,24 +15,17 @@ from pathlib import Path
 
 import zstandard
 
+from sage_factory.files import put
+from sage_factory.make import archives
+
 
 def seal(package: Path, seconds: int) -> None:
     """Rewrite `package` in place, whole or not at all, with `seconds` since 1970 as its only time."""
-    partial = package.with_name(f".{package.name}.partial")
-    stamp = datetime.fromtimestamp(seconds, UTC).timetuple()[:6]
-    try:
-        with zipfile.ZipFile(package) as old, zipfile.ZipFile(partial, "w", zipfile.ZIP_STORED) as new:
-            for name in sorted(old.namelist(), reverse=True):  # pkg, metadata, info: readers want the last one last
-                content = old.read(name)
-                if name.endswith(".tar.zst"):
-                    content = _tarball(content, seconds)
-                member = zipfile.ZipInfo(name, stamp)
-                member.create_system = 3  # the mode is Unix's, on Windows too
-                member.external_attr = 0o644 << 16
-                new.writestr(member, content)
-        partial.replace(package)
-    finally:
-        partial.unlink(missing_ok=True)
+    with zipfile.ZipFile(package) as old:
+        # pkg, metadata, info: readers want the last one last.
+        members = [(name, old.read(name)) for name in sorted(old.namelist(), reverse=True)]
+    sealed = ((name, 0o644, _tarball(data, seconds) if name.endswith(".tar.zst") else data) for name, data in members)
+    put(package, archives.zipped(sealed, datetime.fromtimestamp(seconds, UTC).timetuple()[:6]))
 
 
 def _tarball(content: bytes, seconds: int) -> bytes:
@@ -62,21 +53,3 @@ def _json(data: bytes, **changes: object) -> bytes:
     """The document with these keys set, or left out where the value is None."""
     document = {k: v for k, v in {**json.loads(data), **changes}.items() if v is not None}
     return json.dumps(document, indent=2, sort_keys=True).encode() + b"\n"
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("package", type=Path, nargs="+", help=".conda files to rewrite in place")
-    parser.add_argument("--seconds", type=int, required=True, help="the time to write, in seconds since 1970")
-    args = parser.parse_args()
-    try:
-        for package in args.package:
-            seal(package, args.seconds)
-    except (OSError, zipfile.BadZipFile, tarfile.TarError, zstandard.ZstdError, ValueError) as error:
-        print(f"error: cannot seal {package}: {error}", file=sys.stderr)
-        return 1
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

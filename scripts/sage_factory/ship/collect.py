@@ -10,12 +10,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from sage_factory import FactoryError
 from sage_factory.inspect import verify
 from sage_factory.make import archives, wheels
 from sage_factory.what import matrix
 
 
-class CollectError(Exception):
+class CollectError(FactoryError):
     """The folder does not hold what was asked for; the message names every fault."""
 
 
@@ -62,20 +63,18 @@ class Collection:
 
 def collect(folder: Path, profile: str, platform: str | None = None) -> Collection:
     """The profile's files in `folder`; CollectError if one is missing, faulty or does not fit the others."""
-    wanted: dict[tuple[str, str, str], list[matrix.Build]] = {}
-    for build in matrix.builds(profile, platform=platform):
-        wanted.setdefault((build.platform, build.torch, build.cuda), []).append(build)
+    wanted = matrix.groups(matrix.builds(profile, platform=platform))
     there = sorted([*folder.glob("wheels/*.whl"), *folder.glob("conda/*/*.conda")])
     if not there:
         raise CollectError(f"{folder} holds neither wheels nor conda packages: there is nothing to publish")
     groups, faults = [], []
-    for builds in wanted.values():
+    for builds in wanted:
         try:
             groups.append(_group(folder, builds))
         except CollectError as error:
             faults.append(str(error))
     if faults:
-        count = sum(map(len, wanted.values()))
+        count = sum(map(len, wanted))
         where = f" for {platform}" if platform else ""
         said = "\n".join(faults)
         raise CollectError(f"{folder} is not the whole of profile {profile}{where}, which has {count} builds:\n{said}")
@@ -87,7 +86,7 @@ def collect(folder: Path, profile: str, platform: str | None = None) -> Collecti
     return found
 
 
-def _group(folder: Path, builds: list[matrix.Build]) -> Group:
+def _group(folder: Path, builds: tuple[matrix.Build, ...]) -> Group:
     first = builds[0]
     torch, cuda = first.torch.replace(".", ""), first.cuda.replace(".", "")
     stem = f"sageattention-{first.version}-torch{torch}_cu{cuda}_h"
@@ -104,7 +103,7 @@ def _group(folder: Path, builds: list[matrix.Build]) -> Group:
     kernels = folder / "conda" / "noarch" / f"sageattention-cubins-{first.version}-{''.join(strings)}.conda"
     if not kernels.is_file():
         raise CollectError(f"  conda/noarch/{kernels.name} is missing, which {operators[0].name} depends on")
-    return Group(tuple(builds), kernels, operators[0], tuple(folder / "wheels" / b.wheel_name for b in builds))
+    return Group(builds, kernels, operators[0], tuple(folder / "wheels" / b.wheel_name for b in builds))
 
 
 def _verified(found: Collection) -> Iterator[str]:
@@ -119,7 +118,7 @@ def _verified(found: Collection) -> Iterator[str]:
 def _repacked(group: Group, build: matrix.Build, path: Path, scratch: Path) -> Iterator[str]:
     """Pip users get what conda users get: a wheel holds what packing it again from its conda packages gives."""
     try:
-        again = wheels.emit(group.operators, group.kernels, python=build.python, build=build, out_dir=scratch)
+        again = wheels.emit(group.operators, group.kernels, build=build, out_dir=scratch)
         mine, theirs = archives.read_wheel(path).files, archives.read_wheel(again).files
     except (archives.ArtifactError, wheels.WheelError):
         return  # verify has said why

@@ -1,14 +1,7 @@
-"""pip's indexes: one static PEP 503 index for each CUDA × PyTorch, so that pip finds the wheel for the PyTorch that is there.
-
-`index.py --output DIR [WHEEL ...]` adds wheels to a folder that any web server can offer; `index.py --releases OWNER/REPO
---output DIR` writes indexes that link to the wheels of every GitHub release so far. Then, beside PyTorch 2.8 of CUDA 12.8,
-`pip install sageattention --index-url https://…/cu128-torch28/`.
-"""
+"""pip's indexes: one static PEP 503 index for each CUDA × PyTorch, in a folder with its wheels or linking to releases."""
 
 from __future__ import annotations
 
-import argparse
-import contextlib
 import html
 import json
 import re
@@ -21,11 +14,12 @@ from typing import Any
 
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 
-from sage_factory import ROOT, alone
+from sage_factory import FactoryError, alone
+from sage_factory.files import put, sha256
 from sage_factory.make import archives
 
 
-class SiteError(Exception):
+class SiteError(FactoryError):
     """An index cannot be written; the message says why."""
 
 
@@ -95,8 +89,8 @@ def there(site: Path) -> Iterator[Link]:
     """The wheels that a folder of indexes offers."""
     for path in site.glob("*/*/*.whl"):
         metadata = path.with_name(f"{path.name}.metadata")
-        found = archives.sha256(metadata.read_bytes()) if metadata.is_file() else None
-        yield describe(path.name, path.name, archives.sha256(path.read_bytes()), found)
+        found = sha256(metadata.read_bytes()) if metadata.is_file() else None
+        yield describe(path.name, path.name, sha256(path.read_bytes()), found)
 
 
 def target(wheel: Path, site: Path) -> Path:
@@ -129,20 +123,6 @@ def add(wheels: Sequence[Path], site: Path) -> list[Path]:
     return new
 
 
-def put(path: Path, content: bytes) -> None:
-    """A file, whole or not at all."""
-    if path.is_file() and path.read_bytes() == content:
-        return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        partial.write_bytes(content)
-        partial.replace(path)
-    finally:
-        with contextlib.suppress(OSError):
-            partial.unlink(missing_ok=True)
-
-
 # ── GitHub's releases ─────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -172,35 +152,3 @@ def links(releases: Iterable[Mapping[str, Any]]) -> list[Link]:
             if found.setdefault(name, link).sha256 != link.sha256:
                 raise SiteError(f"{name} is in two releases with other content in each; one is {release['tag_name']}")
     return list(found.values())
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("wheel", nargs="*", type=Path, help="wheels to add (default: all of dist/wheels)")
-    parser.add_argument("--output", type=Path, default=ROOT / "dist" / "simple", help="default: dist/simple")
-    parser.add_argument("--releases", metavar="OWNER/REPO", help="link to the wheels of this repository's releases instead")
-    args = parser.parse_args(argv)
-    try:
-        if args.releases:
-            found = links(releases(args.releases))
-            if not found:
-                raise SiteError(f"no release of {args.releases} has a wheel: there is nothing to list")
-            for name, text in pages(found).items():
-                put(args.output / name, text.encode())
-            print(f"{len(found)} wheels in {len({link.folder for link in found})} indexes: {args.output}")
-            return 0
-        wheels = args.wheel or sorted((ROOT / "dist" / "wheels").glob("*.whl"))
-        if not wheels:
-            raise SiteError("dist/wheels holds no wheel: `python3 scripts/run.py build-cu128` makes one")
-        new = add(wheels, args.output)
-    except (SiteError, archives.ArtifactError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    for path in new:
-        print(target(path, args.output).relative_to(args.output))
-    print(f"{len(new)} new, {len(wheels) - len(new)} there already: {args.output}")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

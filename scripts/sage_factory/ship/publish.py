@@ -1,20 +1,14 @@
-"""Publish what a profile promises: conda packages to a channel, wheels to pip's indexes.
-
-`publish.py --profile sage2-all --channel https://prefix.dev/NAME --index DIR [--dry-run]`. What is there already is left
-alone, so that an interrupted run is finished by the next; a file that is there with other content is an error.
-"""
+"""Channels that packages are published to, and publishing: what is there already is left alone, and never replaced."""
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
-import errno
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -27,19 +21,17 @@ from rattler.networking import Client
 from rattler.platform import Subdir
 from rattler_build import RattlerBuildError
 from rattler_build.upload import upload_package_to_anaconda, upload_package_to_prefix
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Column, Table
 
-from sage_factory import ROOT, alone
-from sage_factory.make import archives
+from sage_factory import FactoryError, alone
+from sage_factory.files import put, sha256
 from sage_factory.ship import collect, indexes
 from sage_factory.what import matrix
 
 NAMES = ("sageattention-cubins", "sageattention")
+Row = tuple[str, str, bool]  # a file, where it goes, whether it is new there
 
 
-class PublishError(Exception):
+class PublishError(FactoryError):
     """Something cannot be published; the message says what and why."""
 
 
@@ -56,6 +48,9 @@ class Channel(Protocol):
     def put(self, packages: Sequence[Path]) -> None:
         """Add packages, none of which is there yet."""
 
+    def lock(self) -> contextlib.AbstractContextManager[None]:
+        """One publisher at a time, where others could be kept out."""
+
 
 @dataclass(frozen=True)
 class Folder:
@@ -70,11 +65,11 @@ class Folder:
     def there(self) -> Mapping[str, str]:
         # The files, not the index: a run that was killed may have ended between the two.
         packages = self.path.glob("*/*.conda")
-        return {f"{path.parent.name}/{path.name}": archives.sha256(path.read_bytes()) for path in packages}
+        return {f"{path.parent.name}/{path.name}": sha256(path.read_bytes()) for path in packages}
 
     def put(self, packages: Sequence[Path]) -> None:
         for path in packages:
-            indexes.put(self.path / place(path), path.read_bytes())
+            put(self.path / place(path), path.read_bytes())
         for old in self.path.glob(".index-*"):  # of a run that was killed
             shutil.rmtree(old, ignore_errors=True)
         # Apart, then by renaming: whoever reads the channel meanwhile finds the old index or the new one.
@@ -95,10 +90,9 @@ class Folder:
             except CacheDirError as error:
                 raise PublishError(f"{self.path} holds a package that cannot be indexed: {error}") from error
             for path in shadow.glob("*/repodata*"):
-                indexes.put(self.path / place(path), path.read_bytes())
+                put(self.path / place(path), path.read_bytes())
 
     def lock(self) -> contextlib.AbstractContextManager[None]:
-        """One publisher at a time."""
         what = f"another process that publishes to {self.name}"
         return alone.alone(self.path / ".lock", what, lambda text: print(text, file=sys.stderr))
 
@@ -145,6 +139,9 @@ class Remote:
                 raise PublishError(f"{path.name} was not accepted by {self.url}: {error}") from error
             print(f"published {place(path)}", flush=True)
 
+    def lock(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
     def _s3(self, path: Path) -> None:
         program = shutil.which("rattler-build")
         if program is None:
@@ -176,7 +173,7 @@ def missing(packages: Sequence[Path], to: Channel) -> list[Path]:
     there = to.there()
     other = []
     for path in packages:
-        published, mine = there.get(place(path).as_posix()), archives.sha256(path.read_bytes())
+        published, mine = there.get(place(path).as_posix()), sha256(path.read_bytes())
         if published not in (None, mine):
             other.append(f"  {place(path)} has sha256 {published} there, {mine} here")
     if other:
@@ -184,58 +181,18 @@ def missing(packages: Sequence[Path], to: Channel) -> list[Path]:
     return [path for path in packages if place(path).as_posix() not in there]
 
 
-def show(rows: Sequence[tuple[str, str, bool]]) -> None:
-    """What goes where."""
-    table = Table(Column("file", overflow="fold"), Column("to", overflow="fold"), "")
-    for name, to, new in rows:
-        table.add_row(escape(name), escape(to), "[green]new" if new else "there already")
-    Console(width=None if sys.stdout.isatty() else 200).print(table)
-
-
-def publish(found: collect.Collection, to: Channel | None, site: Path | None, *, dry_run: bool) -> int:
-    """Bring the channel and the indexes up to date; the number of files that were new."""
-    packages = missing(found.packages, to) if to else []
-    wheels = indexes.missing(found.wheels, site) if site else []
-    rows = [(path.name, f"{to.name}/{path.parent.name}", path in packages) for path in found.packages] if to else []
-    rows += [(path.name, str(indexes.target(path, site).parent), path in wheels) for path in found.wheels] if site else []
-    show(rows)
-    if not dry_run:
-        if to:
+def publish(
+    found: collect.Collection, to: Channel | None, site: Path | None, show: Callable[[Sequence[Row]], None], *, dry_run: bool
+) -> int:
+    """Show what goes where, then bring the channel and the indexes up to date; the number of files that are new."""
+    with to.lock() if to and not dry_run else contextlib.nullcontext():
+        packages = missing(found.packages, to) if to else []
+        wheels = indexes.missing(found.wheels, site) if site else []
+        rows = [(path.name, f"{to.name}/{path.parent.name}", path in packages) for path in found.packages] if to else []
+        rows += [(path.name, str(indexes.target(path, site).parent), path in wheels) for path in found.wheels] if site else []
+        show(rows)
+        if to and not dry_run:
             to.put(packages)
-        if site:
+        if site and not dry_run:
             indexes.add(found.wheels, site)
     return len(packages) + len(wheels)
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--profile", required=True, help="what must be there, whole, and is published")
-    parser.add_argument("--platform", help="of one platform only")
-    parser.add_argument("--channel", help="https://prefix.dev/NAME, https://anaconda.org/OWNER, s3://BUCKET/NAME or a folder")
-    parser.add_argument("--index", type=Path, help="folder of pip's indexes")
-    parser.add_argument("--dist", type=Path, default=ROOT / "dist", help="where the files are (default: dist)")
-    parser.add_argument("--dry-run", action="store_true", help="show what would go where, and change nothing")
-    args = parser.parse_args(argv)
-    if not args.channel and not args.index:
-        parser.error("say where to: --channel, --index or both")
-    try:
-        to = channel(args.channel) if args.channel else None
-        found = collect.collect(args.dist, args.profile, args.platform)
-        for path in found.others:
-            print(f"not of profile {args.profile}: {path.name}", file=sys.stderr)
-        lock = to.lock() if isinstance(to, Folder) and not args.dry_run else contextlib.nullcontext()
-        with lock:
-            new = publish(found, to, args.index, dry_run=args.dry_run)
-    except (PublishError, collect.CollectError, indexes.SiteError, archives.ArtifactError, matrix.MatrixError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    except OSError as error:
-        hint = ": free some space and run it again" if error.errno == errno.ENOSPC else ""
-        print(f"error: {error}{hint}", file=sys.stderr)
-        return 1
-    print(f"{new} {'would be ' if args.dry_run else ''}new, {len(found.files)} files of profile {args.profile} in all")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,30 +1,23 @@
-"""Prepare a release of a profile: `release.py --tag v2.2.0 --profile sage2-all` writes its notes and sums to dist/release/.
-
-`--publish` makes it a GitHub release: a draft until every file is there, so that an interrupted run is finished by the
-next. Nothing is released of a folder that lacks a file or has a faulty one.
-"""
+"""Releases: a tag, what is released under it, its notes and sums; on GitHub a draft until every file is there."""
 
 from __future__ import annotations
 
-import argparse
-import os
 import re
 import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from packaging.version import Version
 
-from sage_factory import ROOT
+from sage_factory import FactoryError
+from sage_factory.files import put, sha256
 from sage_factory.make import archives
 from sage_factory.ship import collect, indexes
 from sage_factory.ship.summary import table
-from sage_factory.what import matrix
 
 
-class ReleaseError(Exception):
+class ReleaseError(FactoryError):
     """There is no release; the message says why."""
 
 
@@ -44,7 +37,7 @@ class Release:
     def sums(self) -> str:
         """SHA256SUMS, as `sha256sum --check` takes it."""
         named = {path.name: path for path in self.files.files}
-        return "".join(f"{archives.sha256(named[name].read_bytes())}  {name}\n" for name in sorted(named))
+        return "".join(f"{sha256(named[name].read_bytes())}  {name}\n" for name in sorted(named))
 
     def notes(self) -> str:
         """Markdown: what there is for whom, how it is installed and checked."""
@@ -110,8 +103,8 @@ def prepare(tag: str, files: collect.Collection, index_url: str, channel_url: st
 
 def write(release: Release, folder: Path) -> list[Path]:
     """Notes and sums; the files of the release with them."""
-    indexes.put(folder / "NOTES.md", release.notes().encode())
-    indexes.put(folder / "SHA256SUMS", release.sums().encode())
+    put(folder / "NOTES.md", release.notes().encode())
+    put(folder / "SHA256SUMS", release.sums().encode())
     return [*release.files.files, folder / "SHA256SUMS"]
 
 
@@ -121,7 +114,7 @@ def write(release: Release, folder: Path) -> list[Path]:
 def publish(tag: str, files: Sequence[Path], notes: Path) -> int:
     """Bring the GitHub release of a tag up to date and make it public; the number of files that were new."""
     releases = indexes.releases()
-    expected = {path.name: f"sha256:{archives.sha256(path.read_bytes())}" for path in files}
+    expected = {path.name: f"sha256:{sha256(path.read_bytes())}" for path in files}
     for earlier in (release for release in releases if release["tag_name"] != tag and not release["draft"]):
         for name in (asset["name"] for asset in earlier["assets"] if asset["digest"] != expected.get(asset["name"])):
             if name in expected and name.endswith(".whl"):
@@ -156,48 +149,3 @@ def _gh(*command: str) -> None:
     done = subprocess.run(["gh", *command], capture_output=True, text=True, check=False)
     if done.returncode:
         raise ReleaseError(f"`gh {' '.join(command[:2])}` failed: {done.stderr.strip()}. Run it again to go on")
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tag", required=True, help="v2.2.0 or v2.2.0-build.1")
-    parser.add_argument("--profile", required=True, help="what must be there, whole, and is released")
-    parser.add_argument("--platform", help="of one platform only")
-    parser.add_argument(
-        "--index-url", default=os.environ.get("INDEX_URL") or _pages(), help="where pip's indexes are, for the notes"
-    )
-    parser.add_argument("--channel-url", default=os.environ.get("CHANNEL_URL", ""), help="the conda channel, for the notes")
-    parser.add_argument("--dist", type=Path, default=ROOT / "dist", help="where the files are (default: dist)")
-    parser.add_argument("--publish", action="store_true", help="make it a GitHub release")
-    args = parser.parse_args(argv)
-    if not args.index_url:
-        parser.error("say where pip's indexes are: --index-url or $INDEX_URL")
-    try:
-        files = collect.collect(args.dist, args.profile, args.platform)
-        release = prepare(args.tag, files, args.index_url, args.channel_url)
-        ready = write(release, args.dist / "release")
-        print(release.notes())
-        if args.publish:
-            new = publish(args.tag, ready, args.dist / "release" / "NOTES.md")
-            print(f"release {args.tag} is public: {new} files new, {len(ready)} in all")
-    except (
-        ReleaseError,
-        collect.CollectError,
-        indexes.SiteError,
-        archives.ArtifactError,
-        matrix.MatrixError,
-        OSError,
-    ) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    return 0
-
-
-def _pages() -> str:
-    """GitHub Pages of the repository that a workflow runs in."""
-    owner, _, name = os.environ.get("GITHUB_REPOSITORY", "").partition("/")
-    return f"https://{owner.lower()}.github.io/{name}" if name else ""
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,26 +1,22 @@
-"""Build a released file again and compare: `reproduce.py FILE` says that it is identical, or where it differs.
-
-What was built of which sources is read from the file: `_build.json` states PyTorch, CUDA and the commit, a package's
-timestamp is that of the commit. The build is made in a checkout of its own, with that checkout's own scripts and locks.
-"""
+"""A released file built again and compared: by what it says of itself, in a checkout of its own."""
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from packaging.tags import Tag
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
-from sage_factory import ROOT
+from sage_factory import ROOT, FactoryError
+from sage_factory.git import GitError, git
 from sage_factory.inspect import compare
 from sage_factory.make import archives
 from sage_factory.what import inputs, matrix
@@ -29,7 +25,7 @@ from sage_factory.with_what import venvs
 PLACE = ROOT / "build" / "reproduce"
 
 
-class ReproduceError(Exception):
+class ReproduceError(FactoryError):
     """The file cannot be built again here; the message says why."""
 
 
@@ -40,7 +36,7 @@ class Origin:
     version: str
     commit: str  # that last changed its inputs
     inputs: tuple[str, ...]
-    arguments: tuple[str, ...]  # of build.py
+    arguments: tuple[str, ...]  # of `build`
     compiler: str = ""
 
 
@@ -60,12 +56,19 @@ def origin(path: Path) -> Origin:
     arguments = ["--cuda", made["cuda"], "--torch", made["torch"]]
     platform = index.get("subdir")
     if path.suffix == ".whl":
-        tag = next(iter(parse_wheel_filename(path.name)[3]))
+        tag = _tag(path)
         platform = next((p.name for p in matrix.load().platforms.values() if p.wheel == tag.platform), tag.platform)
         arguments += ["--python", re.sub(r"cp(\d)(\d+)", r"\1.\2", tag.interpreter)]
     if platform != matrix.host_platform():
         raise ReproduceError(f"{path.name} is built on {platform}, and this machine is {matrix.host_platform()}")
     return Origin(made["version"], commit, inputs.OPERATORS, tuple(arguments), made.get("compiler", ""))
+
+
+def _tag(wheel: Path) -> Tag:
+    try:
+        return next(iter(parse_wheel_filename(wheel.name)[3]))
+    except InvalidWheelFilename as error:
+        raise ReproduceError(f"the file name is not a wheel's: {error}") from error
 
 
 def _commit_at(seconds: int, names: Sequence[str]) -> str:
@@ -94,16 +97,8 @@ def resolved(name: str) -> str:
     """The commit of that name."""
     try:
         return git("rev-parse", "--verify", "--quiet", f"{name}^{{commit}}")
-    except ReproduceError as error:
+    except GitError as error:
         raise ReproduceError(f"there is no commit {name} here: `git fetch --unshallow --tags` may bring it") from error
-
-
-def git(*command: str) -> str:
-    """What git says, or ReproduceError."""
-    done = subprocess.run(["git", "-C", str(ROOT), *command], capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise ReproduceError(f"git {' '.join(command[:2])}: {done.stderr.strip()}")
-    return done.stdout.strip()
 
 
 @contextmanager
@@ -155,27 +150,3 @@ def reproduce(path: Path, commit: str | None) -> list[str]:
         names = ", ".join(p.name for p in others) or "nothing alike"
         found = [f"the build made {names}: another digest means that something else went in than into {path.name}"]
         return [*found, *(said for other in others for said in compare.differences(path, other))]
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("file", type=Path, help="a wheel or conda package of a release")
-    parser.add_argument("--commit", help="build at this commit instead of the one that the file leads to")
-    args = parser.parse_args(argv)
-    start = time.monotonic()
-    try:
-        found = reproduce(args.file.resolve(), args.commit)
-    except (ReproduceError, archives.ArtifactError, matrix.MatrixError, InvalidWheelFilename, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    if found:
-        print(f"{args.file.name} differs from what was built (as published, then as built):")
-        print("\n".join(f"  {said}" for said in found))
-        return 1
-    digest = archives.sha256(args.file.read_bytes())
-    print(f"identical: {args.file.name}, sha256 {digest}, built again in {time.monotonic() - start:.0f} s")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

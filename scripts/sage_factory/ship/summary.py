@@ -1,26 +1,24 @@
-"""What a run made, as Markdown: versions, sizes, hashes, and the times of each build. `summary.py` shows dist/.
-
-Where $GITHUB_STEP_SUMMARY is set (a step of a GitHub workflow) it becomes part of the run's page.
-"""
+"""What a run made, as Markdown: versions, sizes, hashes, and the times of each build, which builds report here."""
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
 import re
-import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from sage_factory import ROOT
-from sage_factory.make import archives
+from sage_factory.files import put, sha256
 from sage_factory.what import matrix
 
 
 def table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     """A Markdown table."""
     return [f"| {' | '.join(row)} |" for row in (titles, ["---"] * len(titles), *rows)]
+
+
+def report(dist: Path, name: str, steps: Mapping[str, tuple[float, float]]) -> None:
+    """What each step of a build took: seconds that passed, and of processors."""
+    put(dist / "reports" / f"{name}.json", json.dumps({"steps": steps}, indent=1).encode())
 
 
 def described(path: Path) -> list[str]:
@@ -44,8 +42,7 @@ def summary(dist: Path) -> list[str]:
     files = sorted([*dist.glob("conda/*/*.conda"), *dist.glob("wheels/*.whl")], key=lambda p: (p.suffix, p.name))
     titles = ["file", "version", "PyTorch", "CUDA", "Python", "platform", "MB", "sha256"]
     rows = [
-        [path.name, *described(path), f"{path.stat().st_size / 1e6:.2f}", f"`{archives.sha256(path.read_bytes())}`"]
-        for path in files
+        [path.name, *described(path), f"{path.stat().st_size / 1e6:.2f}", f"`{sha256(path.read_bytes())}`"] for path in files
     ]
     lines = [f"### {len(rows)} files", "", *table(titles, rows)]
     reports = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(dist.glob("reports/*.json"))}
@@ -60,19 +57,3 @@ def summary(dist: Path) -> list[str]:
         ]
         lines += ["", "### Seconds that passed (and of processors)", "", *table(["build", *steps], times)]
     return lines
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--dist", type=Path, default=ROOT / "dist", help="default: dist")
-    args = parser.parse_args(argv)
-    text = "\n".join(summary(args.dist)) + "\n"
-    print(text, end="")
-    if path := os.environ.get("GITHUB_STEP_SUMMARY"):
-        with Path(path).open("a", encoding="utf-8") as file:
-            file.write(text)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

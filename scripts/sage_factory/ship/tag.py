@@ -1,22 +1,16 @@
-"""Tag a release: `tag.py` puts v2.2.0 on the checked-out commit, or v2.2.0-build.N where that is taken. `git push` sends it.
-
-A second build of a version is of the same sources, for combinations that the first had not. What the tag starts is in
-docs/packaging.md.
-"""
+"""The tag of a release: that of its version, or of another build of it."""
 
 from __future__ import annotations
 
-import argparse
-import subprocess
-import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from itertools import chain, count
 
-from sage_factory import ROOT
+from sage_factory import FactoryError
+from sage_factory.git import git
 from sage_factory.what import matrix
 
 
-class TagError(Exception):
+class TagError(FactoryError):
     """This commit cannot be tagged; the message says why."""
 
 
@@ -25,14 +19,6 @@ def next_tag(version: str, taken: Iterable[str]) -> str:
     names = set(taken)
     every = chain([f"v{version}"], (f"v{version}-build.{number}" for number in count(1)))
     return next(name for name in every if name not in names)
-
-
-def git(*command: str) -> str:
-    """What git says, or TagError."""
-    done = subprocess.run(["git", "-C", str(ROOT), *command], capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise TagError(f"git {' '.join(command)}: {done.stderr.strip()}")
-    return done.stdout.strip()
 
 
 def tag(*, dry_run: bool) -> str:
@@ -45,20 +31,3 @@ def tag(*, dry_run: bool) -> str:
     if not dry_run:
         git("tag", "-a", name, "-m", name)
     return name
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--dry-run", action="store_true", help="say which tag it would be")
-    args = parser.parse_args(argv)
-    try:
-        name = tag(dry_run=args.dry_run)
-    except (TagError, matrix.MatrixError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    print(f"{name}: {'not made, this is a dry run' if args.dry_run else f'release it with `git push origin {name}`'}")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import os
-import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 
 from sage_factory import ROOT
+from sage_factory.files import sha256
+from sage_factory.git import GitError, git
 
 KERNELS = ("csrc/kernels", "LICENSE", "recipe/recipe.yaml", "recipe/build_cubins.sh")
 OPERATORS = ("csrc", "sageattention", "pyproject.toml", "README.md", "LICENSE", "recipe/recipe.yaml",
@@ -34,8 +35,7 @@ def digest(names: Iterable[str], facts: Iterable[str], root: Path = ROOT) -> str
     """Ten digits for the content of these paths and for facts that are in no file."""
     state = hashlib.sha256("\0".join(facts).encode())
     for path in files(names, root):
-        content = hashlib.sha256(path.read_bytes()).hexdigest()
-        state.update(f"\0{path.relative_to(root).as_posix()}\0{content}".encode())
+        state.update(f"\0{path.relative_to(root).as_posix()}\0{sha256(path.read_bytes())}".encode())
     return state.hexdigest()[:10]
 
 
@@ -60,6 +60,6 @@ def commit(names: Iterable[str], root: Path = ROOT) -> str:
 def _git(root: Path, *command: str) -> str:
     """What git says; nothing where this is no checkout."""
     try:
-        return subprocess.run(["git", "-C", str(root), *command], capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
+        return git(*command, root=root)
+    except GitError:
         return ""

@@ -1,15 +1,8 @@
-"""What is built: the reader of variants.yaml. `matrix.py --profile stable --platform linux-64` shows it.
-
-`--json` prints {"include": [one object a build]} on one line, as GitHub's fromJSON takes it for a job matrix; with
-`--kernels` one object a CUDA version instead, since all builds of one CUDA version share its kernels.
-"""
+"""The reader of variants.yaml: every build that there is, and those of a profile, a platform or a version."""
 
 from __future__ import annotations
 
-import argparse
-import json
 import platform as host
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -18,17 +11,15 @@ from typing import Any, TypeVar
 
 import yaml
 from packaging.version import InvalidVersion, Version
-from rich.console import Console
-from rich.table import Column, Table
 
-from sage_factory import ROOT
+from sage_factory import ROOT, FactoryError
 
 TABLE = ROOT / "variants.yaml"
 
 T = TypeVar("T")
 
 
-class MatrixError(ValueError):
+class MatrixError(FactoryError):
     """A request that the table has no answer to, or a table that contradicts itself."""
 
 
@@ -291,13 +282,21 @@ def builds(
                                   f"there Python is {', '.join(there)}")  # fmt: skip
         chosen = tuple(b for b in chosen if b.python in wanted)
     if not chosen:
-        raise MatrixError(f"nothing to build with {_said(profile, platform, cuda)}: `matrix.py` lists every build")
+        raise MatrixError(f"nothing to build with {_said(profile, platform, cuda)}: `matrix` lists every build")
     return chosen
 
 
 def _said(profile: str | None, platform: str | None, cuda: str | None) -> str:
     said = [f"{what} {value}" for what, value in (("profile", profile), ("platform", platform), ("CUDA", cuda)) if value]
     return ", ".join(said) or "these conditions"
+
+
+def groups(chosen: Iterable[Build], *, kernels: bool = False) -> list[tuple[Build, ...]]:
+    """Builds that share all that is compiled, together: the Pythons of a platform, PyTorch and CUDA, or, of kernels, of a CUDA."""
+    found: dict[tuple[str, ...], list[Build]] = {}
+    for build in chosen:
+        found.setdefault((build.platform, build.cuda, *(() if kernels else (build.torch,))), []).append(build)
+    return [tuple(group) for group in found.values()]
 
 
 def targets(architectures: Iterable[str], matrix: Matrix | None = None) -> tuple[str, ...]:
@@ -340,41 +339,3 @@ def kernel_sets(chosen: Iterable[Build], matrix: Matrix | None = None) -> list[d
         }
         for cuda in sorted(first, key=Version)
     ]
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--profile", help="a named selection of variants.yaml (default: every build)")
-    parser.add_argument("--platform", help="a platform (default: those of the profile)")
-    parser.add_argument("--cuda", help="a CUDA version, such as 12.8")
-    parser.add_argument("--torch", help="a PyTorch version, such as 2.8.0")
-    parser.add_argument("--python", nargs="+", help="Python versions, such as 3.12")
-    parser.add_argument("--kernels", action="store_true", help="the kernel sets that these builds share, one a CUDA version")
-    parser.add_argument("--json", action="store_true", help='print {"include": [...]} on one line')
-    args = parser.parse_args()
-    try:
-        chosen = builds(args.profile, platform=args.platform, cuda=args.cuda, torch=args.torch, python=args.python)
-    except MatrixError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    found = kernel_sets(chosen) if args.kernels else [described(build) for build in chosen]
-    if args.json:
-        print(json.dumps({"include": found}))
-        return 0
-    shown = (
-        ("cuda", "architectures", "ptx") if args.kernels else ("platform", "torch", "cuda", "python", "architectures", "wheel")
-    )
-    table = Table(*(Column(TITLES[key], overflow="fold") for key in shown))
-    for one in found:
-        table.add_row(*(" ".join(one[key]) if isinstance(one[key], list) else one[key] for key in shown))
-    # In a file or a log no column is cut to a terminal's width.
-    Console(width=None if sys.stdout.isatty() else 180).print(table)
-    return 0
-
-
-TITLES = {"platform": "platform", "torch": "PyTorch", "cuda": "CUDA", "python": "Python",
-          "architectures": "GPU architectures", "ptx": "PTX", "wheel": "wheel"}  # fmt: skip
-
-
-if __name__ == "__main__":
-    sys.exit(main())

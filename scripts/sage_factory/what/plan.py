@@ -1,21 +1,10 @@
-"""What a CI run builds: `plan.py --event push --ref refs/tags/v2.2.0`, or `plan.py --profile stable` for one that is asked for.
-
-Shows a table; where $GITHUB_OUTPUT is set (a step of a GitHub workflow) the same goes there, as job matrices.
-"""
+"""What a CI run builds, for each of its triggers or on request."""
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
-import sys
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
-
-from rich.console import Console
-from rich.table import Table
 
 from sage_factory.what import matrix
 
@@ -40,20 +29,18 @@ class Plan:
     @property
     def jobs(self) -> list[dict[str, str]]:
         """One job a PyTorch × CUDA × platform."""
-        groups: dict[tuple[str, str, str], list[str]] = {}
-        for build in self.builds:
-            groups.setdefault((build.platform, build.torch, build.cuda), []).append(build.python)
         platforms = matrix.load().platforms
         return [
             {
-                "name": f"{platform}-torch{torch}-cu{cuda}",
-                "platform": platform,
-                "runner": platforms[platform].runner,
-                "torch": torch,
-                "cuda": cuda,
-                "pythons": " ".join(pythons),
+                "name": f"{one.platform}-torch{one.torch}-cu{one.cuda}",
+                "platform": one.platform,
+                "runner": platforms[one.platform].runner,
+                "torch": one.torch,
+                "cuda": one.cuda,
+                "pythons": " ".join(build.python for build in group),
             }
-            for (platform, torch, cuda), pythons in groups.items()
+            for group in matrix.groups(self.builds)
+            for one in group[:1]
         ]
 
     def outputs(self) -> dict[str, str]:
@@ -77,42 +64,3 @@ def plan(event: str = "", ref: str = "", profile: str = "", platform: str = "") 
     # A pull request's files are for looking at; those of main and of requests may be wanted for a while.
     days = 7 if event == "pull_request" else 30
     return Plan(profile, release, days, matrix.builds(profile, platform=platform or None))
-
-
-def write(outputs: Mapping[str, str], path: Path) -> None:
-    """Hand values to the later jobs of a workflow."""
-    with path.open("a", encoding="utf-8") as file:
-        file.writelines(f"{key}={value}\n" for key, value in outputs.items())
-
-
-def show(found: Plan) -> None:
-    purpose = "a release" if found.release else f"kept {found.retention_days} days"
-    table = Table(
-        "platform", "runner", "PyTorch", "CUDA", "Python", title=f"{found.profile}: {len(found.builds)} builds, {purpose}"
-    )
-    for job in found.jobs:
-        table.add_row(*(job[key] for key in ("platform", "runner", "torch", "cuda", "pythons")))
-    Console(width=None if sys.stdout.isatty() else 120).print(table)
-    print("kernels once for CUDA " + ", ".join(kernel["cuda"] for kernel in found.kernels))
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--event", default="", help="pull_request, push or workflow_dispatch")
-    parser.add_argument("--ref", default="", help="refs/heads/main or refs/tags/v2.2.0")
-    parser.add_argument("--profile", default="", help="a profile of variants.yaml instead of the event's own")
-    parser.add_argument("--platform", default="", help="one platform instead of those of the profile")
-    args = parser.parse_args(argv)
-    try:
-        found = plan(args.event, args.ref, args.profile, args.platform)
-    except matrix.MatrixError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    show(found)
-    if path := os.environ.get("GITHUB_OUTPUT"):
-        write(found.outputs(), Path(path))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -7,9 +7,7 @@ hand. So it serves this machine alone, is laid in seconds, and costs one downloa
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import hashlib
 import os
 import re
 import shutil
@@ -22,13 +20,14 @@ from pathlib import Path
 
 from rattler.index import index_fs
 from rattler_build import RattlerBuildError, assemble_package
-from rich.console import Console
 
-from sage_factory import ROOT, alone
+from sage_factory import ROOT, FactoryError
+from sage_factory.files import sha256
 from sage_factory.what import matrix
 from sage_factory.with_what import venvs
 
 WORK = ROOT / "build" / "pypi"
+CONDA_FORGE = "conda-forge"  # the channel that there is without this one
 SHIM = Path(__file__).resolve().parent / "nvrtc_nvcc.py"
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 SITE = f"lib/python{PYTHON}/site-packages"
@@ -38,7 +37,7 @@ EPOCH = datetime(2020, 1, 1, tzinfo=UTC)
 Report = Callable[[str], None]
 
 
-class ChannelError(RuntimeError):
+class ChannelError(FactoryError):
     """The channel cannot be laid; the message says what is missing."""
 
 
@@ -73,7 +72,7 @@ class Thin:
             *map(str, sorted(self.links.items())),
             *map(str, sorted(self.texts.items())),
         ]
-        return hashlib.sha256("\n".join(content).encode()).hexdigest()
+        return sha256("\n".join(content).encode())
 
 
 def compiler() -> Compiler:
@@ -107,7 +106,7 @@ def _release(lock: str, name: str) -> str:
 
 def _stamp(lock: str) -> dict[str, str]:
     """Other wheels behind the same links make another package."""
-    return {f"share/pypi-channel/{lock}.txt": hashlib.sha256(venvs.lock_file(lock).read_bytes()).hexdigest() + "\n"}
+    return {f"share/pypi-channel/{lock}.txt": sha256(venvs.lock_file(lock).read_bytes()) + "\n"}
 
 
 def _site_links(target: Path, names: Sequence[str] | None = None) -> dict[str, Path]:
@@ -222,7 +221,7 @@ def lay(platform: str, *, cuda: str | None = None, torch: str | None = None, rep
         packages.append(nvcc(matrix.known("CUDA version", cuda, table.cuda), here, found, report))
     if torch:
         packages += pytorch(torch, report)
-    digest = hashlib.sha256("".join(p.digest() for p in packages).encode()).hexdigest()[:12]
+    digest = sha256("".join(p.digest() for p in packages).encode())[:12]
     target = WORK / "channels" / digest
     if not target.is_dir():
         report("laying the channel")
@@ -264,29 +263,3 @@ def _write(packages: Sequence[Thin], target: Path, platform: str) -> None:
         raise ChannelError(f"the channel cannot be written: {error}") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cuda", help="for kernels: a CUDA version, such as 12.8")
-    parser.add_argument("--torch", help="for operators: a PyTorch version, such as 2.8.0")
-    args = parser.parse_args()
-    console = Console(stderr=True)
-    try:
-        # A build lays channels too.
-        with alone.alone(ROOT / "build" / "build.lock", "a build in this checkout", console.print):
-            print(lay(matrix.host_platform(), cuda=args.cuda, torch=args.torch, report=console.print))
-    except (ChannelError, venvs.SetupError, matrix.MatrixError) as error:
-        console.print(f"[red]error:[/] {error}", highlight=False)
-        return 1
-    except OSError as error:
-        console.print(f"[red]error:[/] {error.strerror}: {error.filename}", highlight=False)
-        return 1
-    except KeyboardInterrupt:
-        console.print("interrupted: nothing half-written was left")
-        return 130
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,24 +1,18 @@
-"""Write what follows from variants.yaml and pyproject.toml's groups: the hash-pinned locks, and pixi.toml's platforms.
-
-`lock.py` refreshes all locks, `lock.py test torch-2.8.0` these two.
-"""
+"""What follows from variants.yaml and pyproject.toml's groups: the hash-pinned locks, and pixi.toml's platforms."""
 
 from __future__ import annotations
 
-import argparse
 import os
 import re
 import subprocess
-import sys
 import tempfile
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.progress import track
-
-from sage_factory import ROOT
+from sage_factory import ROOT, FactoryError
+from sage_factory.files import put
 from sage_factory.what import matrix
 
 TOOLS_PYTHON = "3.11"  # the oldest Python that the scripts run on
@@ -39,7 +33,7 @@ class Lock:
         return self.path.stem
 
 
-class LockError(Exception):
+class LockError(FactoryError):
     """A lock could not be made; the message says which and why."""
 
 
@@ -63,7 +57,6 @@ def _recipe(name: str) -> Path:
 
 def write(lock: Lock) -> None:
     """Resolve `lock` and replace its file once the answer is complete."""
-    lock.path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as scratch:
         source, answer = Path(scratch, "in.txt"), Path(scratch, "out.txt")
         source.write_text("\n".join(lock.requirements) + "\n", encoding="utf-8")
@@ -80,9 +73,7 @@ def write(lock: Lock) -> None:
         )
         if done.returncode:
             raise LockError(f"cannot resolve {lock.name}: {done.stderr.strip()}")
-        partial = lock.path.with_suffix(".partial")
-        partial.write_text(answer.read_text(encoding="utf-8"), encoding="utf-8")
-        partial.replace(lock.path)
+        put(lock.path, answer.read_bytes())
 
 
 def with_platforms(manifest: str, table: matrix.Matrix | None = None) -> str:
@@ -99,27 +90,3 @@ def certificates() -> dict[str, str]:
     """uv does not read pip's configuration: hand it the certificates that pip was told of."""
     told = os.environ.get("PIP_CERT")
     return {"SSL_CERT_FILE": told} if told and "SSL_CERT_FILE" not in os.environ else {}
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("name", nargs="*", help="locks to refresh (default: all)")
-    args = parser.parse_args()
-    try:
-        there = {lock.name: lock for lock in locks()}
-        if unknown := [name for name in args.name if name not in there]:
-            raise LockError(f"unknown lock {', '.join(unknown)}: there are {', '.join(there)}")
-        pixi = ROOT / "pixi.toml"
-        text = pixi.read_text(encoding="utf-8")
-        if (wanted := with_platforms(text)) != text:
-            pixi.write_text(wanted, encoding="utf-8")
-        for name in track(args.name or list(there), description="locking", transient=True):
-            write(there[name])
-    except (LockError, matrix.MatrixError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

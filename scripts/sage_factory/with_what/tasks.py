@@ -23,7 +23,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from sage_factory import ROOT
+from sage_factory import ROOT, FactoryError
 from sage_factory.with_what import venvs
 
 UNDERSTOOD = {"cmd", "args", "depends-on", "env", "cwd", "description", "default-environment", "inputs", "outputs"}
@@ -31,7 +31,7 @@ PLACE = re.compile(r"\{\{\s*(\w+)\s*\}\}")
 SHELL = re.compile(r"[|&;<>`$*?]")
 
 
-class TaskError(Exception):
+class TaskError(FactoryError):
     """The task cannot be run as asked; the message says why."""
 
 

@@ -18,7 +18,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from sage_factory import ROOT, alone
+from sage_factory import ROOT, FactoryError, alone
 
 VENVS = ROOT / ".venvs"
 LOCKS = (ROOT / "scripts" / "locks", ROOT / "recipe" / "pypi")
@@ -48,7 +48,7 @@ CAUSES: tuple[tuple[tuple[str, ...], str], ...] = (
 )  # fmt: skip
 
 
-class SetupError(Exception):
+class SetupError(FactoryError):
     """An environment could not be set up; the message says why and what to do."""
 
 

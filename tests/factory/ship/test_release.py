@@ -12,59 +12,14 @@ from typing import Any
 
 import pytest
 import samples
-from sage_factory.make import archives
-from sage_factory.ship import collect, release, summary, tag
+from sage_factory import commands
+from sage_factory.files import sha256
+from sage_factory.ship import collect, release
 from sage_factory.what import matrix
-from test_publish import BUILDS, PROFILE, a_dist, chosen, dist, whole_dist
 
-__all__ = ["dist", "whole_dist"]  # fixtures
-
+PROFILE, BUILDS = samples.PROFILE, samples.BUILDS
 URL = "https://example.github.io/ours"
-
-
-@pytest.fixture(autouse=True)
-def _sample_profile(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(matrix, "builds", chosen)
-    for name in ("INDEX_URL", "CHANNEL_URL", "GITHUB_REPOSITORY", "GITHUB_STEP_SUMMARY"):
-        monkeypatch.delenv(name, raising=False)
-
-
-# Tags.
-
-
-@pytest.mark.parametrize(
-    ("taken", "name"),
-    [
-        ([], "v2.2.0"),
-        (["v2.1.0", "v2.2.0rc1"], "v2.2.0"),
-        (["v2.2.0"], "v2.2.0-build.1"),
-        (["v2.2.0", "v2.2.0-build.1", "v2.2.0-build.2"], "v2.2.0-build.3"),
-    ],
-)
-def test_the_next_tag(taken: list[str], name: str) -> None:
-    assert tag.next_tag("2.2.0", taken) == name
-
-
-def test_a_commit_is_tagged_once_and_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(matrix, "ROOT", tmp_path)
-    for name, value in (("NAME", "x"), ("EMAIL", "x@example.org")):
-        monkeypatch.setenv(f"GIT_AUTHOR_{name}", value)
-        monkeypatch.setenv(f"GIT_COMMITTER_{name}", value)
-    version = matrix.load().packages["sageattention"]
-    tag.git("init", "--quiet")
-    (tmp_path / "file").write_text("one")
-    tag.git("add", "file")
-    tag.git("commit", "--quiet", "-m", "one")
-    assert tag.tag(dry_run=True) == f"v{version}"
-    assert tag.git("tag") == ""
-    assert tag.tag(dry_run=False) == f"v{version}"
-    with pytest.raises(tag.TagError, match=f"released already, as v{re.escape(version)}"):
-        tag.tag(dry_run=False)
-    (tmp_path / "file").write_text("two")
-    with pytest.raises(tag.TagError, match=r"not committed.*\n.*file"):
-        tag.tag(dry_run=False)
-    tag.git("commit", "--quiet", "-am", "two")
-    assert tag.tag(dry_run=False) == f"v{version}-build.1"
+pytestmark = pytest.mark.usefixtures("sample_profile")
 
 
 @pytest.mark.parametrize("name", ["v2.3.0", "2.2.0", "v2.2.0-build.0", "v2.2.0-build", "v2.2.0rc1"])
@@ -79,7 +34,7 @@ def test_a_tag_of_another_version_is_refused(dist: Path, name: str, capsys: pyte
 
 def run(dist: Path, name: str = "v2.2.0", *more: str) -> int:
     to = ["--profile", PROFILE, "--dist", str(dist), "--index-url", URL, "--channel-url", "https://prefix.dev/ours"]
-    return release.main(["--tag", name, *to, *more])
+    return commands.main(["release", "--tag", name, *to, *more])
 
 
 def test_notes_and_sums_say_what_was_built(dist: Path) -> None:
@@ -93,7 +48,7 @@ def test_notes_and_sums_say_what_was_built(dist: Path) -> None:
     assert "c" * 40 in notes
     sums = (dist / "release" / "SHA256SUMS").read_text(encoding="utf-8")
     assert dict(line.split("  ")[::-1] for line in sums.splitlines()) == {
-        path.name: archives.sha256(path.read_bytes()) for path in collect.collect(dist, PROFILE).files
+        path.name: sha256(path.read_bytes()) for path in collect.collect(dist, PROFILE).files
     }
 
 
@@ -107,7 +62,7 @@ def test_the_same_files_make_the_same_release(dist: Path) -> None:
 
 def test_the_index_is_githubs_pages_unless_told(dist: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GITHUB_REPOSITORY", "Someone/ours")
-    assert release.main(["--tag", "v2.2.0", "--profile", PROFILE, "--dist", str(dist)]) == 0
+    assert commands.main(["release", "--tag", "v2.2.0", "--profile", PROFILE, "--dist", str(dist)]) == 0
     notes = (dist / "release" / "NOTES.md").read_text(encoding="utf-8")
     assert "--index-url https://someone.github.io/ours/cu128-torch28/" in notes
     assert "conda install" not in notes, "no channel was named"
@@ -120,7 +75,7 @@ def test_the_index_is_githubs_pages_unless_told(dist: Path, monkeypatch: pytest.
 def test_what_nobody_could_build_again_is_not_released(
     commit: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(a_dist(tmp_path, commit=commit)) == 1
+    assert run(samples.a_dist(tmp_path, commit=commit)) == 1
     assert re.search(said, capsys.readouterr().err)
 
 
@@ -271,64 +226,14 @@ def test_a_second_build_has_the_wheels_of_the_first_or_none(
     assert github.releases == [first]
 
 
-# The summary of a run.
-
-
-def test_summary_lists_versions_sizes_hashes_and_times(
-    dist: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (dist / "reports").mkdir()
-    (dist / "reports" / "linux-64-cu12.8.json").write_text(
-        json.dumps({"steps": {"operators": [20.04, 30.0], "all": [25.0, 31.5]}})
-    )
-    (dist / "reports" / "kernels-cu12.8.json").write_text(json.dumps({"steps": {"kernels": [2.0, 3.0], "all": [2.5, 3.5]}}))
-    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "page.md"))
-    assert summary.main(["--dist", str(dist)]) == 0
-    page = (tmp_path / "page.md").read_text(encoding="utf-8")
-    assert page == capsys.readouterr().out
-    assert page.startswith("### 4 files\n")
-    for path, said in (
-        (dist / "wheels" / BUILDS[0].wheel_name, "2.2.0 | 2.8.0 | 12.8 | 3.11 | linux-64"),
-        (
-            dist / "conda" / "linux-64" / "sageattention-2.2.0-torch280_cu128_h2_0.conda",
-            "2.2.0 | 2.8.0 | 12.8 | any | linux-64",
-        ),
-        (dist / "conda" / "noarch" / "sageattention-cubins-2.2.0-cu128_h1_0.conda", "2.2.0 | any | 12.8 | any | any"),
-    ):
-        assert f"| {path.name} | {said} | {path.stat().st_size / 1e6:.2f} | `{archives.sha256(path.read_bytes())}` |" in page
-    assert "| linux-64-cu12.8 |  | 25.0 (31.5) | 20.0 (30.0) |" in page
-
-
 # What only several platforms can do to each other.
 
 
-def a_group(
-    platform: str, *, kernels: str = "cu128_h1_0", operators: str = "torch280_cu128_h2_0", commit: str = "c" * 40
-) -> collect.Group:
-    found = collect.Group(
-        (samples.build(platform=platform),),
-        Path("noarch", f"sageattention-cubins-2.2.0-{kernels}.conda"),
-        Path(platform, f"sageattention-2.2.0-{operators}.conda"),
-        (Path(samples.build(platform=platform).wheel_name),),
-    )
-    found.__dict__["made"] = {"commit": commit}
-    return found
-
-
-def test_platforms_share_their_kernels() -> None:
-    same = collect.Collection((a_group("linux-64"), a_group("win-64", operators="torch280_cu128_h3_0")), ())
-    assert list(collect.kernels_once(same)) == []
-    assert len(same.packages) == 3, "the kernels once"
-    other = collect.Collection((a_group("linux-64"), a_group("win-64", kernels="cu128_h9_0")), ())
-    (fault,) = collect.kernels_once(other)
-    assert "the packages for CUDA 12.8 need 2 kernel sets, expected one" in fault
-
-
 def test_platforms_are_of_one_commit_and_have_names_of_their_own() -> None:
-    apart = a_group("win-64", operators="torch280_cu128_h3_0", commit="d" * 40)
+    apart = samples.a_group("win-64", operators="torch280_cu128_h3_0", commit="d" * 40)
     with pytest.raises(release.ReleaseError, match=r"built of different sources: \S+_h2_0\.conda of c+, \S+_h3_0\.conda of d+"):
-        release.prepare("v2.2.0", collect.Collection((a_group("linux-64"), apart), ()), URL)
+        release.prepare("v2.2.0", collect.Collection((samples.a_group("linux-64"), apart), ()), URL)
     with pytest.raises(
         release.ReleaseError, match=r"two files of one name.*: sageattention-2\.2\.0-torch280_cu128_h2_0\.conda"
     ):
-        release.prepare("v2.2.0", collect.Collection((a_group("linux-64"), a_group("win-64")), ()), URL)
+        release.prepare("v2.2.0", collect.Collection((samples.a_group("linux-64"), samples.a_group("win-64")), ()), URL)

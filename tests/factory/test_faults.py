@@ -17,6 +17,7 @@ import killing
 import pytest
 import samples
 from sage_factory import ROOT, alone, child
+from sage_factory.files import sha256
 from sage_factory.make import archives, engine
 from sage_factory.ship import place
 
@@ -52,7 +53,7 @@ def builds(dist: Path) -> set[str]:
     found = {path.read_text(encoding="utf-8") for path in dist.glob("wheels/*.whl")}
     for folder in (dist / "conda").iterdir():
         index = json.loads((folder / "repodata.json").read_text(encoding="utf-8"))["packages.conda"]
-        there = {path.name: archives.sha256(path.read_bytes()) for path in folder.glob("*.conda")}
+        there = {path.name: sha256(path.read_bytes()) for path in folder.glob("*.conda")}
         assert {name: entry["sha256"] for name, entry in index.items()} == there
         found |= {name.rpartition("_h")[2].partition("_")[0] for name in there}
     assert not [path for path in dist.rglob("*") if path.name.startswith(".")]
@@ -180,7 +181,7 @@ def test_a_full_disk_is_named_and_dist_stays_as_it_was(tmp_path: Path) -> None:
     inside = """
 import os, sys
 from pathlib import Path
-sys.path[:0] = [{scripts!r}, {tests!r}]
+sys.path[:0] = [{scripts!r}, {tests!r}, {here!r}]
 import killing, test_faults
 from sage_factory.ship import place
 disk = Path({disk!r})
@@ -200,7 +201,13 @@ assert test_faults.builds(disk / "dist") == {{"bbbb"}}
 """
     disk = tmp_path / "disk"
     disk.mkdir()
-    code = inside.format(scripts=str(SCRIPTS), tests=str(Path(__file__).parent), disk=str(disk), work=str(tmp_path / "build"))
+    code = inside.format(
+        scripts=str(SCRIPTS),
+        tests=str(ROOT / "tests"),
+        here=str(Path(__file__).parent),
+        disk=str(disk),
+        work=str(tmp_path / "build"),
+    )
     mount = f'mount -t tmpfs -o size=200k none "{disk}" || exit 99; exec "$@"'
     command = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", mount, "sh", sys.executable, "-c", code]
     try:

@@ -4,65 +4,18 @@ from __future__ import annotations
 
 import json
 import re
-import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
 import samples
-from sage_factory.inspect import compare
-from sage_factory.make import seal
+from sage_factory import commands
+from sage_factory.git import git
+from sage_factory.make import seal, wheels
 from sage_factory.ship import reproduce
 from sage_factory.what import inputs, matrix
 
 SOURCES = ("csrc", "README.md")
-
-
-# Comparing.
-
-
-def test_the_same_file_is_identical(tmp_path: Path) -> None:
-    one, other = samples.a_wheel(tmp_path / "one"), samples.a_wheel(tmp_path / "other")
-    assert compare.differences(one, other) == []
-    assert compare.main([str(one), str(other)]) == 0
-
-
-def put(name: str, data: bytes) -> Callable[[dict[str, bytes]], dict[str, bytes]]:
-    return lambda files: files | {name: data}
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        (put("sageattention/more.py", b"x = 1\n"), r"sageattention/more\.py is in .* alone"),
-        (lambda files: {k: v for k, v in files.items() if not k.endswith("_C.so")}, r"sageattention/_C\.so is not in "),
-        (put("sageattention/__init__.py", b"# one\n"), r"sageattention/__init__\.py: line 1 is '' and '# one'"),
-        (put("sageattention/_build.json", b'{"version": "2.2.0", "torch": "2.8.0", "cuda": "12.8", "compiler": "GNU 14.2.0"}'),
-         r'_build\.json: compiler is "GNU 13\.3\.0" and "GNU 14\.2\.0"'),
-        (put("sageattention/_C.so", samples.library(source="int sage(void) { return 2; }")),
-         r"sageattention/_C\.so: \d+ and \d+ bytes, the first that differs is \d+"),
-    ],
-)  # fmt: skip
-def test_where_two_wheels_differ(change: Callable[[dict[str, bytes]], dict[str, bytes]], said: str, tmp_path: Path) -> None:
-    one, other = samples.a_wheel(tmp_path / "one"), samples.a_wheel(tmp_path / "other")
-    samples.rewrite(other, change(samples.contents(other)))
-    found = compare.differences(one, other)
-    assert any(re.search(said, line) for line in found), found
-    assert any("RECORD" in line for line in found)
-
-
-def test_two_packages_with_the_same_content(tmp_path: Path) -> None:
-    one, other = samples.operators_conda(tmp_path / "one"), samples.operators_conda(tmp_path / "other")
-    seal.seal(other, 1_700_000_000)
-    assert any("info/index.json: timestamp is null and 1700000000000" in line for line in compare.differences(one, other))
-    seal.seal(one, 1_700_000_000)
-    assert compare.differences(one, other) == []
-    wheel, other = samples.a_wheel(tmp_path / "one"), samples.a_wheel(tmp_path / "other")
-    with zipfile.ZipFile(other, "w") as archive:
-        for name, data in reversed(samples.contents(wheel).items()):
-            archive.writestr(name, data)
-    (said,) = compare.differences(wheel, other)
-    assert said.endswith("entries are the same, the archives are not: order, times, modes or compression differ")
 
 
 # Which commit.
@@ -73,13 +26,13 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A small git repository in the project's place."""
     root = tmp_path / "repository"
     root.mkdir()
-    monkeypatch.setattr(reproduce, "ROOT", root)
+    monkeypatch.setattr("sage_factory.git.ROOT", root)
     monkeypatch.setattr(reproduce, "PLACE", root / "build" / "reproduce")
     monkeypatch.setattr(inputs, "OPERATORS", SOURCES)
     for kind in ("AUTHOR", "COMMITTER"):
         monkeypatch.setenv(f"GIT_{kind}_NAME", "x")
         monkeypatch.setenv(f"GIT_{kind}_EMAIL", "x@example.org")
-    reproduce.git("init", "--quiet")
+    git("init", "--quiet")
     return root
 
 
@@ -87,9 +40,9 @@ def commit(root: Path, files: Mapping[str, str], when: int = 1_700_000_000) -> s
     for name, content in files.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(content)
-    reproduce.git("add", *files)
-    reproduce.git("-c", "core.hooksPath=/dev/null", "commit", "--quiet", "-m", "x", f"--date={when}")
-    return reproduce.git("rev-parse", "HEAD")
+    git("add", *files)
+    git("-c", "core.hooksPath=/dev/null", "commit", "--quiet", "-m", "x", f"--date={when}")
+    return git("rev-parse", "HEAD")
 
 
 def made(at: str) -> reproduce.Origin:
@@ -101,13 +54,13 @@ def test_the_release_is_built_again_else_this_checkout_else_the_sources(reposito
     assert reproduce.checkout_of(made(sources)) == sources
     table = commit(repository, {"variants.yaml": "2"})
     assert reproduce.checkout_of(made(sources)) == table, "the sources are the same, and the table may be what was built by"
-    reproduce.git("tag", "v2.2.0")
+    git("tag", "v2.2.0")
     later = commit(repository, {"variants.yaml": "3"})
     assert reproduce.checkout_of(made(sources)) == table
-    reproduce.git("tag", "v2.1.0")
+    git("tag", "v2.1.0")
     assert reproduce.checkout_of(made(sources)) == table
     newer = commit(repository, {"csrc/a.cpp": "2"})
-    reproduce.git("tag", "-d", "v2.2.0")
+    git("tag", "-d", "v2.2.0")
     assert reproduce.checkout_of(made(sources)) == sources
     assert reproduce.checkout_of(made(newer)) == newer
     assert later != newer
@@ -117,10 +70,8 @@ def a_wheel(folder: Path, at: str) -> Path:
     files = samples.operators()
     name = "site-packages/sageattention/_build.json"
     files[name] = json.dumps({**json.loads(files[name]), "commit": at}).encode()
-    from sage_factory.make import wheels
-
     operators = samples.operators_conda(folder, files)
-    return wheels.emit(operators, samples.cubins_conda(folder), python="3.12", build=samples.build(), out_dir=folder)
+    return wheels.emit(operators, samples.cubins_conda(folder), build=samples.build(), out_dir=folder)
 
 
 def fake_build(out: Callable[[Path], object]) -> Callable[[Path, Sequence[str]], Path]:
@@ -143,30 +94,30 @@ def test_a_wheel_is_built_again_in_a_checkout_of_its_own(
     commit(repository, {"csrc/a.cpp": "2"})
     path = a_wheel(tmp_path / "published", at)
     monkeypatch.setattr(reproduce, "build", fake_build(lambda folder: a_wheel(folder, at)))
-    assert reproduce.main([str(path)]) == 0
+    assert commands.main(["reproduce", str(path)]) == 0
     assert f"identical: {path.name}, sha256 " in capsys.readouterr().out
     assert list(reproduce.PLACE.iterdir()) == []
-    assert reproduce.git("worktree", "list").count("\n") == 0
+    assert git("worktree", "list").count("\n") == 0
 
     def other(folder: Path) -> None:
         again = a_wheel(folder, at)
         samples.rewrite(again, samples.contents(again) | {"sageattention/__init__.py": b"changed\n"})
 
     monkeypatch.setattr(reproduce, "build", fake_build(other))
-    assert reproduce.main([str(path)]) == 1
+    assert commands.main(["reproduce", str(path)]) == 1
     assert "sageattention/__init__.py: line 1 is '' and 'changed'" in capsys.readouterr().out
 
 
 def test_what_cannot_be_built_again(repository: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     commit(repository, {"csrc/a.cpp": "1"})
     for at, said in (("c" * 40 + "+", "changes after c+ that were not committed"), ("", "no git checkout")):
-        assert reproduce.main([str(a_wheel(tmp_path / "wheel", at))]) == 2
+        assert commands.main(["reproduce", str(a_wheel(tmp_path / "wheel", at))]) == 2
         assert re.search(said, capsys.readouterr().err)
-    assert reproduce.main([str(a_wheel(tmp_path / "wheel", "d" * 40))]) == 2
+    assert commands.main(["reproduce", str(a_wheel(tmp_path / "wheel", "d" * 40))]) == 2
     assert f"there is no commit {'d' * 40} here: `git fetch --unshallow --tags`" in capsys.readouterr().err
     broken = tmp_path / "sageattention-2.2.0-280.128-cp312-cp312-linux_x86_64.whl"
     broken.write_bytes(b"PK")
-    assert reproduce.main([str(broken)]) == 2
+    assert commands.main(["reproduce", str(broken)]) == 2
     assert "not a whole zip archive" in capsys.readouterr().err
 
 

@@ -1,4 +1,4 @@
-"""with_wheel.py: the wheel that fits is found, installed alone and tried."""
+"""The wheel installed: the one that fits is found, installed alone and tried."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 import samples
-from sage_factory import ROOT
+from sage_factory import ROOT, commands
+from sage_factory.commands import with_wheel
 from sage_factory.inspect import installed
 
 HERE = f"{sys.version_info[0]}.{sys.version_info[1]}"
@@ -55,12 +56,11 @@ def test_a_requirement_that_is_not_there_is_a_fault_of_the_wheel(tmp_path: Path)
 
 
 def test_what_is_run_is_handed_on_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
-    own, command = installed.arguments(["-m", "pytest", "-k", "a or b", "--cu", "tests"])
-    assert (own.cuda, command) == (None, ["-m", "pytest", "-k", "a or b", "--cu", "tests"])
-    own, command = installed.arguments(["--cuda", "13.0", "bench/bench.py", "--quick"])
-    assert (own.cuda, command) == ("13.0", ["bench/bench.py", "--quick"])
-    with pytest.raises(SystemExit):
-        installed.arguments([])
+    own = commands.arguments(with_wheel, ["-m", "pytest", "-k", "a or b", "--cu", "tests"])
+    assert (own.cuda, own.rest) == (None, ["-m", "pytest", "-k", "a or b", "--cu", "tests"])
+    own = commands.arguments(with_wheel, ["--cuda", "13.0", "bench/bench.py", "--quick"])
+    assert (own.cuda, own.rest) == ("13.0", ["bench/bench.py", "--quick"])
+    assert commands.main(["with-wheel"]) == 1
     assert "say what to run" in capsys.readouterr().err
 
 

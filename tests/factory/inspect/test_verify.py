@@ -1,4 +1,4 @@
-"""verify.py: good artifacts pass, and each way of being broken is caught and named."""
+"""verify: good artifacts pass, and each way of being broken is caught and named."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import samples
 import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sage_factory import ROOT
+from sage_factory import ROOT, commands
 from sage_factory.inspect import content, elf, verify
 from sage_factory.make import archives
 
@@ -526,13 +526,11 @@ def test_command_shows_a_verdict_for_each_file(
     wheel_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "300")
-    monkeypatch.setattr("sys.argv", ["verify.py", str(wheel_path)])
-    assert verify.main() == 0
+    assert commands.main(["verify", str(wheel_path)]) == 0
     assert "good" in capsys.readouterr().out
     broken = wheel_path.with_suffix(".conda")
     broken.write_bytes(b"")
-    monkeypatch.setattr("sys.argv", ["verify.py", str(wheel_path), str(broken), str(wheel_path.parent / "x.zip")])
-    assert verify.main() == 1
+    assert commands.main(["verify", str(wheel_path), str(broken), str(wheel_path.parent / "x.zip")]) == 1
     said = capsys.readouterr().out
     assert "good" in said
     assert "truncated or damaged" in said

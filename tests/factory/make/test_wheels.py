@@ -1,4 +1,4 @@
-"""wheel.py: what is in a wheel, and that the same inputs give the same bytes."""
+"""Wheels: what is in a wheel, and that the same inputs give the same bytes."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import samples
 from packaging.utils import parse_wheel_filename
+from sage_factory import commands
 from sage_factory.inspect import verify
 from sage_factory.make import wheels
 
@@ -68,7 +69,6 @@ def test_refuses_packages_of_another_build(tmp_path: Path, field: str, value: st
         wheels.emit(
             samples.operators_conda(tmp_path),
             samples.cubins_conda(tmp_path),
-            python="3.12",
             build=other,
             out_dir=tmp_path,
         )
@@ -81,7 +81,6 @@ def test_refuses_the_packages_in_the_wrong_order(tmp_path: Path) -> None:
         wheels.emit(
             samples.cubins_conda(tmp_path),
             samples.operators_conda(tmp_path),
-            python="3.12",
             build=samples.build(),
             out_dir=tmp_path,
         )
@@ -97,28 +96,22 @@ def test_a_full_disk_leaves_nothing_half_written(tmp_path: Path, monkeypatch: py
 
     monkeypatch.setattr(Path, "write_bytes", full)
     with pytest.raises(OSError, match="No space left"):
-        wheels.emit(operators, cubins, python="3.12", build=samples.build(), out_dir=tmp_path / "out")
+        wheels.emit(operators, cubins, build=samples.build(), out_dir=tmp_path / "out")
     assert not list((tmp_path / "out").iterdir())
 
 
-def test_command_packs_one_wheel_for_each_python(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_command_packs_one_wheel_for_each_python(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     packages = [str(samples.operators_conda(tmp_path)), str(samples.cubins_conda(tmp_path))]
-    monkeypatch.setattr("sys.argv", ["wheel.py", *packages, "--python", "3.11", "3.12", "--out", str(tmp_path / "out")])
-    assert wheels.main() == 0
+    assert commands.main(["wheel", *packages, "--python", "3.11", "3.12", "--out", str(tmp_path / "out")]) == 0
     made = sorted((tmp_path / "out").iterdir())
     assert [path.name.split("-")[3] for path in made] == ["cp311", "cp312"]
     assert all(verify.verify_wheel(path) == [] for path in made)
     assert len(capsys.readouterr().out.splitlines()) == 2
 
 
-def test_command_names_a_python_that_is_not_built(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_command_names_a_python_that_is_not_built(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     packages = [str(samples.operators_conda(tmp_path)), str(samples.cubins_conda(tmp_path))]
-    monkeypatch.setattr("sys.argv", ["wheel.py", *packages, "--python", "3.7", "--out", str(tmp_path / "out")])
-    assert wheels.main() == 1
+    assert commands.main(["wheel", *packages, "--python", "3.7", "--out", str(tmp_path / "out")]) == 1
     said = capsys.readouterr().err
     assert said.startswith("error: ")
     assert "3.7" in said

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import email.parser
-import email.policy
-import functools
 import json
 import os
 import re
@@ -22,68 +19,18 @@ import loopback
 import pytest
 import samples
 from rattler.index import index_fs
-from sage_factory import ROOT
-from sage_factory.make import archives, wheels
+from sage_factory import ROOT, commands
+from sage_factory.files import sha256
+from sage_factory.make import wheels
 from sage_factory.ship import collect, publish
-from sage_factory.what import matrix
 
-PROFILE = "sample"
-BUILDS = tuple(samples.build(python) for python in ("3.11", "3.12"))
-ALL_BUILDS = matrix.builds
-
-
-def chosen(profile: str | None = None, *, platform: str | None = None, **conditions: Any) -> tuple[matrix.Build, ...]:
-    """matrix.builds, with a profile that the samples fill."""
-    return BUILDS if profile == PROFILE else ALL_BUILDS(profile, platform=platform, **conditions)
-
-
-@pytest.fixture(autouse=True)
-def _sample_profile(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(matrix, "builds", chosen)
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-
-
-def a_dist(folder: Path, **made: str) -> Path:
-    """A folder like dist/ that holds the whole profile; `made` changes _build.json."""
-    content = samples.operators()
-    name = "site-packages/sageattention/_build.json"
-    content[name] = json.dumps({**json.loads(content[name]), **made}).encode()
-    operators = samples.operators_conda(folder / "conda" / "linux-64", content)
-    kernels = samples.cubins_conda(folder / "conda" / "noarch")
-    for build in BUILDS:
-        wheels.emit(operators, kernels, python=build.python, build=build, out_dir=folder / "wheels")
-    return folder
-
-
-@pytest.fixture(scope="session")
-def whole_dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return a_dist(tmp_path_factory.mktemp("dist"))
-
-
-@pytest.fixture
-def dist(whole_dist: Path, tmp_path: Path) -> Path:
-    """A folder like dist/ that holds the whole profile, for a test to use up."""
-    return Path(shutil.copytree(whole_dist, tmp_path / "dist"))
+PROFILE, BUILDS = samples.PROFILE, samples.BUILDS
+pytestmark = pytest.mark.usefixtures("sample_profile")
 
 
 def files(folder: Path) -> dict[str, str]:
     found = (p for p in folder.rglob("*") if p.is_file() and p.name != ".lock")
-    return {str(p.relative_to(folder)): archives.sha256(p.read_bytes()) for p in found}
-
-
-# What is published: all of a profile.
-
-
-def test_a_whole_profile_is_collected_dependencies_first(dist: Path) -> None:
-    stray = samples.conda(dist / "conda" / "linux-64", {}, {**samples.index("sageattention"), "build": "torch270_cu128_h3_0"})
-    found = collect.collect(dist, PROFILE)
-    assert [path.name for path in found.packages] == [
-        "sageattention-cubins-2.2.0-cu128_h1_0.conda",
-        "sageattention-2.2.0-torch280_cu128_h2_0.conda",
-    ]
-    assert [path.name for path in found.wheels] == [build.wheel_name for build in BUILDS]
-    assert found.others == (stray,)
-    assert found.groups[0].made["commit"] == "c" * 40
+    return {str(p.relative_to(folder)): sha256(p.read_bytes()) for p in found}
 
 
 def first(folder: Path, pattern: str) -> Path:
@@ -107,7 +54,7 @@ def packed_of_others(dist: Path) -> None:
     content = {**samples.operators(), "site-packages/sageattention/__init__.py": b"# newer\n"}
     operators = samples.operators_conda(dist / "elsewhere", content)
     kernels = first(dist, "conda/noarch/*.conda")
-    wheels.emit(operators, kernels, python="3.12", build=BUILDS[1], out_dir=dist / "wheels")
+    wheels.emit(operators, kernels, build=BUILDS[1], out_dir=dist / "wheels")
 
 
 @pytest.mark.parametrize(
@@ -129,7 +76,7 @@ def test_nothing_is_published_of_a_folder_with_a_fault(
 ) -> None:
     harm(dist)
     to = ["--channel", str(tmp_path / "channel"), "--index", str(tmp_path / "site")]
-    assert publish.main(["--profile", PROFILE, "--dist", str(dist), *to]) == 1
+    assert commands.main(["publish", "--profile", PROFILE, "--dist", str(dist), *to]) == 1
     assert said in capsys.readouterr().err
     assert not (tmp_path / "channel").exists()
     assert not (tmp_path / "site").exists()
@@ -140,7 +87,7 @@ def test_nothing_is_published_of_a_folder_with_a_fault(
 
 def run(dist: Path, folder: Path, *more: str) -> int:
     to = ["--channel", str(folder / "channel"), "--index", str(folder / "site")]
-    return publish.main(["--profile", PROFILE, "--dist", str(dist), *to, *more])
+    return commands.main(["publish", "--profile", PROFILE, "--dist", str(dist), *to, *more])
 
 
 def test_a_dry_run_shows_and_changes_nothing(dist: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -185,17 +132,17 @@ def test_a_channel_with_a_package_of_no_use(dist: Path, tmp_path: Path, capsys: 
 
 COMMAND = """
 import sys; sys.path[:0] = [{scripts!r}, {tests!r}]
-import test_publish
-from sage_factory.ship import publish
+import samples
+from sage_factory import commands
 from sage_factory.what import matrix
-matrix.builds = test_publish.chosen
-sys.exit(publish.main(sys.argv[1:]))
+matrix.builds = samples.chosen
+sys.exit(commands.main(["publish", *sys.argv[1:]]))
 """
 
 
 def command(*arguments: str) -> list[str]:
-    """publish.py in a process of its own, with the samples' profile."""
-    code = COMMAND.format(scripts=str(ROOT / "scripts"), tests=str(Path(__file__).parent))
+    """`publish` in a process of its own, with the samples' profile."""
+    code = COMMAND.format(scripts=str(ROOT / "scripts"), tests=str(ROOT / "tests"))
     return [sys.executable, "-c", code, "--profile", PROFILE, *arguments]
 
 
@@ -227,42 +174,6 @@ def test_a_killed_run_is_finished_by_the_next(dist: Path, tmp_path: Path) -> Non
 # A server as the channel.
 
 
-class PackageServer(loopback.Server):
-    """Takes uploads as prefix.dev does. A process of its own: the uploader holds the interpreter while it waits."""
-
-    refuse = ""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
-        self.folder = folder
-        self.RequestHandlerClass = functools.partial(Uploads, directory=str(folder))
-
-
-class Uploads(loopback.Handler):
-    def do_POST(self) -> None:  # noqa: N802 - http.server's name
-        server = self.server
-        assert isinstance(server, PackageServer)
-        body = self.rfile.read(int(self.headers["content-length"]))
-        head = f"content-type: {self.headers['content-type']}\r\n\r\n".encode()
-        message = email.parser.BytesParser(policy=email.policy.HTTP).parsebytes(head + body)
-        (part,) = [p for p in message.iter_parts() if p.get_filename()]
-        name = str(part.get_filename())
-        status = 201 if self.headers["authorization"] == "Bearer secret" else 401
-        if (server.folder / "refuse").exists() and (server.folder / "refuse").read_text() in name:
-            status = 403
-        if status == 201:
-            target = server.folder / "channel" / ("noarch" if "cubins" in name else "linux-64") / name
-            content = part.get_payload(decode=True)
-            assert isinstance(content, bytes)
-            target.write_bytes(content)
-            asyncio.run(index_fs(server.folder / "channel", force=True))
-        self.send_response(status)
-        self.send_header("content-length", "0")
-        self.end_headers()
-        with (server.folder / "log").open("a") as log:
-            log.write(f"{self.path} {name} {status}\n")
-
-
 @pytest.fixture
 def remote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A package server's folder; its address is in `address`."""
@@ -270,8 +181,10 @@ def remote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     for subdir in ("noarch", "linux-64"):
         (folder / "channel" / subdir).mkdir(parents=True)
     asyncio.run(index_fs(folder / "channel"))
-    serve = "import test_publish, pathlib; s = test_publish.PackageServer(pathlib.Path({!r})); print(s.url, flush=True); s.serve_forever()"
-    path = os.pathsep.join([str(ROOT / "scripts"), str(Path(__file__).parent)])
+    serve = (
+        "import loopback, pathlib; s = loopback.PackageServer(pathlib.Path({!r})); print(s.url, flush=True); s.serve_forever()"
+    )
+    path = os.pathsep.join([str(ROOT / "scripts"), str(ROOT / "tests")])
     with subprocess.Popen(
         [sys.executable, "-c", serve.format(str(folder))],
         stdout=subprocess.PIPE,
@@ -323,7 +236,7 @@ def test_a_server_that_has_other_content_gets_nothing(dist: Path, remote: Path) 
 
 def test_a_channel_that_is_not_there(dist: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with loopback.offering(tmp_path) as server:
-        assert publish.main(["--profile", PROFILE, "--dist", str(dist), "--channel", f"{server.url}/none"]) == 1
+        assert commands.main(["publish", "--profile", PROFILE, "--dist", str(dist), "--channel", f"{server.url}/none"]) == 1
     assert "cannot be read" in capsys.readouterr().err
 
 

@@ -13,7 +13,8 @@ from pathlib import Path
 import loopback
 import pytest
 import samples
-from sage_factory.make import archives
+from sage_factory import commands
+from sage_factory.files import sha256
 from sage_factory.ship import indexes
 from sage_factory.what import matrix
 
@@ -119,11 +120,7 @@ def test_pip_refuses_a_file_that_was_changed(wheels: list[Path], tmp_path: Path)
 
 
 def files(folder: Path) -> dict[str, str]:
-    return {
-        str(p.relative_to(folder)): archives.sha256(p.read_bytes())
-        for p in folder.rglob("*")
-        if p.is_file() and p.name != ".lock"
-    }
+    return {str(p.relative_to(folder)): sha256(p.read_bytes()) for p in folder.rglob("*") if p.is_file() and p.name != ".lock"}
 
 
 def test_adding_again_changes_nothing(wheels: list[Path], tmp_path: Path) -> None:
@@ -133,7 +130,7 @@ def test_adding_again_changes_nothing(wheels: list[Path], tmp_path: Path) -> Non
     assert files(tmp_path) == before
     assert indexes.add(wheels, tmp_path) == wheels[2:]
     page = (tmp_path / "cu128-torch28" / "sageattention" / "index.html").read_text(encoding="utf-8")
-    assert [page.count(f'{path.name}#sha256={archives.sha256(path.read_bytes())}"') for path in wheels] == [1, 1, 1]
+    assert [page.count(f'{path.name}#sha256={sha256(path.read_bytes())}"') for path in wheels] == [1, 1, 1]
 
 
 def test_a_published_wheel_is_never_replaced(wheels: list[Path], tmp_path: Path) -> None:
@@ -194,14 +191,14 @@ def test_releases_that_contradict_each_other() -> None:
 
 def test_releases_are_asked_of_gh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert indexes.main(["--releases", "someone/something", "--output", str(tmp_path / "site")]) == 1
+    assert commands.main(["index", "--releases", "someone/something", "--output", str(tmp_path / "site")]) == 1
     assert "`gh`, GitHub's command line, is not installed" in capsys.readouterr().err
     name = samples.build("3.11").wheel_name
     answer = json.dumps([[release("v2.2.0", asset(name))]])
     program = tmp_path / "gh"
     program.write_text(f"#!/bin/sh\ncase \"$*\" in *repos/someone/something/releases*) echo '{answer}';; *) exit 3;; esac\n")
     program.chmod(0o755)
-    assert indexes.main(["--releases", "someone/something", "--output", str(tmp_path / "site")]) == 0
+    assert commands.main(["index", "--releases", "someone/something", "--output", str(tmp_path / "site")]) == 0
     assert name in (tmp_path / "site" / "cu128-torch28" / "sageattention" / "index.html").read_text(encoding="utf-8")
 
 

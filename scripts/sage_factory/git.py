@@ -1,0 +1,23 @@
+"""What git says of a checkout."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+from sage_factory import ROOT, FactoryError
+
+
+class GitError(FactoryError):
+    """git did not do as it was asked; the message is git's own."""
+
+
+def git(*command: str, root: Path | None = None) -> str:
+    """What git says in `root`, by default this checkout; GitError if it fails or is not there."""
+    try:
+        done = subprocess.run(["git", "-C", str(root or ROOT), *command], capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise GitError(f"git does not run: {error}") from error
+    if done.returncode:
+        raise GitError(f"git {' '.join(command[:2])}: {done.stderr.strip()}")
+    return done.stdout.strip()
