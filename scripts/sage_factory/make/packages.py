@@ -84,9 +84,8 @@ class Packages:
         digests = {"kernels_digest": kernels, "operators_digest": operators, "sageattention_commit": commit}
         pin = f"{channel.PYTHON}.*" if system else _conda_forge_python()
         settings = variant.of(build, python_pin=pin, digests=digests, gcc=system.major if system else None)
-        cuda, torch = build.cuda.replace(".", ""), build.torch.replace(".", "")
-        cubins = PACKAGES / "noarch" / f"sageattention-cubins-{build.version}-cu{cuda}_h{kernels}_0.conda"
-        package = PACKAGES / build.platform / f"sageattention-{build.version}-torch{torch}_cu{cuda}_h{operators}_0.conda"
+        cubins = PACKAGES / "noarch" / f"{build.cubins_stem}{kernels}_0.conda"
+        package = PACKAGES / build.platform / f"{build.operators_stem}{operators}_0.conda"
         return (
             Planned("kernels", f"CUDA {build.cuda}", "sageattention-cubins", cubins, inputs.KERNELS, settings),
             Planned("operators", f"PyTorch {build.torch}", "sageattention", package, inputs.OPERATORS, settings),

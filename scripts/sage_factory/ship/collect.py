@@ -88,10 +88,8 @@ def collect(folder: Path, profile: str, platform: str | None = None) -> Collecti
 
 def _group(folder: Path, builds: tuple[matrix.Build, ...]) -> Group:
     first = builds[0]
-    torch, cuda = first.torch.replace(".", ""), first.cuda.replace(".", "")
-    stem = f"sageattention-{first.version}-torch{torch}_cu{cuda}_h"
-    operators = sorted((folder / "conda" / first.platform).glob(f"{stem}*.conda"))
-    missing = [] if operators else [f"conda/{first.platform}/{stem}….conda"]
+    operators = sorted((folder / "conda" / first.platform).glob(f"{first.operators_stem}*.conda"))
+    missing = [] if operators else [f"conda/{first.platform}/{first.operators_stem}….conda"]
     missing += [f"wheels/{b.wheel_name}" for b in builds if not (folder / "wheels" / b.wheel_name).is_file()]
     if missing:
         raise CollectError("\n".join(f"  {name} is missing" for name in missing))

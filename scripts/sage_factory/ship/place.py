@@ -136,15 +136,20 @@ def _copy(source: Path, target: Path) -> Path:
 
 def _index(planned: Mapping[Path, Path], output: Path, old: Sequence[Path], scratch: Path) -> list[Path]:
     """The channel's index with the new packages in it and the superseded ones out."""
-    shadow = scratch / "conda"
-    (shadow / "noarch").mkdir(parents=True)
     there = [p for p in (output / "conda").glob("*/*.conda") if p not in old and p not in planned.values()]
-    for source in [*there, *(p for p in planned if p.suffix == ".conda")]:
-        link = shadow / source.parent.name / source.name
+    shadow = shadowed([*there, *(p for p in planned if p.suffix == ".conda")], scratch / "conda")
+    asyncio.run(index_fs(shadow, write_zst=False, write_shards=False))
+    return sorted(shadow.glob("*/repodata.json"))
+
+
+def shadowed(packages: Iterable[Path], folder: Path) -> Path:
+    """A channel of the same packages, to make an index in that nobody reads yet."""
+    (folder / "noarch").mkdir(parents=True)
+    for source in packages:
+        link = folder / source.parent.name / source.name
         link.parent.mkdir(exist_ok=True)
         try:
             link.hardlink_to(source)  # the indexer passes by symbolic ones
         except OSError:
             shutil.copyfile(source, link)
-    asyncio.run(index_fs(shadow, write_zst=False, write_shards=False))
-    return sorted(shadow.glob("*/repodata.json"))
+    return folder

@@ -25,6 +25,7 @@ from rattler_build.upload import upload_package_to_anaconda, upload_package_to_p
 from sage_factory import FactoryError, alone
 from sage_factory.files import put, sha256
 from sage_factory.ship import collect, indexes
+from sage_factory.ship.place import shadowed
 from sage_factory.what import matrix
 
 NAMES = ("sageattention-cubins", "sageattention")
@@ -74,16 +75,10 @@ class Folder:
             shutil.rmtree(old, ignore_errors=True)
         # Apart, then by renaming: whoever reads the channel meanwhile finds the old index or the new one.
         with tempfile.TemporaryDirectory(dir=self.path, prefix=".index-") as name:
-            shadow = Path(name)
-            for subdir in {"noarch", *(path.parent.name for path in self.path.glob("*/*"))}:
-                (shadow / subdir).mkdir()
-            for path in self.path.glob("*/*.conda"):
-                try:
-                    (shadow / place(path)).hardlink_to(path)
-                except OSError:
-                    shutil.copyfile(path, shadow / place(path))
+            shadow = shadowed(self.path.glob("*/*.conda"), Path(name))
             # The old index too: it knows since when each package is there.
             for path in self.path.glob("*/repodata.json"):
+                (shadow / path.parent.name).mkdir(exist_ok=True)
                 shutil.copyfile(path, shadow / place(path))
             try:
                 asyncio.run(index_fs(shadow, write_shards=False))

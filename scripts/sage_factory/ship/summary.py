@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -26,15 +25,11 @@ def described(path: Path) -> list[str]:
     for build in matrix.load().all_builds():
         if path.name == build.wheel_name:
             return [build.version, build.torch, build.cuda, build.python, build.platform]
-    tables, parts = matrix.load(), re.fullmatch(r"sageattention(?:-cubins)?-([^-]+)-(?:torch(\d+)_)?(cu\d+)_.*", path.name)
-    torch, cuda = (parts[2] or "", parts[3]) if parts else ("", "")
-    return [
-        parts[1] if parts else "",
-        next((name for name in tables.pytorch if name.replace(".", "") == torch), "any"),
-        next((name for name in tables.cuda if "cu" + name.replace(".", "") == cuda), ""),
-        "any",
-        path.parent.name if torch else "any",
-    ]
+        if path.name.startswith(build.operators_stem) and path.parent.name == build.platform:
+            return [build.version, build.torch, build.cuda, "any", build.platform]
+        if path.name.startswith(build.cubins_stem):
+            return [build.version, "any", build.cuda, "any", "any"]
+    return ["not of variants.yaml", *[""] * 4]
 
 
 def summary(dist: Path) -> list[str]:

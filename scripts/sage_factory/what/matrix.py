@@ -99,6 +99,16 @@ class Build:
         tag = self.python_tag
         return f"{self.package}-{self.version}-{self.build_tag}-{tag}-{tag}-{self.wheel_platform}.whl"
 
+    @property
+    def cubins_stem(self) -> str:
+        """What the name of the kernels' conda package begins with, up to its digest."""
+        return f"{self.package}-cubins-{self.version}-cu{self.cuda.replace('.', '')}_h"
+
+    @property
+    def operators_stem(self) -> str:
+        """What the name of the operators' conda package begins with, up to its digest."""
+        return f"{self.package}-{self.version}-torch{self.torch.replace('.', '')}_cu{self.cuda.replace('.', '')}_h"
+
 
 @dataclass(frozen=True)
 class Matrix:
