@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 import zstandard
 from rattler_build import assemble_package
+
 from sage_factory.files import sha256
 from sage_factory.inspect import content
 from sage_factory.make import archives, wheels
@@ -183,7 +184,7 @@ def conda(
 
 
 def archive(path: Path, members: Mapping[str, bytes]) -> Path:
-    """Write a zip as seal.py does."""
+    """Write a zip as sealing does."""
     with zipfile.ZipFile(path, "w") as file:
         for name, data in members.items():
             member = zipfile.ZipInfo(name)

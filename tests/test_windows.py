@@ -16,6 +16,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+
 from sage_factory import ROOT
 
 CSRC = ROOT / "csrc"

@@ -16,6 +16,7 @@ from pathlib import Path
 import killing
 import pytest
 import samples
+
 from sage_factory import ROOT, alone, child
 from sage_factory.files import sha256
 from sage_factory.make import archives, engine

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+
 from sage_factory import alone, child
 from sage_factory.clock import Clock
 

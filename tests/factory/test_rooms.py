@@ -11,6 +11,7 @@ from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
+
 from sage_factory import ROOT
 
 SCRIPTS = ROOT / "scripts"
@@ -43,6 +44,8 @@ def floor(module: str) -> int:
 def test_every_folder_is_a_stage() -> None:
     folders = {path.parent.name for path in MODULES.values()}
     assert folders == {"sage_factory", *STAGES}
+    tested = {path.parent.name for path in (ROOT / "tests" / "factory").rglob("*.py")}
+    assert tested == {"factory", *STAGES}, "the tests lie in the same rooms"
     assert floor("sage_factory") == floor("sage_factory.alone") == 0
     assert floor("sage_factory.what") == floor("sage_factory.what.matrix") == 1
     assert floor("sage_factory.commands.build") == len(STAGES)

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import yaml
+
 from sage_factory import ROOT
 from sage_factory.make import packages
 from sage_factory.what import inputs, matrix, plan

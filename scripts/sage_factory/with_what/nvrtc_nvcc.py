@@ -1,7 +1,7 @@
 """A small `nvcc` over NVRTC: device-only sources to a cubin or PTX with the options that csrc/kernels uses.
 
-PyPI has no nvcc front end for CUDA 12, but its NVRTC wheel is that release's whole device compiler. scripts/channel.py
-wraps this file as the `nvcc` of a channel made from PyPI. Standard library only, so that any Python runs it.
+PyPI has no nvcc front end for CUDA 12, but its NVRTC wheel is that release's whole device compiler. The
+channel made from PyPI wraps this file as its `nvcc`. Standard library only, so that any Python runs it.
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ def write(path: Path, content: bytes) -> None:
 def run(toolkit: Path, release: str, arguments: Sequence[str]) -> int:
     library = next(iter(sorted((toolkit / "nvidia/cuda_nvrtc/lib").glob("libnvrtc.so.*"))), None)
     if library is None:
-        raise UsageError(f"no NVRTC in {toolkit}: lay the channel again (scripts/channel.py)")
+        raise UsageError(f"no NVRTC in {toolkit}: lay the channel again")
     if arguments in (["--version"], ["-V"]):
         print(f"nvcc: NVRTC {release} under nvcc's options")
         print(f"Cuda compilation tools, release {release.rpartition('.')[0]}, V{release}")
@@ -212,7 +212,7 @@ def run(toolkit: Path, release: str, arguments: Sequence[str]) -> int:
 
 
 def main() -> int:
-    # The wrapper that channel.py writes gives the first two: where the wheels lie and which release they are.
+    # The wrapper gives the first two: where the wheels lie and which release they are.
     toolkit, release, *arguments = sys.argv[1:]
     try:
         return run(Path(toolkit), release, arguments)

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from sage_factory import ROOT
 from sage_factory.commands import build
 from sage_factory.what import matrix

@@ -9,6 +9,7 @@ import subprocess
 import sys
 
 import pytest
+
 from sage_factory import ROOT, FactoryError, commands
 from sage_factory.commands import matrix
 from sage_factory.with_what import tasks

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import samples
+
 from sage_factory import ROOT, commands
 from sage_factory.commands import with_wheel
 from sage_factory.inspect import installed

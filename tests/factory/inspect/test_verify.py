@@ -19,6 +19,7 @@ import samples
 import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from sage_factory import ROOT, commands
 from sage_factory.inspect import content, elf, verify
 from sage_factory.make import archives

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from rattler_build import RattlerBuildError
+
 from sage_factory.make import engine
 from sage_factory.what import matrix
 

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
+
 from sage_factory.make import kernels
 
 

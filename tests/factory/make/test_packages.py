@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import samples
 from rich.console import Console
+
 from sage_factory import child
 from sage_factory.clock import Clock
 from sage_factory.make import packages

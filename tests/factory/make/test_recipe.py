@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from sage_factory import ROOT
 from sage_factory.make import engine
 from sage_factory.what import matrix, variant

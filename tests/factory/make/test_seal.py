@@ -6,6 +6,7 @@ import zipfile
 from pathlib import Path
 
 import samples
+
 from sage_factory.make import seal
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from rattler import BuildString, GenericVirtualPackage, PackageName, Version, solve
+
 from sage_factory.make import engine
 from sage_factory.what import matrix, variant
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import samples
 from packaging.utils import parse_wheel_filename
+
 from sage_factory import commands
 from sage_factory.inspect import verify
 from sage_factory.make import wheels

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import samples
+
 from sage_factory.ship import collect
 
 

@@ -9,6 +9,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+
 from sage_factory import ROOT
 from sage_factory.with_what import venvs
 

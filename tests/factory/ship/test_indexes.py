@@ -13,6 +13,7 @@ from pathlib import Path
 import loopback
 import pytest
 import samples
+
 from sage_factory import commands
 from sage_factory.files import sha256
 from sage_factory.ship import indexes

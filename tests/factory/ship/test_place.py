@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import samples
+
 from sage_factory.ship import place
 from sage_factory.what import matrix
 

@@ -19,6 +19,7 @@ import loopback
 import pytest
 import samples
 from rattler.index import index_fs
+
 from sage_factory import ROOT, commands
 from sage_factory.files import sha256
 from sage_factory.make import wheels

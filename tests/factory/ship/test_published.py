@@ -14,6 +14,7 @@ from rattler import BuildString, Gateway, GenericVirtualPackage, PackageName, Ve
 from rattler.exceptions import SolverError
 from rattler.index import index_fs
 from rattler_build import assemble_package
+
 from sage_factory.ship import publish
 
 PYTORCHES = {"2.7.1": ["12.6"], "2.8.0": ["12.8", "12.9"], "2.9.1": ["12.8", "13.0"]}

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import samples
+
 from sage_factory import commands
 from sage_factory.files import sha256
 from sage_factory.ship import collect, release

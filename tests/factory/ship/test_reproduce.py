@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import samples
+
 from sage_factory import commands
 from sage_factory.git import git
 from sage_factory.make import seal, wheels

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import samples
+
 from sage_factory import commands
 from sage_factory.files import sha256
 

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+
 from sage_factory.git import git
 from sage_factory.ship import tag
 from sage_factory.what import matrix

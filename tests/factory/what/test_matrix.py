@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import yaml
 from packaging.version import Version
+
 from sage_factory import ROOT
 from sage_factory.make import engine
 from sage_factory.what import matrix, variant

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from sage_factory import ROOT, alone, commands
 from sage_factory.what import matrix
 from sage_factory.with_what import channel, venvs

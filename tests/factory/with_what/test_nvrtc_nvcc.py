@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
+
 from sage_factory.what import matrix
 from sage_factory.with_what import nvrtc_nvcc, venvs
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+
 from sage_factory import ROOT
 from sage_factory.what import matrix
 from sage_factory.with_what import locks, tasks, venvs

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+
 from sage_factory import ROOT
 from sage_factory.with_what import venvs
 
