@@ -14,9 +14,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
-from rich.console import Console
-from rich.markup import escape
-
 from sage_factory import ROOT, FactoryError
 from sage_factory.with_what import tasks
 
@@ -63,8 +60,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     file = FOLDER / f"{name.replace('-', '_')}.py"
     if not file.is_file():
         return _failed(f"there is no command {name!r}: `{FRONT}` lists them", 2)
-    # This one alone is imported: others have requirements that an environment may lack.
-    command = importlib.import_module(f"{__name__}.{file.stem}")
+    try:  # this one alone: others have requirements that an environment may lack
+        command = importlib.import_module(f"{__name__}.{file.stem}")
+    except ModuleNotFoundError as error:
+        if str(error.name).startswith("sage_factory"):
+            raise
+        return _failed(f"`{name}` needs {error.name}, which is not here: run `python3 scripts/run.py {name}`", 1)
     try:
         return int(command.run(arguments(command, given)))
     except KeyboardInterrupt:
@@ -79,5 +80,5 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _failed(said: str, status: int) -> int:
-    Console(stderr=True).print(f"[red]error:[/] {escape(said)}", highlight=False, soft_wrap=True)
+    print(f"error: {said}", file=sys.stderr)
     return status

@@ -11,6 +11,9 @@ import pytest
 
 from sage_factory import ROOT
 from sage_factory.commands import build
+from sage_factory.inspect import verify
+from sage_factory.make import packages
+from sage_factory.ship import place
 from sage_factory.what import matrix
 from sage_factory.with_what import channel
 
@@ -37,6 +40,21 @@ def test_a_profile_is_grouped_so_that_nothing_is_compiled_twice() -> None:
 def test_nothing_asked_for() -> None:
     with pytest.raises(matrix.MatrixError, match="say what to build"):
         build.requested(arguments())
+
+
+def test_packages_that_are_there_are_verified(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Making is told how to inspect: by what inspects them once they are made, too."""
+
+    def of(self: packages.Packages, *_args: object, **_options: object) -> list[Path]:
+        assert self.faults is verify.verify_conda
+        return [tmp_path / "sageattention-2.2.0-torch280_cu128_h0_0.conda"]
+
+    monkeypatch.setattr(packages.Packages, "of", of)
+    monkeypatch.setattr(build, "ROOT", tmp_path)
+    monkeypatch.setattr(place, "WORK", tmp_path / "build")
+    with pytest.raises(packages.BuildError, match=r"nothing was put into dist/:\n.*h0_0\.conda does not exist"):
+        build.run(arguments(cuda="12.8", kernels=True, channel="pypi", output=tmp_path / "dist"))
+    assert not (tmp_path / "dist").exists()
 
 
 def test_errors_are_one_message_and_a_status(tmp_path: Path) -> None:

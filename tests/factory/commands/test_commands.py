@@ -43,11 +43,20 @@ def test_each_says_how_it_is_used(name: str, capsys: pytest.CaptureFixture[str])
 
 
 def test_from_the_command_line() -> None:
+    def run_python(*words: str) -> subprocess.CompletedProcess[str]:
+        environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+        return subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False, env=environment)
+
     def run(*words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([sys.executable, str(ROOT / "scripts"), *words], capture_output=True, text=True, check=False)
+        return run_python(str(ROOT / "scripts"), *words)
 
     unknown = run("biuld", "--cuda", "12.8")
     assert (unknown.returncode, unknown.stderr) == (2, "error: there is no command 'biuld': `python scripts` lists them\n")
+    bare = run_python("-S", str(ROOT / "scripts"), "matrix")
+    assert (bare.returncode, bare.stderr) == (
+        1,
+        "error: `matrix` needs rich, which is not here: run `python3 scripts/run.py matrix`\n",
+    )
     wrong = run("tag", "--dry", "more")
     assert wrong.returncode == 2
     assert "usage: python scripts tag" in wrong.stderr
