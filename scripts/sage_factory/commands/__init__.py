@@ -57,11 +57,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     if name in ("-h", "--help"):
         print(listing())
         return 0
-    file = FOLDER / f"{name.replace('-', '_')}.py"
-    if not file.is_file():
+    stem = name.replace("-", "_")
+    if stem not in {path.stem for path in FOLDER.glob("*.py")} - {"__init__"}:
         return _failed(f"there is no command {name!r}: `{FRONT}` lists them", 2)
     try:  # this one alone: others have requirements that an environment may lack
-        command = importlib.import_module(f"{__name__}.{file.stem}")
+        command = importlib.import_module(f"{__name__}.{stem}")
     except ModuleNotFoundError as error:
         if str(error.name).startswith("sage_factory"):
             raise

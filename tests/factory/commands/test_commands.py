@@ -52,6 +52,7 @@ def test_from_the_command_line() -> None:
 
     unknown = run("biuld", "--cuda", "12.8")
     assert (unknown.returncode, unknown.stderr) == (2, "error: there is no command 'biuld': `python scripts` lists them\n")
+    assert "there is no command '__init__'" in run("__init__").stderr
     bare = run_python("-S", str(ROOT / "scripts"), "matrix")
     assert (bare.returncode, bare.stderr) == (
         1,
