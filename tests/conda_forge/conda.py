@@ -24,7 +24,12 @@ class Conda:
     def __call__(self, *arguments: str, driver: str = "", check: bool = True) -> dict[str, Any]:
         """What `conda ARGUMENTS --json` answers, its exit status among it; raises with that if it fails."""
         own = {"CONDARC": self.home / "condarc", "CONDA_PKGS_DIRS": self.home / "pkgs", "CONDA_ENVS_DIRS": self.home / "envs"}
-        told = {"CONDA_OVERRIDE_CUDA": driver, "CONDA_OVERRIDE_GLIBC": "2.28", "CONDA_SOLVER": self.solver, "NO_PROXY": "127.0.0.1"}
+        told = {
+            "CONDA_OVERRIDE_CUDA": driver,
+            "CONDA_OVERRIDE_GLIBC": "2.28",
+            "CONDA_SOLVER": self.solver,
+            "NO_PROXY": "127.0.0.1",
+        }
         kept = {k: v for k, v in os.environ.items() if not k.startswith(("CONDA_", "PIXI_", "PYTHON", "VIRTUAL_ENV"))}
         done = subprocess.run(
             [self.program, *arguments, "--json"],

@@ -7,12 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import loopback
-import matrix
 import pytest
 
-import conda_forge.emitted as emitted
-import conda_forge.model as model
-import conda_forge.pixi as pixi
+from conda_forge import emitted, model, pixi
+from sage_factory import ROOT
 
 
 @pytest.fixture(scope="session")
@@ -27,7 +25,7 @@ def channels(forge: str, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return [model.lay(tmp_path_factory.mktemp("ours"), emitted.records()).as_uri(), forge]
 
 
-LAID = matrix.ROOT / "build" / "laid"
+LAID = ROOT / "build" / "laid"
 
 
 @pytest.fixture(scope="session")
@@ -43,7 +41,7 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[pixi.Pixi]:
 def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A fresh clone, of what is committed here."""
     folder = tmp_path_factory.mktemp("clone") / "sageattention"
-    subprocess.run(["git", "clone", "--quiet", matrix.ROOT, folder], check=True)
+    subprocess.run(["git", "clone", "--quiet", ROOT, folder], check=True)
     return folder
 
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import matrix
-import package
-import variant
-
-import conda_forge.model as model
+from conda_forge import model
+from sage_factory.make import engine
+from sage_factory.what import matrix, variant
 
 DIGESTS = {"kernels_digest": "0", "operators_digest": "1", "sageattention_commit": "c"}
 
@@ -21,7 +19,7 @@ OF_COMPILERS = ["libgcc >=12", "libstdcxx >=12", "__glibc >=2.28,<3.0.a0"]
 def of(build: matrix.Build) -> dict[str, dict[str, Any]]:
     """The recipe's two outputs for one PyTorch × CUDA × platform."""
     python = matrix.load().build_python
-    rendered = package.render(variant.of(build, python_pin=f"{python}.* *_cpython", digests=DIGESTS))
+    rendered = engine.render(variant.of(build, python_pin=f"{python}.* *_cpython", digests=DIGESTS))
     return {name: one.recipe.to_dict() for name, one in rendered.items()}
 
 

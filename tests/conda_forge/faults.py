@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+
 def platform_named_like_its_subdir(text: str) -> str:
     return text.replace('"linux-64",\n', '{ name = "linux-64", platform = "linux-64", glibc = "2.28" },\n', 1)
 

@@ -3,7 +3,7 @@
 For trying the front door where conda-forge cannot be reached: FOLDER/conda-forge is a channel of what pixi.toml and the recipe ask
 for, FOLDER/simple an index with the one wheel that pixi.toml takes from PyPI. Python packages are the wheels that scripts/locks/
 and recipe/pypi/ pin, one conda package each, with its own requirements; Python is the one that runs this, which has to be the one
-that pixi.toml asks for; gcc and g++ are the system's; cuda-nvcc is that of scripts/channel.py. actionlint, gh and rattler-build
+that pixi.toml asks for; gcc and g++ are the system's; cuda-nvcc is that of with_what/channel.py. actionlint, gh and rattler-build
 are taken from the path, and left empty where they are not there. They are links, so FOLDER serves this machine alone.
 """
 
@@ -20,17 +20,17 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parents[2] / "scripts")]
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 
-import channel
-import matrix
-import venvs
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from rattler.index import index_fs
 from rattler_build import assemble_package
 
-import conda_forge.model as model
+from conda_forge import model
+from sage_factory.what import matrix
+from sage_factory.with_what import channel, venvs
 
 # What conda-forge calls otherwise than PyPI.
 NAMES = {"matplotlib": "matplotlib-base", "msgpack": "msgpack-python", "torch": "pytorch"}
@@ -108,7 +108,9 @@ def toolkit(cuda: str, found: channel.Compiler) -> Iterator[channel.Thin]:
 def packages() -> Iterator[channel.Thin]:
     """Everything there is for linux-64."""
     table, found = matrix.load(), channel.compiler()
-    for site, wheel in distributions(["tools", "build", "test", "lint", "bench", "lock", *(f"torch-{torch}" for torch in TORCH)]):
+    for site, wheel in distributions(
+        ["tools", "build", "test", "lint", "bench", "lock", *(f"torch-{torch}" for torch in TORCH)]
+    ):
         package = of_wheel(site, wheel)
         if package.name == "pytorch":
             package.links[f"{channel.SITE}/nvidia"] = site / "nvidia"
@@ -164,7 +166,18 @@ def lay(folder: Path) -> None:
     (forge / HERE / "run_exports.json").write_text(json.dumps(content), encoding="utf-8")
     wheels = folder / "simple" / "ziglang"
     wheels.mkdir(parents=True)
-    pip = [sys.executable, "-m", "pip", "--quiet", "download", "--no-deps", "--only-binary=:all:", "--dest", str(wheels), "ziglang"]
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "--quiet",
+        "download",
+        "--no-deps",
+        "--only-binary=:all:",
+        "--dest",
+        str(wheels),
+        "ziglang",
+    ]
     for processor in ("x86_64", "aarch64"):
         subprocess.run([*pip, "--platform", f"manylinux2014_{processor}"], check=True)
     links = "".join(f'<a href="{path.name}">{path.name}</a>' for path in wheels.iterdir())

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from packaging.specifiers import SpecifierSet
 
-import conda_forge.model as model
+from conda_forge import model
 
 # From here on a feature that names a subdir means the platform of that name and none of its variants with a driver.
 EXACT_PLATFORMS = "0.72.1"

@@ -40,14 +40,16 @@ def _products(wanted: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, str]]:
         values: dict[str, str] = {}
         for key, value in zip(wanted, choice, strict=True):
             values |= value if isinstance(value, dict) else {key: value}
-        yield {name: str(value) for name, value in values.items()} | {f"{n}_": str(v).replace(".", "") for n, v in values.items()}
+        yield {name: str(value) for name, value in values.items()} | {
+            f"{n}_": str(v).replace(".", "") for n, v in values.items()
+        }
 
 
 def _filled(record: Mapping[str, Any], values: Mapping[str, str]) -> Record:
     def fill(value: Any) -> Any:
         return [fill(one) for one in value] if isinstance(value, list) else str(value).format_map(values)
 
-    filled = {"subdir": values.get("subdir"), "build": "0", "number": "0", "depends": [], "constrains": []}
+    filled: Record = {"subdir": values.get("subdir"), "build": "0", "number": "0", "depends": [], "constrains": []}
     filled |= {key: fill(value) for key, value in record.items()}
     return filled | {"build_number": int(filled.pop("number"))}
 
@@ -75,7 +77,7 @@ def machine(platform: str, cuda: str | None = None) -> dict[str, str]:
 
 def virtual(packages: Mapping[str, str]) -> list[GenericVirtualPackage]:
     """As the solver takes them. Before py-rattler 0.28 a build string was a string."""
-    build = getattr(rattler, "BuildString", str)("0")
+    build: Any = getattr(rattler, "BuildString", str)("0")
     return [GenericVirtualPackage(PackageName(name), Version(version), build) for name, version in packages.items()]
 
 

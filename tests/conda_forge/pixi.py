@@ -14,7 +14,7 @@ from typing import Any
 import tools
 import yaml
 
-import conda_forge.model as model
+from conda_forge import model
 
 # What of this process's environment pixi gets: nothing that speaks of another Python, compiler or channel.
 KEPT = ("LANG", "SSL_CERT_FILE", "TERM", "TMPDIR", "TZ")
@@ -33,17 +33,30 @@ class Pixi:
         kept = {name: os.environ[name] for name in KEPT if name in os.environ}
         path = os.pathsep.join([str(Path(self.program).parent), "/usr/bin", "/bin"])
         # A driver is what a test says there is, and no other.
-        return kept | {"HOME": str(self.home), "PATH": path, "NO_PROXY": "127.0.0.1", "CONDA_OVERRIDE_CUDA": "", "PIXI_NO_WRAP": "1"}
+        return kept | {
+            "HOME": str(self.home),
+            "PATH": path,
+            "NO_PROXY": "127.0.0.1",
+            "CONDA_OVERRIDE_CUDA": "",
+            "PIXI_NO_WRAP": "1",
+        }
 
     def __call__(
         self, *arguments: str | Path, cwd: Path, more: Mapping[str, str] | None = None, check: bool = True
     ) -> subprocess.CompletedProcess[str]:
         """Run `pixi ARGUMENTS`; raises with all that it said if it fails."""
         done = subprocess.run(
-            [self.program, *arguments], cwd=cwd, env=self.environment | (more or {}), capture_output=True, text=True, check=False
+            [self.program, *arguments],
+            cwd=cwd,
+            env={**self.environment, **(more or {})},
+            capture_output=True,
+            text=True,
+            check=False,
         )
         if check and done.returncode:
-            raise AssertionError(f"pixi {' '.join(map(str, arguments))} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
+            raise AssertionError(
+                f"pixi {' '.join(map(str, arguments))} ended with {done.returncode}:\n{done.stdout}{done.stderr}"
+            )
         return done
 
 

@@ -17,20 +17,21 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parents[2] / "scripts")]
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 
-import matrix
 import yaml
 from rattler import Gateway, MatchSpec, RepoDataRecord
 
-import conda_forge.emitted as emitted
-import conda_forge.model as model
+from conda_forge import emitted, model
 from conda_forge.manifest import Manifest
+from sage_factory import ROOT
+from sage_factory.what import matrix
 
 
 def asked() -> set[str]:
     """Every requirement of pixi.toml's environments and of the recipe's packages, on any platform."""
-    manifest = Manifest((matrix.ROOT / "pixi.toml").read_text(encoding="utf-8"))
+    manifest = Manifest((ROOT / "pixi.toml").read_text(encoding="utf-8"))
     environments = [(name, platform) for name in manifest.environments for platform in manifest.platforms_of(name)]
     specs = {spec for name, platform in environments for spec in manifest.specs(name, platform)}
     for build in emitted.builds():
@@ -81,7 +82,9 @@ def as_text(found: Iterable[RepoDataRecord], names: set[str], channel: str) -> s
     def known(specs: Iterable[str]) -> list[str]:
         return [spec for spec in specs if name_of(spec) in names or spec.startswith("__")]
 
-    lines = [f"# Written by tests/conda_forge/refresh.py, which says what it takes, of {channel} on {datetime.now(UTC):%Y-%m-%d}."]
+    lines = [
+        f"# Written by tests/conda_forge/refresh.py, which says what it takes, of {channel} on {datetime.now(UTC):%Y-%m-%d}."
+    ]
     lines += [f"- from: {channel}", "  records:"]
     for record in sorted(found, key=lambda r: (r.name.normalized, str(r.subdir), r.version, str(r.build))):
         entry: dict[str, Any] = {"name": record.name.normalized, "version": str(record.version), "subdir": str(record.subdir)}

@@ -6,11 +6,9 @@ conda-forge's own included.
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-import conda_forge.conda as conda
+from conda_forge import conda
 
 SOLVERS = ["libmamba", "rattler"]
 
@@ -46,7 +44,12 @@ def test_a_new_environment_gets_the_right_build(
 
 @pytest.mark.parametrize(
     ("driver", "specs"),
-    [("11.8", []), ("", ["pytorch=2.5"]), ("12.9", ["sageattention=*=*cu130*"]), ("", ["sageattention=*=torch280*", "pytorch=2.9"])],
+    [
+        ("11.8", []),
+        ("", ["pytorch=2.5"]),
+        ("12.9", ["sageattention=*=*cu130*"]),
+        ("", ["sageattention=*=torch280*", "pytorch=2.9"]),
+    ],
 )
 def test_what_cannot_work_is_refused(client: conda.Conda, channels: list[str], driver: str, specs: list[str]) -> None:
     answer = create(client, channels, "sageattention", *specs, driver=driver)

@@ -6,16 +6,15 @@ import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
-import matrix
 import pytest
 from rattler.exceptions import SolverError
 
-import conda_forge.faults as faults
-import conda_forge.model as model
-import conda_forge.refresh as refresh
+from conda_forge import faults, model, refresh
 from conda_forge.manifest import Manifest, Table, shown
+from sage_factory import ROOT
+from sage_factory.what import matrix
 
-TEXT = (matrix.ROOT / "pixi.toml").read_text(encoding="utf-8")
+TEXT = (ROOT / "pixi.toml").read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")

@@ -18,13 +18,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import matrix
-import plan
 import pytest
 import yaml
 
-import conda_forge.pixi as pixi
+from conda_forge import pixi
 from conda_forge.conftest import run
+from sage_factory import ROOT
+from sage_factory.what import plan
 
 WHEEL = "sageattention-2.2.0-280.128-cp312-cp312-linux_x86_64.whl"
 pytestmark = pytest.mark.slow
@@ -36,7 +36,7 @@ def processes(clone: Path) -> list[str]:
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            if str(clone) in command or str(clone) in os.readlink(entry / "cwd"):
+            if str(clone) in command or str(clone) in str((entry / "cwd").readlink()):
                 found.append(command)
         except OSError:
             continue
@@ -83,7 +83,13 @@ def in_a_terminal(machine: pixi.Pixi, clone: Path, *words: str) -> tuple[subproc
     ours, theirs = pty.openpty()
     environment = machine.environment | {"SAGEATTENTION_CHANNEL": f"{machine.address}/conda-forge", "TERM": "xterm"}
     process = subprocess.Popen(
-        [machine.program, *words], cwd=clone, env=environment, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True
+        [machine.program, *words],
+        cwd=clone,
+        env=environment,
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        start_new_session=True,
     )
     os.close(theirs)
     return process, ours
@@ -130,7 +136,7 @@ def test_a_shell_has_the_tools(machine: pixi.Pixi, clone: Path) -> None:
 
 # As CI.
 
-JOBS: dict[str, dict[str, Any]] = yaml.safe_load((matrix.ROOT / ".github" / "workflows" / "build.yml").read_text("utf-8"))["jobs"]
+JOBS: dict[str, dict[str, Any]] = yaml.safe_load((ROOT / ".github" / "workflows" / "build.yml").read_text("utf-8"))["jobs"]
 VALUES = {
     "PROFILE": "default", "PLATFORM": "linux-64", "CUDA": "12.9", "TORCH": "2.8.0",
     "GITHUB_EVENT_NAME": "pull_request", "GITHUB_REF": "refs/pull/7/merge", "GITHUB_REF_NAME": "v2.2.0",
@@ -156,7 +162,11 @@ def commands() -> Iterator[tuple[str, str]]:
 
 @pytest.mark.parametrize(("task", "command"), list(commands()), ids=lambda value: value.removeprefix("pixi run "))
 def test_a_command_of_the_workflow(machine: pixi.Pixi, clone: Path, task: str, command: str, tmp_path: Path) -> None:
-    values = VALUES | {"CHANNEL_URL": str(tmp_path / "channel"), "INDEX_URL": "https://example.org", "GITHUB_OUTPUT": str(tmp_path / "out")}
+    values = VALUES | {
+        "CHANNEL_URL": str(tmp_path / "channel"),
+        "INDEX_URL": "https://example.org",
+        "GITHUB_OUTPUT": str(tmp_path / "out"),
+    }
     if task == "test":
         command += " -k wheel"  # all of them: docs/building.md
     done = subprocess.run(

@@ -5,10 +5,8 @@ from __future__ import annotations
 import pytest
 from rattler.exceptions import SolverError
 
-import matrix
-
-import conda_forge.emitted as emitted
-import conda_forge.model as model
+from conda_forge import emitted, model
+from sage_factory.what import matrix
 
 BUILDS = {f"{b.platform}-torch{b.torch}-cu{b.cuda}": b for b in emitted.builds()}
 DRIVERS = [None, "11.8", "12.4", "12.9", "13.0", "13.2"]
@@ -17,7 +15,7 @@ Pytorches = dict[tuple[str, str], set[str]]
 
 def cudas(pytorch: str) -> str:
     """What a build of conda-forge's PyTorch is for: `cuda129_mkl_py312_h0_302` → 12.9, `cpu_…` → cpu."""
-    kind = pytorch.split("_")[0]
+    kind = pytorch.split("_", maxsplit=1)[0]
     return f"{kind[4:-1]}.{kind[-1]}" if kind.startswith("cuda") else kind
 
 

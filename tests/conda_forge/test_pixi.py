@@ -8,16 +8,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import loopback
-import matrix
 import pytest
 
-import conda_forge.emitted as emitted
-import conda_forge.faults as faults
-import conda_forge.model as model
-import conda_forge.pixi as pixi
+from conda_forge import emitted, faults, model, pixi
 from conda_forge.manifest import Manifest, shown
+from sage_factory import ROOT
 
-TEXT = (matrix.ROOT / "pixi.toml").read_text(encoding="utf-8")
+TEXT = (ROOT / "pixi.toml").read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
@@ -33,14 +30,12 @@ def lonely(tmp_path_factory: pytest.TempPathFactory) -> Iterator[pixi.Pixi]:
 def workspace(lonely: pixi.Pixi, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The manifest alone, locked."""
     folder = tmp_path_factory.mktemp("workspace")
-    shutil.copy(matrix.ROOT / "pixi.toml", folder)
+    shutil.copy(ROOT / "pixi.toml", folder)
     lonely("lock", cwd=folder)
     return folder
 
 
-def test_locks_every_environment_as_the_solver_does(
-    workspace: Path, forge: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_locks_every_environment_as_the_solver_does(workspace: Path, forge: str, capsys: pytest.CaptureFixture[str]) -> None:
     found = pixi.locked(workspace)
     with capsys.disabled():
         print("\nlocked by pixi, environment × platform: packages known to the model, compiler, PyTorch")
@@ -56,9 +51,7 @@ def test_locks_every_environment_as_the_solver_does(
         (faults.floors_that_conda_forge_does_not_have, "py-rattler >=0.28"),
     ],
 )
-def test_refuses_a_manifest_with_a_fault(
-    lonely: pixi.Pixi, fault: Callable[[str], str], said: str, tmp_path: Path
-) -> None:
+def test_refuses_a_manifest_with_a_fault(lonely: pixi.Pixi, fault: Callable[[str], str], said: str, tmp_path: Path) -> None:
     (tmp_path / "pixi.toml").write_text(fault(TEXT), encoding="utf-8")
     done = lonely("lock", cwd=tmp_path, check=False)
     assert done.returncode != 0
@@ -94,7 +87,9 @@ def test_describes_the_workspace_without_a_warning(lonely: pixi.Pixi, workspace:
 def test_a_workspace_that_adds_the_channel_gets_the_right_build(
     lonely: pixi.Pixi, driver: str, torch: str, kernels: str, beside: str, tmp_path: Path
 ) -> None:
-    lonely("init", "--channel", f"{lonely.address}/ours", "--channel", "conda-forge", "--platform", "linux-64", ".", cwd=tmp_path)
+    lonely(
+        "init", "--channel", f"{lonely.address}/ours", "--channel", "conda-forge", "--platform", "linux-64", ".", cwd=tmp_path
+    )
     if driver:
         lonely("workspace", "platform", "edit", "linux-64", "--cuda", driver, cwd=tmp_path)
     lonely("add", "--no-install", f"pytorch={torch}", "sageattention", cwd=tmp_path)
@@ -104,7 +99,9 @@ def test_a_workspace_that_adds_the_channel_gets_the_right_build(
 
 
 def test_a_workspace_whose_driver_is_too_old_is_refused(lonely: pixi.Pixi, tmp_path: Path) -> None:
-    lonely("init", "--channel", f"{lonely.address}/ours", "--channel", "conda-forge", "--platform", "linux-64", ".", cwd=tmp_path)
+    lonely(
+        "init", "--channel", f"{lonely.address}/ours", "--channel", "conda-forge", "--platform", "linux-64", ".", cwd=tmp_path
+    )
     lonely("workspace", "platform", "edit", "linux-64", "--cuda", "11.8", cwd=tmp_path)
     done = lonely("add", "--no-install", "sageattention", cwd=tmp_path, check=False)
     assert done.returncode != 0

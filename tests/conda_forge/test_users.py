@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-import conda_forge.conda as conda
-import conda_forge.pixi as pixi
+from conda_forge import conda, pixi
 from conda_forge.conftest import run
 
 pytestmark = pytest.mark.slow
@@ -47,7 +46,16 @@ def test_a_pixi_workspace(machine: pixi.Pixi, ours: str, tmp_path: Path) -> None
 @pytest.mark.parametrize("solver", ["libmamba", "rattler"])
 def test_a_conda_environment(machine: pixi.Pixi, ours: str, solver: str, tmp_path: Path) -> None:
     client = conda.installed(tmp_path / "home", solver)
-    sources = ["--override-channels", "--channel", ours, "--channel", f"{machine.address}/conda-forge", "--yes", "--name", "new"]
+    sources = [
+        "--override-channels",
+        "--channel",
+        ours,
+        "--channel",
+        f"{machine.address}/conda-forge",
+        "--yes",
+        "--name",
+        "new",
+    ]
 
     def attention() -> subprocess.CompletedProcess[str]:
         python = client.prefix("new") / "bin" / "python"
