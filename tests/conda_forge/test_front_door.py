@@ -181,3 +181,28 @@ def test_a_command_of_the_workflow(machine: pixi.Pixi, clone: Path, task: str, c
     if task == "plan":
         told = dict(line.split("=", 1) for line in (tmp_path / "out").read_text().splitlines())
         assert told == plan.plan("pull_request", "refs/pull/7/merge", "default", "linux-64").outputs()
+
+
+def test_the_lock_is_made_proposed_and_then_taken_as_it_is(machine: pixi.Pixi, clone: Path, tmp_path: Path) -> None:
+    remote, here = tmp_path / "remote", tmp_path / "here"
+    for source, target in ((clone, remote), (remote, here)):
+        subprocess.run(["git", "clone", "--quiet", *(["--bare"] if target == remote else []), source, target], check=True)
+    job = yaml.safe_load((ROOT / ".github" / "workflows" / "lock.yml").read_text("utf-8"))["jobs"]["lock"]
+    steps = [step for step in job["steps"] if "run" in step]
+    for step in steps:
+        done = subprocess.run(
+            ["bash", "-e", "-c", step["run"]], cwd=here, capture_output=True, text=True, check=False,
+            env=machine.environment | step.get("env", {}) | VALUES | {"GITHUB_REF_NAME": "main"},
+        )  # fmt: skip
+        # GitHub is asked last of all, once the branch is there.
+        assert (done.returncode, "`gh pr" in done.stderr) == ((1, True) if step is steps[-1] else (0, False)), done.stderr
+    subprocess.run(["git", "-C", here, "pull", "--quiet", "origin", "pixi-lock"], check=True)
+    proposed = subprocess.check_output(["git", "-C", remote, "show", "pixi-lock:pixi.lock"])
+    assert proposed == (here / "pixi.lock").read_bytes()
+    locked = {"PIXI_LOCKED": "true"}  # as .github/actions/pixi says
+    assert "linux-64" in machine("run", "matrix", cwd=here, more=locked).stdout
+    assert (here / "pixi.lock").read_bytes() == proposed
+    manifest = (here / "pixi.toml").read_text("utf-8")
+    (here / "pixi.toml").write_text(manifest.replace('rich = ">=14"', 'rich = ">=14"\nuv = "*"', 1), encoding="utf-8")
+    assert "lock" in (refused := machine("run", "matrix", cwd=here, more=locked, check=False)).stderr
+    assert refused.returncode != 0

@@ -35,12 +35,14 @@ def workspace(lonely: pixi.Pixi, tmp_path_factory: pytest.TempPathFactory) -> Pa
     return folder
 
 
-def test_locks_every_environment_as_the_solver_does(workspace: Path, forge: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_locks_every_environment_as_the_solver_does(
+    workspace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     found = pixi.locked(workspace)
     with capsys.disabled():
         print("\nlocked by pixi, environment × platform: packages known to the model, compiler, PyTorch")
         print("\n".join(shown(found, list(Manifest(TEXT).platforms))))
-    assert found == Manifest(TEXT).solved(forge)
+    assert found == Manifest(TEXT).solved(model.lay(tmp_path, model.records()).as_uri())
 
 
 @pytest.mark.parametrize(
