@@ -113,7 +113,8 @@ def packages() -> Iterator[channel.Thin]:
     ):
         package = of_wheel(site, wheel)
         if package.name == "pytorch":
-            package.links[f"{channel.SITE}/nvidia"] = site / "nvidia"
+            # What PyPI's PyTorch requires, and pip looks for; that of conda-forge does not.
+            package.links |= {f"{channel.SITE}/{path.name}": path for path in site.glob("nvidia*")}
         yield package
     yield channel.python()
     yield channel.Thin("python_abi", channel.PYTHON)
