@@ -127,7 +127,7 @@ def test_an_interrupted_build_shows_where_it_is_and_leaves_nothing(machine: pixi
 
 def test_a_shell_has_the_tools(machine: pixi.Pixi, clone: Path) -> None:
     process, terminal = in_a_terminal(machine, clone, "shell")
-    read(terminal, "$", 60)
+    read(terminal, "(sageattention", 60)
     os.write(terminal, b"python -c 'import rattler_build, sys; print(\"it is\", 6 * 7, sys.prefix)'; exit\n")
     assert f"it is 42 {clone}/.pixi/envs/default" in read(terminal, "it is 42 " + str(clone), 60).replace("\r\n", "")
     assert process.wait(timeout=60) == 0
