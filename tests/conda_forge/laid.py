@@ -45,6 +45,8 @@ RUN_EXPORTS = {
     "cuda-nvcc_linux-64": {"strong": ["cuda-version >=12.8,<13"]},
 }
 HERE = "linux-64"
+# conda keeps relative links and copies what absolute ones point to: this leads to the root from wherever a link lies.
+UP = Path(*[".."] * 40)
 NVCC = f"cuda-nvcc_{HERE}"
 CUDA = ("12.8", "12.9")  # what is compiled for; compilers of the other releases are empty packages
 TORCH = ("2.8.0", "2.9.0")  # the tests', and one to go on to
@@ -140,7 +142,7 @@ def write(package: channel.Thin, folder: Path) -> str:
     for place, source in package.links.items():
         path = stage / place
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.symlink_to(source)
+        path.symlink_to(UP / source.relative_to("/"))
     stage.mkdir(parents=True, exist_ok=True)
     suffix = {"python": "cpython", "python_abi": f"cp{channel.PYTHON.replace('.', '')}"}.get(package.name, "0")
     made = assemble_package(
