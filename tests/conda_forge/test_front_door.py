@@ -196,13 +196,13 @@ def test_the_lock_is_made_proposed_and_then_taken_as_it_is(machine: pixi.Pixi, c
         )  # fmt: skip
         # GitHub is asked last of all, once the branch is there.
         assert (done.returncode, "`gh pr" in done.stderr) == ((1, True) if step is steps[-1] else (0, False)), done.stderr
-    subprocess.run(["git", "-C", here, "pull", "--quiet", "origin", "pixi-lock"], check=True)
-    proposed = subprocess.check_output(["git", "-C", remote, "show", "pixi-lock:pixi.lock"])
-    assert proposed == (here / "pixi.lock").read_bytes()
+    made, merged = (here / "pixi.lock").read_bytes(), tmp_path / "merged"
+    subprocess.run(["git", "clone", "--quiet", "--branch", "pixi-lock", remote, merged], check=True)
+    assert (merged / "pixi.lock").read_bytes() == made
     locked = {"PIXI_LOCKED": "true"}  # as .github/actions/pixi says
-    assert "linux-64" in machine("run", "matrix", cwd=here, more=locked).stdout
-    assert (here / "pixi.lock").read_bytes() == proposed
-    manifest = (here / "pixi.toml").read_text("utf-8")
-    (here / "pixi.toml").write_text(manifest.replace('rich = ">=14"', 'rich = ">=14"\nuv = "*"', 1), encoding="utf-8")
-    assert "lock" in (refused := machine("run", "matrix", cwd=here, more=locked, check=False)).stderr
+    assert "linux-64" in machine("run", "matrix", cwd=merged, more=locked).stdout
+    assert (merged / "pixi.lock").read_bytes() == made
+    manifest = (merged / "pixi.toml").read_text("utf-8")
+    (merged / "pixi.toml").write_text(manifest.replace('rich = ">=14"', 'rich = ">=14"\nuv = "*"', 1), encoding="utf-8")
+    assert "lock" in (refused := machine("run", "matrix", cwd=merged, more=locked, check=False)).stderr
     assert refused.returncode != 0

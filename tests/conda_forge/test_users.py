@@ -59,10 +59,11 @@ def test_a_conda_environment(machine: pixi.Pixi, ours: str, solver: str, tmp_pat
 
     def attention() -> subprocess.CompletedProcess[str]:
         python = client.prefix("new") / "bin" / "python"
-        return subprocess.run([python, "-c", ATTENTION], capture_output=True, text=True, check=False)
+        return subprocess.run([python, "-c", ATTENTION], cwd=tmp_path, capture_output=True, text=True, check=False)
 
     client("create", *sources, "python=3.12", "pytorch=2.8")
-    assert conda.linked(client("install", *sources, "sageattention")).keys() == {"sageattention", "sageattention-cubins"}
+    added = conda.linked(client("install", *sources, "sageattention")).keys()
+    assert added == {"sageattention", "sageattention-cubins", "libgcc", "libstdcxx"}, "and the PyTorch that is there stays"
     assert "attention beside PyTorch 2.8.0" in attention().stdout, attention().stderr
     upgraded = conda.linked(client("install", *sources, "pytorch=2.9"))
     assert upgraded["sageattention"].split()[1].startswith("torch290_cu128")
