@@ -169,20 +169,9 @@ def lay(folder: Path) -> None:
     (forge / HERE / "run_exports.json").write_text(json.dumps(content), encoding="utf-8")
     wheels = folder / "simple" / "ziglang"
     wheels.mkdir(parents=True)
-    pip = [
-        sys.executable,
-        "-m",
-        "pip",
-        "--quiet",
-        "download",
-        "--no-deps",
-        "--only-binary=:all:",
-        "--dest",
-        str(wheels),
-        "ziglang",
-    ]
+    pip = [sys.executable, "-m", "pip", "--quiet", "download", "--no-deps", "--only-binary=:all:"]
     for processor in ("x86_64", "aarch64"):
-        subprocess.run([*pip, "--platform", f"manylinux2014_{processor}"], check=True)
+        subprocess.run([*pip, "--dest", wheels, "--platform", f"manylinux2014_{processor}", "ziglang"], check=True)
     links = "".join(f'<a href="{path.name}">{path.name}</a>' for path in wheels.iterdir())
     (wheels / "index.html").write_text(f"<!DOCTYPE html><html><body>{links}</body></html>", encoding="utf-8")
 

@@ -46,29 +46,21 @@ def test_a_pixi_workspace(machine: pixi.Pixi, ours: str, tmp_path: Path) -> None
 @pytest.mark.parametrize("solver", ["libmamba", "rattler"])
 def test_a_conda_environment(machine: pixi.Pixi, ours: str, solver: str, tmp_path: Path) -> None:
     client = conda.installed(tmp_path / "home", solver)
-    sources = [
-        "--override-channels",
-        "--channel",
-        ours,
-        "--channel",
-        f"{machine.address}/conda-forge",
-        "--yes",
-        "--name",
-        "new",
-    ]
+    channels = ["--override-channels", "--channel", ours, "--channel", f"{machine.address}/conda-forge"]
+    here = ["--yes", "--name", "new"]
 
     def attention() -> subprocess.CompletedProcess[str]:
         python = client.prefix("new") / "bin" / "python"
         return subprocess.run([python, "-c", ATTENTION], cwd=tmp_path, capture_output=True, text=True, check=False)
 
-    client("create", *sources, "python=3.12", "pytorch=2.8")
-    added = conda.linked(client("install", *sources, "sageattention")).keys()
+    client("create", *channels, *here, "python=3.12", "pytorch=2.8")
+    added = conda.linked(client("install", *channels, *here, "sageattention")).keys()
     assert added == {"sageattention", "sageattention-cubins", "libgcc", "libstdcxx"}, "and the PyTorch that is there stays"
     assert "attention beside PyTorch 2.8.0" in attention().stdout, attention().stderr
-    upgraded = conda.linked(client("install", *sources, "pytorch=2.9"))
+    upgraded = conda.linked(client("install", *channels, *here, "pytorch=2.9"))
     assert upgraded["sageattention"].split()[1].startswith("torch290_cu128")
     assert "attention beside PyTorch 2.9.0" in attention().stdout, attention().stderr
-    client("remove", *sources[3:], "sageattention")
+    client("remove", *here, "sageattention")
     assert "No module named 'sageattention'" in attention().stderr
     left = client.prefix("new").rglob("*sageattention*")
     assert [path for path in left if path.parent.name not in ("conda-meta", "share")] == []
