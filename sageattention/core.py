@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, overload
 
 import torch
 
-from sageattention import _ops, dispatch, validation
+from sageattention import _ops, aliases, dispatch, validation
+from sageattention.validation import REQUIRED
 
 if TYPE_CHECKING:
-    from typing import Literal, NoReturn, Union
+    from typing import Any, Literal, NoReturn, Union
 
     Result = Union[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]
 
@@ -65,9 +67,9 @@ def sageattn(
 
 
 def sageattn(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
+    q: torch.Tensor = REQUIRED,
+    k: torch.Tensor = REQUIRED,
+    v: torch.Tensor = REQUIRED,
     tensor_layout: str = "HND",
     is_causal: bool = False,
     sm_scale: float | None = None,
@@ -78,7 +80,7 @@ def sageattn(
     dropout_p: float = 0.0,
     scale: float | None = None,
     enable_gqa: bool = True,
-    **unknown: NoReturn,
+    **others: Any,
 ) -> Result:
     """Attention with 8-bit scores, in place of `torch.nn.functional.scaled_dot_product_attention`.
 
@@ -101,7 +103,8 @@ def sageattn(
             bfloat16, float32, added to the scores (below -1e30: hidden). Beside `is_causal` both hold. A query that sees no
             key gets zeros, and log-sum-exp -inf.
         dropout_p, scale, enable_gqa: as `scaled_dot_product_attention` calls them, whose place `sageattn` may be put in:
-            dropout_p must be 0, scale is sm_scale, grouped heads need no permission.
+            dropout_p must be 0, scale is sm_scale, grouped heads need no permission. Its order of arguments is understood too
+            (attn_mask fourth), and by every function here its other names and flash-attn's: `sageattention/aliases.py`.
 
     Returns:
         The output, in q's shape (with v's head_dim), layout and dtype, contiguous; with `return_lse` also
@@ -114,14 +117,19 @@ def sageattn(
     Source: SageAttention (arXiv 2410.02367) and SageAttention2 (arXiv 2411.10958).
     """
     del enable_gqa
-    if unknown:
-        validation.nothing_unknown(sageattn, unknown)
-    if dropout_p != 0.0:
-        raise ValueError(f"dropout_p: expected 0, got {dropout_p}; there is no dropout here")
+    if type(tensor_layout) is not str:
+        tensor_layout, is_causal, sm_scale, attn_mask, dropout_p = aliases.from_positions(
+            tensor_layout, is_causal, sm_scale, attn_mask, dropout_p
+        )
+    if dropout_p:
+        others = {"dropout_p": dropout_p, **others}
     if scale is not None:
-        if sm_scale is not None:
-            raise TypeError("scale: sm_scale is given already, and means the same")
-        sm_scale = scale
+        if sm_scale is None:
+            sm_scale = scale
+        else:
+            others["scale"] = scale
+    if others:
+        q, k, v, is_causal, sm_scale = aliases.resolved(sageattn, others, tensor_layout, q, k, v, is_causal, sm_scale)
     # Where V is rounded to FP8, its mean is taken off first: it costs nothing that could be measured.
     return _attend(
         "sageattn", None, q, k, v, attn_mask, tensor_layout, is_causal, sm_scale, return_lse, smooth_k, smooth_v=True
@@ -129,9 +137,9 @@ def sageattn(
 
 
 def sageattn_qk_int8_pv_fp16_cuda(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
+    q: torch.Tensor = REQUIRED,
+    k: torch.Tensor = REQUIRED,
+    v: torch.Tensor = REQUIRED,
     tensor_layout: str = "HND",
     is_causal: bool = False,
     qk_quant_gran: str = "per_thread",
@@ -141,7 +149,7 @@ def sageattn_qk_int8_pv_fp16_cuda(
     smooth_v: bool = False,
     return_lse: bool = False,
     attn_mask: torch.Tensor | None = None,
-    **unknown: NoReturn,
+    **others: NoReturn,
 ) -> Result:
     """Attention with INT8 scores and 16-bit probabilities and values: compute capability 8.0 and later.
 
@@ -157,8 +165,10 @@ def sageattn_qk_int8_pv_fp16_cuda(
 
     Returns, Raises: as in `sageattn`.
     """
-    if unknown:
-        validation.nothing_unknown(sageattn_qk_int8_pv_fp16_cuda, unknown)
+    if others:
+        q, k, v, is_causal, sm_scale = aliases.resolved(
+            sageattn_qk_int8_pv_fp16_cuda, others, tensor_layout, q, k, v, is_causal, sm_scale
+        )
     return _attend(
         "sageattn_qk_int8_pv_fp16_cuda",
         pv_accum_dtype,
@@ -177,9 +187,9 @@ def sageattn_qk_int8_pv_fp16_cuda(
 
 
 def sageattn_qk_int8_pv_fp16_triton(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
+    q: torch.Tensor = REQUIRED,
+    k: torch.Tensor = REQUIRED,
+    v: torch.Tensor = REQUIRED,
     tensor_layout: str = "HND",
     quantization_backend: str = "triton",
     is_causal: bool = False,
@@ -187,7 +197,7 @@ def sageattn_qk_int8_pv_fp16_triton(
     sm_scale: float | None = None,
     smooth_k: bool = True,
     return_lse: bool = False,
-    **unknown: NoReturn,
+    **others: NoReturn,
 ) -> Result:
     """`sageattn_qk_int8_pv_fp16_cuda` with float32 sums, under the name of SageAttention's Triton kernel. Nothing here uses Triton.
 
@@ -197,8 +207,10 @@ def sageattn_qk_int8_pv_fp16_triton(
 
     Returns, Raises: as in `sageattn`.
     """
-    if unknown:
-        validation.nothing_unknown(sageattn_qk_int8_pv_fp16_triton, unknown)
+    if others:
+        q, k, v, is_causal, sm_scale = aliases.resolved(
+            sageattn_qk_int8_pv_fp16_triton, others, tensor_layout, q, k, v, is_causal, sm_scale
+        )
     validation.one_of("quantization_backend", quantization_backend, ("triton", "cuda"))
     return _attend(
         "sageattn_qk_int8_pv_fp16_cuda", "fp32", q, k, v, attn_mask, tensor_layout, is_causal, sm_scale, return_lse, smooth_k
@@ -206,9 +218,9 @@ def sageattn_qk_int8_pv_fp16_triton(
 
 
 def sageattn_qk_int8_pv_fp8_cuda(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
+    q: torch.Tensor = REQUIRED,
+    k: torch.Tensor = REQUIRED,
+    v: torch.Tensor = REQUIRED,
     tensor_layout: str = "HND",
     is_causal: bool = False,
     qk_quant_gran: str = "per_thread",
@@ -218,7 +230,7 @@ def sageattn_qk_int8_pv_fp8_cuda(
     smooth_v: bool = False,
     return_lse: bool = False,
     attn_mask: torch.Tensor | None = None,
-    **unknown: NoReturn,
+    **others: NoReturn,
 ) -> Result:
     """Attention with INT8 scores and FP8 (e4m3) probabilities and values: compute capability 8.9 and later.
 
@@ -233,8 +245,10 @@ def sageattn_qk_int8_pv_fp8_cuda(
 
     Returns, Raises: as in `sageattn`.
     """
-    if unknown:
-        validation.nothing_unknown(sageattn_qk_int8_pv_fp8_cuda, unknown)
+    if others:
+        q, k, v, is_causal, sm_scale = aliases.resolved(
+            sageattn_qk_int8_pv_fp8_cuda, others, tensor_layout, q, k, v, is_causal, sm_scale
+        )
     return _attend(
         "sageattn_qk_int8_pv_fp8_cuda",
         pv_accum_dtype,
@@ -253,9 +267,9 @@ def sageattn_qk_int8_pv_fp8_cuda(
 
 
 def sageattn_qk_int8_pv_fp8_cuda_sm90(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
+    q: torch.Tensor = REQUIRED,
+    k: torch.Tensor = REQUIRED,
+    v: torch.Tensor = REQUIRED,
     tensor_layout: str = "HND",
     is_causal: bool = False,
     qk_quant_gran: str = "per_thread",
@@ -264,7 +278,7 @@ def sageattn_qk_int8_pv_fp8_cuda_sm90(
     smooth_k: bool = True,
     return_lse: bool = False,
     attn_mask: torch.Tensor | None = None,
-    **unknown: NoReturn,
+    **others: NoReturn,
 ) -> Result:
     """What SageAttention computes with INT8 scores and FP8 probabilities and values on Hopper.
 
@@ -277,8 +291,10 @@ def sageattn_qk_int8_pv_fp8_cuda_sm90(
 
     Returns, Raises: as in `sageattn`.
     """
-    if unknown:
-        validation.nothing_unknown(sageattn_qk_int8_pv_fp8_cuda_sm90, unknown)
+    if others:
+        q, k, v, is_causal, sm_scale = aliases.resolved(
+            sageattn_qk_int8_pv_fp8_cuda_sm90, others, tensor_layout, q, k, v, is_causal, sm_scale
+        )
     return _attend(
         "sageattn_qk_int8_pv_fp8_cuda_sm90",
         pv_accum_dtype,
@@ -308,7 +324,7 @@ def sageattn_varlen(
     sm_scale: float | None = None,
     smooth_k: bool = True,
     return_lse: bool = False,
-    **unknown: NoReturn,
+    **others: NoReturn,
 ) -> Result:
     """`sageattn` for sequences of different lengths, packed one after the other. The GPU is never waited for.
 
@@ -328,8 +344,8 @@ def sageattn_varlen(
 
     Raises: as in `sageattn`.
     """
-    if unknown:
-        validation.nothing_unknown(sageattn_varlen, unknown)
+    if others:
+        q, k, v, is_causal, sm_scale = aliases.resolved(sageattn_varlen, others, "packed", q, k, v, is_causal, sm_scale)
     validation.tensors(q, k, v, "packed")
     validation.cumulative_lengths("cu_seqlens_q", cu_seqlens_q, q)
     validation.cumulative_lengths("cu_seqlens_k", cu_seqlens_k, q)
@@ -399,3 +415,17 @@ def _choice(
     return dispatch.kernel_for(  # type: ignore[no-any-return, unused-ignore]
         function, pv_accum_dtype, size, masked, packed, uneven, device.type, device.index
     )
+
+
+if not TYPE_CHECKING:  # to type checkers the module has what it defines
+
+    def __getattr__(name: str) -> NoReturn:
+        """What else other programs look for in SageAttention's module of this name."""
+        # KJNodes swallows the error, and would send its user after a newer version; what is logged shows in ComfyUI's console.
+        if name in {"per_thread_int8_triton", "per_block_int8_triton", "per_warp_int8_cuda", "per_channel_fp8"}:
+            logging.getLogger("sageattention").info(
+                "no %s: KJNodes' memory-efficient nodes and others that run SageAttention's private kernels by themselves cannot be "
+                "applied with this package; choose 'Patch Sage Attention KJ' (docs/api.md, Clients)",
+                name,
+            )
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

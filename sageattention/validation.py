@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import operator
 import re
@@ -11,7 +10,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Sequence
+
+# The default of q, k and v: none, to `inspect.signature`; but a call that names them otherwise is not refused by Python (aliases.py).
+REQUIRED: Any = inspect.Parameter.empty
 
 LARGEST_HEAD_DIM = 256
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -34,8 +36,12 @@ def one_of(name: str, value: object, allowed: Sequence[str]) -> None:
         ValueError: it has not.
     """
     if value not in allowed:
-        got = "a tensor" if isinstance(value, torch.Tensor) else repr(value)
-        raise ValueError(f"{name}: expected one of {', '.join(map(repr, allowed))}, got {got}")
+        raise ValueError(f"{name}: expected one of {', '.join(map(repr, allowed))}, got {shown(value)}")
+
+
+def shown(value: object) -> str:
+    """A value for a message, without reading a tensor, which would wait for the GPU."""
+    return "a tensor" if isinstance(value, torch.Tensor) else repr(value)
 
 
 def flags(**values: object) -> None:
@@ -93,19 +99,6 @@ def capability(name: str, value: object) -> tuple[int, int]:
     return int(found[1]), int(found[2])
 
 
-def nothing_unknown(function: Callable[..., object], unknown: Mapping[str, object]) -> None:
-    """Refuse keyword arguments that a function has not.
-
-    Raises:
-        TypeError: there are some; names the nearest that it has.
-    """
-    known = list(inspect.signature(function).parameters)[:-1]
-    for name in unknown:
-        near = difflib.get_close_matches(name, known, 1)
-        meant = f"did you mean {near[0]!r}?" if near else f"it takes {', '.join(known)}"
-        raise TypeError(f"{function.__name__}() has no argument {name!r}: {meant}")
-
-
 def tensors(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, tensor_layout: str) -> None:
     """Check the three tensors of an attention call against each other.
 
@@ -120,7 +113,8 @@ def tensors(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, tensor_layout: st
     rank = 3 if tensor_layout == "packed" else 4
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, torch.Tensor):
-            raise TypeError(f"{name}: expected a torch.Tensor, got {type(x).__name__}")
+            got = "nothing" if x is REQUIRED else type(x).__name__
+            raise TypeError(f"{name}: expected a torch.Tensor, got {got}")
         if x.dim() != rank:
             raise ValueError(f"{name}: expected {rank} dimensions {AXES[tensor_layout]}, got {x.dim()}: {tuple(x.shape)}")
         if x.dtype not in DTYPES:

@@ -182,7 +182,7 @@ def _older(dist: Path) -> None:
 
 def builder(clone: Clone) -> Command:
     """A build, into a dist/ that holds an older one."""
-    build = Command(clone, ["scripts/build.py", "--cuda", "12.8", "--torch", "2.8.0"], clone.root / "dist")
+    build = Command(clone, ["scripts", "build", "--cuda", "12.8", "--torch", "2.8.0"], clone.root / "dist")
     build.learn(_older)
     return build
 
@@ -214,7 +214,7 @@ def kill_publishing(clone: Clone, kills: int) -> None:
     clone.publishable()
     out = clone.root / "out" / "published"
     to = ["--profile", "killing", "--channel", str(out / "channel"), "--index", str(out / "simple")]
-    publish = Command(clone, ["scripts/publish.py", *to], out)
+    publish = Command(clone, ["scripts", "publish", *to], out)
     publish.learn()
     for number in range(kills):
         publish.reset()

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import email.parser
+import email.policy
 import functools
 import threading
 from collections.abc import Iterator
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+
+from rattler.index import index_fs
 
 
 class Server(ThreadingHTTPServer):
@@ -46,3 +51,39 @@ def offering(folder: Path, kind: type[Server] = Server) -> Iterator[Server]:
         finally:
             server.shutdown()
             thread.join()
+
+
+class PackageServer(Server):
+    """Takes uploads as prefix.dev does. A process of its own: the uploader holds the interpreter while it waits."""
+
+    refuse = ""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.folder = folder
+        self.RequestHandlerClass = functools.partial(Uploads, directory=str(folder))
+
+
+class Uploads(Handler):
+    def do_POST(self) -> None:
+        server = self.server
+        assert isinstance(server, PackageServer)
+        body = self.rfile.read(int(self.headers["content-length"]))
+        head = f"content-type: {self.headers['content-type']}\r\n\r\n".encode()
+        message = email.parser.BytesParser(policy=email.policy.HTTP).parsebytes(head + body)
+        (part,) = [p for p in message.iter_parts() if p.get_filename()]
+        name = str(part.get_filename())
+        status = 201 if self.headers["authorization"] == "Bearer secret" else 401
+        if (server.folder / "refuse").exists() and (server.folder / "refuse").read_text() in name:
+            status = 403
+        if status == 201:
+            target = server.folder / "channel" / ("noarch" if "cubins" in name else "linux-64") / name
+            content = part.get_payload(decode=True)
+            assert isinstance(content, bytes)
+            target.write_bytes(content)
+            asyncio.run(index_fs(server.folder / "channel", force=True))
+        self.send_response(status)
+        self.send_header("content-length", "0")
+        self.end_headers()
+        with (server.folder / "log").open("a") as log:
+            log.write(f"{self.path} {name} {status}\n")

@@ -13,14 +13,19 @@ import tarfile
 import tempfile
 import zipfile
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
-import artifact
-import content
-import matrix
 import pytest
-import wheel
 import zstandard
+from rattler_build import assemble_package
+
+from sage_factory.files import sha256
+from sage_factory.inspect import content
+from sage_factory.make import archives, wheels
+from sage_factory.ship import collect
+from sage_factory.what import matrix
 
 CUDA = "12.8"
 TORCH = "2.8.0"
@@ -111,7 +116,7 @@ def cubin_set(kernels: Sequence[str] = KERNELS) -> dict[str, bytes]:
 
 def manifest(files: Mapping[str, bytes], kernels: Sequence[str] = KERNELS) -> bytes:
     """The manifest of these files."""
-    hashes = {name: artifact.sha256(data) for name, data in files.items() if name != "manifest.json"}
+    hashes = {name: sha256(data) for name, data in files.items() if name != "manifest.json"}
     folders = sorted({name.split("/")[0] for name in hashes})
     content = {"version": "2.2.0", "cuda": CUDA, "architectures": folders, "kernels": list(kernels), "files": hashes}
     return json.dumps(content).encode()
@@ -165,7 +170,7 @@ def conda(
 ) -> Path:
     """Write a .conda file; `paths` is what paths.json is made of where that is not the payload, or `document` is all of it."""
     entries = [
-        {"_path": name, "path_type": "hardlink", "sha256": artifact.sha256(data), "size_in_bytes": len(data)}
+        {"_path": name, "path_type": "hardlink", "sha256": sha256(data), "size_in_bytes": len(data)}
         for name, data in (payload if paths is None else paths).items()
     ]
     info = {
@@ -179,7 +184,7 @@ def conda(
 
 
 def archive(path: Path, members: Mapping[str, bytes]) -> Path:
-    """Write a zip as seal.py does."""
+    """Write a zip as sealing does."""
     with zipfile.ZipFile(path, "w") as file:
         for name, data in members.items():
             member = zipfile.ZipInfo(name)
@@ -200,7 +205,7 @@ def _tar(files: Mapping[str, bytes]) -> bytes:
 
 def cubins_conda(folder: Path, files: Mapping[str, bytes] | None = None) -> Path:
     """The kernels' conda package."""
-    payload = {artifact.CUBINS + name: data for name, data in (cubin_set() if files is None else files).items()}
+    payload = {archives.CUBINS + name: data for name, data in (cubin_set() if files is None else files).items()}
     return conda(folder, payload, index("sageattention-cubins"))
 
 
@@ -211,7 +216,7 @@ def operators_conda(folder: Path, files: Mapping[str, bytes] | None = None) -> P
 
 def a_wheel(folder: Path, python: str = "3.12") -> Path:
     """A wheel of the two."""
-    return wheel.emit(operators_conda(folder), cubins_conda(folder), python=python, build=build(python), out_dir=folder)
+    return wheels.emit(operators_conda(folder), cubins_conda(folder), build=build(python), out_dir=folder)
 
 
 def contents(path: Path) -> dict[str, bytes]:
@@ -226,6 +231,55 @@ def rewrite(path: Path, files: Mapping[str, bytes], *, record: bool = True) -> P
     own = f"{DIST_INFO}/RECORD"
     if record:
         files.pop(own, None)
-        files[own] = wheel._record(files, own)
-    path.write_bytes(wheel._zipped(files, last=f"{DIST_INFO}/"))
+        files[own] = wheels._record(files, own)
+    path.write_bytes(wheels._zipped(files, last=f"{DIST_INFO}/"))
     return path
+
+
+def assembled(folder: Path, name: str, string: str, *, depends: list[str] | None = None, year: int = 2020) -> Path:
+    """A conda package of one small file, for this machine or any, as rattler-build assembles it."""
+    files = folder / "files"
+    files.mkdir(parents=True, exist_ok=True)
+    (files / "content").write_text("same")
+    subdir, when = "noarch" if "cubins" in name else matrix.host_platform(), datetime(year, 1, 1, tzinfo=UTC)
+    out = assemble_package(
+        name, "2.2.0", subdir, string, folder / subdir, files_dir=files, depends=depends or [], timestamp=when
+    )
+    return Path(out.path)
+
+
+# A profile that these artifacts fill.
+
+PROFILE = "sample"
+BUILDS = tuple(build(python) for python in ("3.11", "3.12"))
+ALL_BUILDS = matrix.builds
+
+
+def chosen(profile: str | None = None, *, platform: str | None = None, **conditions: Any) -> tuple[matrix.Build, ...]:
+    """In place of matrix.builds, which then knows the profile."""
+    return BUILDS if profile == PROFILE else ALL_BUILDS(profile, platform=platform, **conditions)
+
+
+def a_dist(folder: Path, **made: str) -> Path:
+    """A folder like dist/ that holds the whole profile; `made` changes _build.json."""
+    files = operators()
+    name = "site-packages/sageattention/_build.json"
+    files[name] = json.dumps({**json.loads(files[name]), **made}).encode()
+    packages = operators_conda(folder / "conda" / "linux-64", files), cubins_conda(folder / "conda" / "noarch")
+    for one in BUILDS:
+        wheels.emit(*packages, build=one, out_dir=folder / "wheels")
+    return folder
+
+
+def a_group(
+    platform: str, *, kernels: str = "cu128_h1_0", operators: str = "torch280_cu128_h2_0", commit: str = "c" * 40
+) -> collect.Group:
+    """A group of a collection by its names alone, without the files."""
+    found = collect.Group(
+        (build(platform=platform),),
+        Path("noarch", f"sageattention-cubins-2.2.0-{kernels}.conda"),
+        Path(platform, f"sageattention-2.2.0-{operators}.conda"),
+        (Path(build(platform=platform).wheel_name),),
+    )
+    found.__dict__["made"] = {"commit": commit}
+    return found

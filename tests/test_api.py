@@ -135,11 +135,7 @@ def test_gradients_are_not_pretended() -> None:
 Q, K, V = qkv(2, 4, 10, 64)
 ERRORS: list[tuple[str, dict[str, Any], type[Exception], str]] = [
     ("layout", {"tensor_layout": "BHSD"}, ValueError, "tensor_layout: expected one of 'HND', 'NHD', got 'BHSD'"),
-    ("layout None", {"tensor_layout": None}, ValueError, "tensor_layout: expected one of 'HND', 'NHD', got None"),
-    (
-        "a mask for a layout", {"tensor_layout": K}, ValueError,
-        "tensor_layout: expected one of 'HND', 'NHD', got a tensor",
-    ),
+    ("layout no string", {"tensor_layout": 1}, ValueError, "tensor_layout: expected one of 'HND', 'NHD', got 1"),
     ("q no tensor", {"q": [1.0]}, TypeError, "q: expected a torch.Tensor, got list"),
     ("v no tensor", {"v": None}, TypeError, "v: expected a torch.Tensor, got NoneType"),
     ("q rank", {"q": Q[0]}, ValueError, "q: expected 4 dimensions [batch, heads, tokens, head_dim], got 3: (4, 10, 64)"),
@@ -277,14 +273,31 @@ def test_varlen_errors(arguments: dict[str, Any], error: type[Exception], messag
     assert str(caught.value) == message
 
 
-def test_names_of_scaled_dot_product_attention() -> None:
-    """It is replaced by `sageattn` in programs that call it with its own names."""
-    expected: Any = sageattn(Q, K[:, :2], V[:, :2], sm_scale=0.2)
-    assert torch.equal(sageattn(Q, K[:, :2], V[:, :2], attn_mask=None, dropout_p=0.0, scale=0.2, enable_gqa=True), expected)
-    with pytest.raises(ValueError, match=r"dropout_p: expected 0, got 0\.1; there is no dropout here"):
-        sageattn(Q, K, V, dropout_p=0.1)
-    with pytest.raises(TypeError, match="scale: sm_scale is given already, and means the same"):
-        sageattn(Q, K, V, sm_scale=0.1, scale=0.1)
+@pytest.mark.parametrize("function", FUNCTIONS)
+@pytest.mark.parametrize("missing", ["q", "k", "v"])
+def test_missing_tensors(function: Callable[..., Any], missing: str) -> None:
+    """q, k and v have defaults, so that they may come under other names; they are required all the same."""
+    with pytest.raises(TypeError, match=f"{missing}: expected a torch.Tensor, got nothing"):
+        function(**{name: x for name, x in {"q": Q, "k": K, "v": V}.items() if name != missing})
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+@pytest.mark.parametrize(
+    ("name", "other", "value"),
+    [
+        ("q", "query", Q), ("k", "key", K), ("v", "value", V), ("is_causal", "causal", True),
+        ("sm_scale", "scale", 0.2), ("sm_scale", "softmax_scale", 0.2),
+    ],
+)  # fmt: skip
+def test_other_names(function: Callable[..., Any], name: str, other: str, value: Any) -> None:
+    """Of `scaled_dot_product_attention` and flash-attn; one name at a time. How clients use them: test_clients.py."""
+    given = {"q": Q, "k": K, "v": V, name: value}
+    expected = function(**given)
+    with pytest.raises(TypeError) as caught:
+        function(**given, **{other: value})
+    assert str(caught.value) == f"{other}: {name} is given already, and means the same"
+    del given[name]
+    assert torch.equal(function(**given, **{other: value}), expected)
 
 
 def test_errors_come_through_compile() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
 from collections.abc import Callable
 from functools import partial
@@ -10,10 +11,11 @@ from typing import Any
 import clients
 import pytest
 import torch
-from accuracy import QK_INT8_PV_F8, QK_INT8_PV_F16, error_by_size, exact
+from accuracy import QK_INT8_PV_F8, QK_INT8_PV_F16, error_by_size, exact, relative_l1
 from functions import FUNCTIONS
 
-import sageattention
+import sageattention.core
+import sageattention.sm90_compile
 from sageattention import (
     _ops,
     sageattn,
@@ -160,6 +162,13 @@ def test_xdit(layout: str) -> None:
 
 
 def test_sglang() -> None:
+    # On Hopper it asks for this name first, and no more than that.
+    from sageattention.sm90_compile import qk_int8_sv_f8_accum_f32_fuse_v_scale_attn_inst_buf_fake_impl as stand_in
+
+    with pytest.raises(NotImplementedError, match=r"no such kernel; call sageattention\.sageattn"):
+        stand_in()
+    # KJNodes looks for the kernel itself, by the same name without "fake_impl".
+    assert not hasattr(sageattention.sm90_compile, stand_in.__name__.removesuffix("_fake_impl"))
     q, k, v = qkv(1, 50, 4, 64, dtype=torch.bfloat16)
     out: Any = sageattn(q, k, v, tensor_layout="NHD", is_causal=False, sm_scale=0.125, return_lse=False)
     check(out, q, k, v, "NHD")
@@ -178,12 +187,188 @@ def test_musubi_tuner_and_wan2gp() -> None:
     check_packed(out, q, k, v, [30])
 
 
-def test_in_the_place_of_scaled_dot_product_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_private_kernels_are_absent(caplog: pytest.LogCaptureFixture) -> None:
+    """KJNodes' memory-efficient nodes look for them here, and are told what to choose; Wan2GP offers its "sage2" where it finds these."""
+    with caplog.at_level("INFO"), pytest.raises(ImportError, match="cannot import name 'per_thread_int8_triton'"):
+        from sageattention.core import per_thread_int8_triton  # type: ignore[attr-defined]  # noqa: F401
+    assert [record.name for record in caplog.records] == ["sageattention"]
+    assert "choose 'Patch Sage Attention KJ'" in caplog.text
+    for kernels in ("_qattn_sm80", "_qattn_sm89", "_qattn_sm90", "sm80_compile", "get_cuda_arch_versions"):
+        assert getattr(sageattention.core, kernels, None) is None
+    assert len(caplog.records) == 1
+    assert importlib.util.find_spec("sageattention.triton") is None
+
+
+# ── In the place of scaled_dot_product_attention ─────────────────────────────────────────────────────────────────────
+
+Q, K, V = qkv(2, 4, 50, 64)
+HIDDEN = torch.ones(50, 50, dtype=torch.bool).tril(5)
+ADDED = torch.randn(2, 1, 1, 50, generator=torch.Generator().manual_seed(7)).to(Q.dtype)
+# What its callers write, where `f` is it: by position, by keyword and mixed.
+CALLS: dict[str, Callable[[Callable[..., torch.Tensor]], torch.Tensor]] = {
+    "plain": lambda f: f(Q, K, V),
+    "a mask fourth": lambda f: f(Q, K, V, HIDDEN),
+    "a bias fourth": lambda f: f(Q, K, V, ADDED, scale=0.3),
+    "six by position": lambda f: f(Q, K, V, HIDDEN, 0.0, False),
+    "six by position, causal": lambda f: f(Q, K, V, None, 0.0, True),
+    "five by position": lambda f: f(Q, K, V, HIDDEN, 0.0),
+    "four by position": lambda f: f(Q, K, V, None, is_causal=True, dropout_p=0.0),
+    "keywords": lambda f: f(query=Q, key=K, value=V, attn_mask=HIDDEN, dropout_p=0.0, is_causal=False, scale=0.3),
+    "keywords in another order": lambda f: f(value=V, is_causal=True, key=K, query=Q),
+    "some keywords": lambda f: f(Q, key=K, value=V, attn_mask=ADDED),
+    "grouped heads": lambda f: f(Q, K[:, :2], V[:, :2], attn_mask=None, dropout_p=0.0, enable_gqa=True),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_in_the_place_of_scaled_dot_product_attention(monkeypatch: pytest.MonkeyPatch, call: str) -> None:
     functional = torch.nn.functional
-    q, k, v = qkv(1, 4, 50, 64)
-    mask = torch.ones(50, 50, dtype=torch.bool).tril(5)
-    expected = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=0.0, is_causal=False)
-    monkeypatch.setattr(functional, "scaled_dot_product_attention", sageattention.sageattn)
-    out = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=0.0, is_causal=False)
-    assert not torch.equal(out, expected)
-    torch.testing.assert_close(out, expected, rtol=0.05, atol=0.05)
+    expected = CALLS[call](functional.scaled_dot_product_attention)
+    monkeypatch.setattr(functional, "scaled_dot_product_attention", sageattn)
+    out = CALLS[call](functional.scaled_dot_product_attention)
+    assert 0.001 < relative_l1(out, expected.double()) < 0.03
+
+
+def test_in_its_place_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", sageattn)
+
+    def program() -> list[torch.Tensor]:
+        return [call(torch.nn.functional.scaled_dot_product_attention) for call in CALLS.values()]
+
+    torch._dynamo.reset()
+    compiled = torch.compile(program, fullgraph=True, backend="aot_eager")()
+    assert all(torch.equal(*pair) for pair in zip(compiled, program(), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options"),
+    [((Q, K, V, None, 0.1, True), {}), ((Q, K, V, HIDDEN, 0.1), {}), ((Q,), {"key": K, "value": V, "dropout_p": 0.1})],
+)
+def test_what_scaled_dot_product_attention_has_and_this_has_not(arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"dropout_p: expected 0, got 0\.1; there is no dropout here"):
+        sageattn(*arguments, **options)
+
+
+def test_two_masks() -> None:
+    function: Any = sageattn
+    with pytest.raises(TypeError, match="attn_mask: given twice, fourth as scaled_dot_product_attention has it, and by name"):
+        function(Q, K, V, HIDDEN, attn_mask=HIDDEN)
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_other_functions_in_its_place(function: Callable[..., Any]) -> None:
+    """By keyword; by position the others of this package have other arguments fourth to sixth, and say so."""
+    out = function(query=Q, key=K, value=V, attn_mask=HIDDEN, dropout_p=0.0, is_causal=False, scale=0.3, enable_gqa=False)
+    check(out, Q, K, V, attn_mask=HIDDEN, sm_scale=0.3)
+    if function is not sageattn:
+        with pytest.raises(ValueError, match="tensor_layout: expected one of 'HND', 'NHD', got a tensor"):
+            function(Q, K, V, HIDDEN)
+
+
+def test_diffusers_native_backend(
+    transformer: clients.Transformer, kernels_called: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Diffusers calls it by keyword."""
+    expected = transformer("native")
+    assert not kernels_called
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", sageattn)
+    assert relative_l1(transformer("native"), expected.double()) <= clients.TOLERANCE
+    assert kernels_called == ["sm80_qk_int8_pv_f16"] * 2
+
+
+def test_multihead_attention(kernels_called: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch's own module calls it by position."""
+    torch.manual_seed(0)
+    module = torch.nn.MultiheadAttention(128, 2, batch_first=True, dtype=torch.bfloat16)
+    x = torch.randn(3, 20, 128).bfloat16()
+    padding = torch.arange(20) >= torch.tensor([[20], [7], [13]])
+    calls: list[dict[str, Any]] = [
+        {},
+        {"key_padding_mask": padding},
+        {"attn_mask": torch.nn.Transformer.generate_square_subsequent_mask(20, dtype=torch.bfloat16), "is_causal": True},
+    ]
+    expected = [module(x, x, x, need_weights=False, **options)[0] for options in calls]
+    assert not kernels_called
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", sageattn)
+    for options, right in zip(calls, expected, strict=True):
+        torch.testing.assert_close(module(x, x, x, need_weights=False, **options)[0], right, rtol=0.05, atol=0.02)
+    assert len(kernels_called) == 3
+
+
+# ── In the place of flash-attn ───────────────────────────────────────────────────────────────────────────────────────
+
+# What ring attention passes on, each time.
+RING: dict[str, Any] = {
+    "dropout_p": 0.0,
+    "softmax_scale": 0.15,
+    "window_size": (-1, -1),
+    "softcap": 0.0,
+    "alibi_slopes": None,
+    "deterministic": False,
+    "return_softmax": False,
+}
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+@pytest.mark.parametrize("causal", [False, True])
+def test_yunchang_and_xdit_rings(function: Callable[..., Any], causal: bool) -> None:
+    """Three ranks, each with its part of the sequence: parts of K and V come round, and log-sum-exp weighs what each gives."""
+    q, k, v = qkv(1, 120, 4, 64, dtype=torch.bfloat16)
+    attention = partial(function, tensor_layout="NHD", return_lse=True)
+    parts = []
+    for rank, part in enumerate(q.chunk(3, 1)):
+        outputs, weights = [], []
+        for other, (a, b) in enumerate(zip(k.chunk(3, 1), v.chunk(3, 1), strict=True)):
+            if other <= rank or not causal:
+                out, lse = attention(part, a, b, causal=causal and other == rank, **RING)
+                outputs.append(out.double())
+                weights.append(lse.double().transpose(1, 2)[..., None])
+        weight = torch.stack(weights).softmax(0)
+        parts.append((torch.stack(outputs) * weight).sum(0))
+    check(torch.cat(parts, 1).bfloat16(), q, k, v, "NHD", is_causal=causal, sm_scale=0.15)
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("dropout_p", 0.1, "dropout_p: expected 0, got 0.1; there is no dropout here"),
+        ("window_size", (128, 0), "window_size: expected (-1, -1) or [-1, -1], got (128, 0); there is no window here"),
+        ("window_size", (-1, 0), "window_size: expected (-1, -1) or [-1, -1], got (-1, 0); there is no window here"),
+        ("softcap", 30.0, "softcap: expected 0, got 30.0; scores are not capped here"),
+        ("alibi_slopes", torch.ones(4), "alibi_slopes: expected None, got a tensor; there are no slopes here"),
+        ("return_softmax", True, "return_softmax: expected False, got True; probabilities are never in memory"),
+        ("return_attn_probs", True, "return_attn_probs: expected False, got True; probabilities are never in memory"),
+    ],
+)
+@pytest.mark.parametrize("function", [*FUNCTIONS, sageattn_varlen])
+def test_what_flash_attn_has_and_this_has_not(function: Callable[..., Any], option: str, value: object, message: str) -> None:
+    packed = [*qkv(30, 3, 64), *[torch.tensor([0, 30], dtype=torch.int32)] * 2, 30, 30]
+    with pytest.raises(ValueError) as caught:
+        function(*(packed if function is sageattn_varlen else (Q, K, V)), **{**RING, option: value})
+    assert str(caught.value).startswith(message)
+
+
+@pytest.mark.parametrize("layout", ["HND", "NHD"])
+def test_causal_is_flash_attns(layout: str) -> None:
+    """Where the lengths differ it sees other keys than `is_causal`."""
+    q, k, v = Q, K, V
+    if layout == "NHD":
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    functions: list[Any] = FUNCTIONS
+    for function in functions:
+        assert torch.equal(function(q, k, v, layout, causal=True), function(q, k, v, layout, is_causal=True))
+        shorter = q[:, :, :40] if layout == "HND" else q[:, :40]
+        assert torch.equal(function(shorter, k, v, layout, causal=False), function(shorter, k, v, layout))
+        with pytest.raises(ValueError, match="causal: expected as many queries as keys, got 40 and 50: flash-attn"):
+            function(shorter, k, v, layout, causal=True)
+
+
+def test_wanvideowrapper_varlen() -> None:
+    q, k, v = qkv(30, 3, 128)
+    cu = torch.tensor([0, 12, 30], dtype=torch.int32)
+    varlen: Any = sageattn_varlen
+    check_packed(varlen(q, k, v, cu, cu, 18, 18, dropout_p=0.0, is_causal=False), q, k, v, [12, 18])
+    scaled = varlen(q, k, v, cu, cu, 18, 18, softmax_scale=0.2, causal=False, dropout_p=0, deterministic=True)
+    assert torch.equal(scaled, varlen(q, k, v, cu, cu, 18, 18, sm_scale=0.2))
+    with pytest.raises(ValueError, match="causal: expected False, got True; is_causal is not the same"):
+        varlen(q, k, v, cu, cu, 18, 18, causal=True)

@@ -19,12 +19,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import content
-import matrix
 import pytest
 from elftools.elf.elffile import ELFFile
 from elftools.elf.sections import SymbolTableSection
 
+from sage_factory.inspect import content
+from sage_factory.what import matrix
 from sageattention import _library
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -15,10 +15,11 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-import matrix
 import pytest
 
-CSRC = matrix.ROOT / "csrc"
+from sage_factory import ROOT
+
+CSRC = ROOT / "csrc"
 SOURCES = sorted(path for folder in ("runtime", "torch") for path in (CSRC / folder).glob("*.cpp") if path.stem != "glibc")
 # What libc++'s own build would write into its __config_site.
 LIBCXX = {"ABI_VERSION": "1", "ABI_NAMESPACE": "__1", "HAS_THREAD_API_PTHREAD": "0", "HAS_THREAD_API_EXTERNAL": "0",

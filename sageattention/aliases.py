@@ -1,0 +1,134 @@
+"""Calls in the words of other attention functions, in whose place programs put these: `scaled_dot_product_attention`, flash-attn.
+
+Whoever calls by the names of `core.py` does not come here.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from sageattention import validation
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from typing import NoReturn
+
+# What the same argument is called here, and what it is there as long as nobody gave it.
+SAME: dict[str, tuple[str, Any]] = {
+    "query": ("q", validation.REQUIRED),
+    "key": ("k", validation.REQUIRED),
+    "value": ("v", validation.REQUIRED),
+    "scale": ("sm_scale", None),
+    "softmax_scale": ("sm_scale", None),
+    "causal": ("is_causal", False),
+}
+
+# Options that no kernel here has: the values that ask nothing of it, and what to say of others.
+OPTIONS: dict[str, tuple[tuple[object, ...], str]] = {
+    "dropout_p": ((0,), "there is no dropout here"),
+    "window_size": (((-1, -1), [-1, -1]), "there is no window here; an attn_mask can hide what lies outside it"),
+    "softcap": ((0,), "scores are not capped here"),
+    "alibi_slopes": ((None,), "there are no slopes here; an attn_mask can add the bias"),
+    "return_softmax": ((False,), "probabilities are never in memory; return_lse=True gives their log-sum-exp"),
+    "return_attn_probs": ((False,), "probabilities are never in memory; return_lse=True gives their log-sum-exp"),
+    "deterministic": ((False, True), "every call is deterministic"),
+    "enable_gqa": ((False, True), "grouped heads need no permission"),
+}
+
+
+def resolved(
+    function: Callable[..., object],
+    others: Mapping[str, Any],
+    tensor_layout: str,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    is_causal: bool,
+    sm_scale: float | None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, bool, float | None]:
+    """The arguments that have other names too, of a call that may have used those.
+
+    Args:
+        function: that was called.
+        others: the arguments that are not in its signature.
+        tensor_layout: "HND", "NHD" or, for `sageattn_varlen`, "packed".
+        q, k, v, is_causal, sm_scale: as they came under their own names, or their defaults.
+
+    Raises:
+        TypeError: the function has no such argument, which names the nearest that it has; or has it twice.
+        ValueError: an option asks for what is not computed here; `causal` asks for another mask than `is_causal`.
+    """
+    arguments: dict[str, Any] = {"q": q, "k": k, "v": v, "is_causal": is_causal, "sm_scale": sm_scale}
+    for name, value in others.items():
+        if name in SAME:
+            meant, default = SAME[name]
+            if arguments[meant] is not default:
+                raise TypeError(f"{name}: {meant} is given already, and means the same")
+            arguments[meant] = value
+        elif name in OPTIONS:
+            served, otherwise = OPTIONS[name]
+            if value not in served:
+                expected = " or ".join(map(repr, served))
+                raise ValueError(f"{name}: expected {expected}, got {validation.shown(value)}; {otherwise}")
+        else:
+            _refuse(function, name)
+    if others.get("causal"):
+        _check_causal(arguments["q"], arguments["k"], arguments["v"], tensor_layout)
+    return arguments["q"], arguments["k"], arguments["v"], arguments["is_causal"], arguments["sm_scale"]
+
+
+def _refuse(function: Callable[..., object], name: str) -> NoReturn:
+    known = list(inspect.signature(function).parameters)[:-1]
+    near = difflib.get_close_matches(name, known, 1)
+    meant = f"did you mean {near[0]!r}?" if near else f"it takes {', '.join(known)}"
+    raise TypeError(f"{function.__name__}() has no argument {name!r}: {meant}")
+
+
+def _check_causal(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, tensor_layout: str) -> None:
+    """Flash-attn's `causal` lets the last query see the last key, `is_causal` the first query the first key."""
+    if tensor_layout == "packed":
+        raise ValueError(
+            "causal: expected False, got True; is_causal is not the same where lengths differ, and no length is read"
+        )
+    validation.one_of("tensor_layout", tensor_layout, ("HND", "NHD"))
+    validation.tensors(q, k, v, tensor_layout)
+    tokens = validation.token_dimension(tensor_layout)
+    if q.shape[tokens] != k.shape[tokens]:
+        raise ValueError(
+            f"causal: expected as many queries as keys, got {q.shape[tokens]} and {k.shape[tokens]}: flash-attn lets the last query "
+            "see the last key, is_causal the first query the first key; ask for is_causal, or pass an attn_mask"
+        )
+
+
+def from_positions(
+    fourth: Any, fifth: Any, sixth: Any, attn_mask: torch.Tensor | None, dropout_p: float
+) -> tuple[str, bool, float | None, torch.Tensor | None, float]:
+    """What a call means whose fourth argument is no string: `scaled_dot_product_attention` has attn_mask, dropout_p, is_causal there.
+
+    Bools say whose place it is: a layout is none, nor are dropout_p and the factor on the scores.
+
+    Args:
+        fourth, fifth, sixth: where `sageattn` has tensor_layout, is_causal and sm_scale, which may also have come by name.
+        attn_mask, dropout_p: as they came by name.
+
+    Returns:
+        tensor_layout, is_causal, sm_scale, attn_mask, dropout_p.
+
+    Raises:
+        TypeError: two masks.
+    """
+    if isinstance(fourth, torch.Tensor):
+        if attn_mask is not None:
+            raise TypeError("attn_mask: given twice, fourth as scaled_dot_product_attention has it, and by name")
+        attn_mask = fourth
+    elif fourth is not None:
+        return fourth, fifth, sixth, attn_mask, dropout_p  # and the layout will be refused
+    if isinstance(sixth, bool):
+        return "HND", sixth, None, attn_mask, dropout_p or fifth
+    if isinstance(fifth, bool):
+        return "HND", fifth, sixth, attn_mask, dropout_p
+    return "HND", False, sixth, attn_mask, dropout_p or fifth

@@ -1,0 +1,19 @@
+"""The front door of the factory's commands: `python scripts COMMAND [OPTION ...]`."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from types import FrameType
+
+from sage_factory.commands import main
+
+
+def interrupt(_number: int, _frame: FrameType | None) -> None:
+    """What is asked to end tidies up as it does after Ctrl-C."""
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, interrupt)
+    sys.exit(main())

@@ -1,0 +1,14 @@
+"""The factory: from variants.yaml to conda packages, to wheels, to where users get them.
+
+A folder for each stage, in the order in which data goes through them: `what` is built, `with_what`; `make` it, `inspect` it,
+`ship` it. A stage imports from those before it and never from one after it, `commands` from all of them. The modules beside
+the folders are what every stage uses.
+"""
+
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class FactoryError(Exception):
+    """Something cannot be done as it was asked for; the message says why and what to do."""

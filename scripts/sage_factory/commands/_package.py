@@ -1,0 +1,42 @@
+"""Build one output of recipe/recipe.yaml, then run its tests.
+
+`build` runs this as a child, so that an interrupted build ends with the compilers that it started.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+
+from rattler_build import RattlerBuildError
+
+from sage_factory import FactoryError, child
+from sage_factory.make import engine
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", help="the output to build")
+    parser.add_argument("--variant", type=Path, required=True, help="JSON file of rattler-build's variables")
+    parser.add_argument("--channel", action="append", required=True, help="where requirements come from")
+    parser.add_argument("--seconds", type=int, required=True, help="the package's time, in seconds since 1970")
+    parser.add_argument("--output", type=Path, required=True, help="the channel to build into")
+    parser.add_argument("--child", action="store_true", help="end, with every compiler, when standard input does")
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.child:
+        child.end_with_parent()
+    status = 0
+    try:
+        variant = json.loads(args.variant.read_text(encoding="utf-8"))
+        package = engine.make(engine.render(variant)[args.name], args.channel, args.output.resolve(), args.seconds)
+        print(f"package: {package}", flush=True)
+    except (FactoryError, RattlerBuildError, OSError) as error:
+        print(f"error: {error}", flush=True)
+        status = 1
+    sys.stderr.flush()
+    # No return: threads of the build engine may outlive the interpreter, and then abort a process that has succeeded.
+    os._exit(status)

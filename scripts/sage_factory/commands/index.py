@@ -1,0 +1,40 @@
+"""Write pip's indexes: one static PEP 503 index for each CUDA × PyTorch, so that pip finds the wheel for the PyTorch there.
+
+`index --output DIR [WHEEL ...]` adds wheels to a folder that any web server can offer; `index --releases OWNER/REPO
+--output DIR` writes indexes that link to the wheels of every GitHub release so far. Then, beside PyTorch 2.8 of CUDA 12.8,
+`pip install sageattention --index-url https://…/cu128-torch28/`.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from sage_factory import ROOT, FactoryError
+from sage_factory.files import put
+from sage_factory.ship import indexes
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("wheel", nargs="*", type=Path, help="wheels to add (default: all of dist/wheels)")
+    parser.add_argument("--output", type=Path, default=ROOT / "dist" / "simple", help="default: dist/simple")
+    parser.add_argument("--releases", metavar="OWNER/REPO", help="link to the wheels of this repository's releases instead")
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.releases:
+        found = indexes.links(indexes.releases(args.releases))
+        if not found:
+            raise FactoryError(f"no release of {args.releases} has a wheel: there is nothing to list")
+        for name, text in indexes.pages(found).items():
+            put(args.output / name, text.encode())
+        print(f"{len(found)} wheels in {len({link.folder for link in found})} indexes: {args.output}")
+        return 0
+    wheels = args.wheel or sorted((ROOT / "dist" / "wheels").glob("*.whl"))
+    if not wheels:
+        raise FactoryError("dist/wheels holds no wheel: `python3 scripts/run.py build-cu128` makes one")
+    new = indexes.add(wheels, args.output)
+    for path in new:
+        print(indexes.target(path, args.output).relative_to(args.output))
+    print(f"{len(new)} new, {len(wheels) - len(new)} there already: {args.output}")
+    return 0

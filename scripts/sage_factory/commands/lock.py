@@ -1,0 +1,30 @@
+"""Write what follows from variants.yaml and pyproject.toml's groups: the hash-pinned locks, and pixi.toml's platforms.
+
+`lock` refreshes all locks, `lock test torch-2.8.0` these two.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from rich.progress import track
+
+from sage_factory import ROOT
+from sage_factory.with_what import locks
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", nargs="*", help="locks to refresh (default: all)")
+
+
+def run(args: argparse.Namespace) -> int:
+    there = {lock.name: lock for lock in locks.locks()}
+    if unknown := [name for name in args.name if name not in there]:
+        raise locks.LockError(f"unknown lock {', '.join(unknown)}: there are {', '.join(there)}")
+    pixi = ROOT / "pixi.toml"
+    text = pixi.read_text(encoding="utf-8")
+    if (wanted := locks.with_platforms(text)) != text:
+        pixi.write_text(wanted, encoding="utf-8")
+    for name in track(args.name or list(there), description="locking", transient=True):
+        locks.write(there[name])
+    return 0

@@ -1,0 +1,45 @@
+"""Show what a CI run builds: `plan --event push --ref refs/tags/v2.2.0`, or `plan --profile stable` for one that is asked for.
+
+Where $GITHUB_OUTPUT is set (a step of a GitHub workflow) the same goes there, as job matrices.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from sage_factory.what import plan
+
+ERROR = 2
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--event", default="", help="pull_request, push or workflow_dispatch")
+    parser.add_argument("--ref", default="", help="refs/heads/main or refs/tags/v2.2.0")
+    parser.add_argument("--profile", default="", help="a profile of variants.yaml instead of the event's own")
+    parser.add_argument("--platform", default="", help="one platform instead of those of the profile")
+
+
+def run(args: argparse.Namespace) -> int:
+    found = plan.plan(args.event, args.ref, args.profile, args.platform)
+    show(found)
+    if path := os.environ.get("GITHUB_OUTPUT"):
+        with Path(path).open("a", encoding="utf-8") as file:
+            file.writelines(f"{key}={value}\n" for key, value in found.outputs().items())
+    return 0
+
+
+def show(found: plan.Plan) -> None:
+    """The jobs, as a table."""
+    purpose = "a release" if found.release else f"kept {found.retention_days} days"
+    title = f"{found.profile}: {len(found.builds)} builds, {purpose}"
+    table = Table("platform", "runner", "PyTorch", "CUDA", "Python", title=title)
+    for job in found.jobs:
+        table.add_row(*(job[key] for key in ("platform", "runner", "torch", "cuda", "pythons")))
+    Console(width=None if sys.stdout.isatty() else 120).print(table)
+    print("kernels once for CUDA " + ", ".join(kernel["cuda"] for kernel in found.kernels))

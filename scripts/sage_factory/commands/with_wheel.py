@@ -1,0 +1,39 @@
+"""Run Python with the built wheel installed: `with-wheel -m pytest`, `with-wheel bench/bench.py`.
+
+The wheel lies alone in a clean environment beside PyTorch, so that what is tested and measured is the file that would
+be published, never the checkout.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+from pathlib import Path
+
+from sage_factory import ROOT, FactoryError
+from sage_factory.inspect import installed
+from sage_factory.what import matrix
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    parser.usage = "%(prog)s [--cuda CUDA] [--wheels WHEELS] (-m MODULE | SCRIPT) [ARGUMENT ...]"
+    parser.add_argument("--cuda", help="CUDA version of the wheel (default: development_cuda of variants.yaml)")
+    parser.add_argument("--wheels", type=Path, default=ROOT / "dist" / "wheels", help="default: dist/wheels")
+    parser.set_defaults(rest=[])
+
+
+def run(args: argparse.Namespace) -> int:
+    if not args.rest:
+        raise FactoryError("say what to run: -m MODULE or a script")
+    wheel = installed.choose(args.wheels, installed.torch_version(), args.cuda or matrix.load().development_cuda)
+    python = installed.install(wheel, installed.own_folder(ROOT / "build" / "installed"))
+    if faults := installed.import_faults(python):
+        raise FactoryError("; ".join(faults))
+    print(f"{wheel.name} is installed", flush=True)
+    # -P keeps the checkout, with its sageattention/ that has no _C, off the import path.
+    command = [str(python), "-P", *args.rest]
+    if os.name == "posix":
+        os.chdir(ROOT)
+        os.execv(command[0], command)
+    return subprocess.run(command, cwd=ROOT, check=False).returncode

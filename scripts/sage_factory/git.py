@@ -1,0 +1,26 @@
+"""What git says of a checkout."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+from sage_factory import ROOT, FactoryError
+
+
+class GitError(FactoryError):
+    """git did not do as it was asked; the message is git's own."""
+
+
+def git(*command: str, root: Path | None = None, more: Mapping[str, str] | None = None) -> str:
+    """What git says in `root`, by default this checkout, told `more` by its environment; GitError if it fails or is not there."""
+    words = ["git", "-C", str(root or ROOT), *command]
+    try:
+        done = subprocess.run(words, env=os.environ | (more or {}), capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise GitError(f"git does not run: {error}") from error
+    if done.returncode:
+        raise GitError(f"git {' '.join(command[:2])}: {done.stderr.strip()}")
+    return done.stdout.strip()

@@ -1,0 +1,124 @@
+"""What is packed, in wheels and conda packages alike: the Python package with its library, and the kernels."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sage_factory import ROOT
+from sage_factory.files import sha256
+from sage_factory.inspect import elf, pe
+from sage_factory.make import archives
+from sage_factory.what import matrix
+
+LIBRARIES = (".so", ".dll", ".pyd")
+
+
+@dataclass(frozen=True)
+class Said:
+    """What a file's name says was built."""
+
+    version: str
+    torch: str
+    cuda: str
+    platform: str
+    python: str | None = None
+
+
+def operator_faults(files: Mapping[str, bytes], said: Said) -> Iterator[str]:
+    """The Python package and `_C`, paths relative to the package."""
+    platform = matrix.load().platforms[said.platform]
+    made, faults = read_json(files, "_build.json")
+    yield from faults
+    for key, expected in (("version", said.version), ("torch", said.torch), ("cuda", said.cuda)):
+        if not faults and made.get(key) != expected:
+            yield f"_build.json says {key} {made.get(key)!r}, expected {expected!r} as the file name does"
+    for name in ("__init__.py", platform.extension):
+        if name not in files:
+            yield f"{archives.PACKAGE}{name} is missing"
+    for name, data in sorted(files.items()):
+        if name == platform.extension:
+            yield from elf.path_faults(name, data)
+            if platform.glibc:
+                yield from elf.host_faults(name, data, said.platform, platform.glibc)
+            else:
+                yield from pe.library_faults(name, data, platform.wheel)
+        elif name.endswith(LIBRARIES):
+            yield f"{name} is a second library: expected {platform.extension} alone"
+
+
+def cubin_faults(files: Mapping[str, bytes], version: str, cuda: str) -> Iterator[str]:
+    """A kernel set, paths relative to its folder."""
+    manifest, faults = read_json(files, "manifest.json")
+    yield from faults
+    if faults:
+        return
+    for key, expected in (("version", version), ("cuda", cuda)):
+        if manifest.get(key) != expected:
+            yield f"cubins/manifest.json says {key} {manifest.get(key)!r}, expected {expected!r} as the file name does"
+    hashes, kernels = manifest.get("files"), manifest.get("kernels")
+    if not isinstance(hashes, dict) or not isinstance(kernels, list) or not all(isinstance(k, str) for k in kernels):
+        yield "cubins/manifest.json has no list of kernels or no table of files"
+        return
+    there = {name for name in files if name != "manifest.json"}
+    for name in sorted(hashes.keys() - there):
+        yield f"cubins/{name} is listed in cubins/manifest.json but missing"
+    for name in sorted(there - hashes.keys()):
+        yield f"cubins/{name} is not listed in cubins/manifest.json"
+    yield from _promise_faults(set(hashes), kernels, cuda)
+    for name in sorted(there):
+        data, shown = files[name], f"cubins/{name}"
+        if name in hashes and hashes[name] != sha256(data):
+            yield f"{shown} has sha256 {sha256(data)}, cubins/manifest.json says {hashes[name]}"
+        folder = name.split("/")[0]
+        if name.endswith(".cubin"):
+            yield from elf.gpu_faults(shown, data, folder)
+        elif name.endswith(".ptx"):
+            yield from elf.ptx_faults(shown, data, folder)
+        else:
+            yield f"{shown} is neither a cubin nor PTX"
+        yield from elf.path_faults(shown, data)
+
+
+def _promise_faults(names: set[str], kernels: list[str], cuda: str) -> Iterator[str]:
+    """Every kernel that csrc/kernels/kernels.json lists, for every architecture that variants.yaml promises."""
+    promised = matrix.load().cuda[cuda]
+    folders = [*matrix.targets(promised.architectures), *(f"compute_{a.replace('.', '')}" for a in promised.ptx)]
+    for kernel, only in instances(cuda).items():
+        if kernel not in kernels:
+            yield f"cubins/manifest.json does not name the kernel {kernel}, which csrc/kernels/kernels.json lists"
+            continue
+        for folder in folders:
+            ending = "ptx" if folder.startswith("compute_") else "cubin"
+            if (only is None or folder in only) and f"{folder}/{kernel}.{ending}" not in names:
+                yield f"cubins/{folder}/{kernel}.{ending} is missing: variants.yaml promises {folder} for CUDA {cuda}"
+
+
+def instances(cuda: str) -> dict[str, set[str] | None]:
+    """The kernel instances of csrc/kernels/kernels.json that a CUDA version compiles, and the architectures of those that are
+    made for some only: <stem>-d<head_dim>-<dtype>, or <stem> where a kernel depends on neither.
+    """
+    entries = json.loads((ROOT / "csrc" / "kernels" / "kernels.json").read_text(encoding="utf-8"))
+    return {
+        Path(entry["source"]).stem + suffix: set(entry["architectures"]) if "architectures" in entry else None
+        for entry in entries
+        if [int(n) for n in cuda.split(".")] >= [int(n) for n in entry.get("cuda", "0").split(".")]
+        for suffix in [f"-d{d}-{t}" for d in entry.get("head_dim", ()) for t in entry["dtype"]] or [""]
+    }
+
+
+def below(files: Mapping[str, bytes], folder: str) -> dict[str, bytes]:
+    return {name.removeprefix(folder): data for name, data in files.items() if name.startswith(folder)}
+
+
+def read_json(files: Mapping[str, bytes], name: str) -> tuple[dict[str, Any], list[str]]:
+    if name not in files:
+        return {}, [f"{name} is missing"]
+    try:
+        value = json.loads(files[name])
+    except (ValueError, RecursionError) as error:
+        return {}, [f"{name} is not valid JSON: {error}"]
+    return (value, []) if isinstance(value, dict) else ({}, [f"{name} holds {type(value).__name__}, expected an object"])

@@ -1,0 +1,106 @@
+"""A wheel installed: alone in a clean environment beside PyTorch, by pip, and tried."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import site
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+from packaging.utils import parse_wheel_filename
+
+from sage_factory import FactoryError
+from sage_factory.what import matrix
+
+
+class InstallError(FactoryError):
+    """The wheel cannot be installed; the message says why."""
+
+
+def torch_version() -> str:
+    """The PyTorch of this environment, read without the seconds that importing it takes."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("torch").partition("+")[0]
+    except PackageNotFoundError:
+        raise InstallError("this environment has no PyTorch: run the tests with `python3 scripts/run.py test`") from None
+
+
+def choose(directory: Path, torch: str, cuda: str) -> Path:
+    """The wheel in `directory` for this Python and PyTorch."""
+    python = f"cp{sys.version_info[0]}{sys.version_info[1]}"
+    tag = f"{torch.replace('.', '')}.{cuda.replace('.', '')}"
+    version = matrix.load().packages["sageattention"]
+    for path in sorted(directory.glob(f"sageattention-{version}-{tag}-{python}-*.whl")):
+        if any(part.interpreter == python for part in parse_wheel_filename(path.name)[3]):
+            return path
+    there = ", ".join(path.name for path in sorted(directory.glob("*.whl"))) or "nothing"
+    raise InstallError(
+        f"{directory.name}/ has no wheel for PyTorch {torch}, CUDA {cuda} and {python}: it holds {there}. "
+        f"`python3 scripts/run.py build --cuda {cuda} --torch {torch}` makes one"
+    )
+
+
+def own_folder(parent: Path) -> Path:
+    """A folder for this process, so that two runs in one checkout do not replace each other's wheel."""
+    for old in parent.glob("*"):
+        if not _runs(old.name):
+            shutil.rmtree(old, ignore_errors=True)
+    return parent / str(os.getpid())
+
+
+def _runs(process: str) -> bool:
+    if os.name == "nt":  # asking there ends the process; Windows keeps what is open from being removed anyway
+        return False
+    try:
+        os.kill(int(process), 0)
+    except (ProcessLookupError, ValueError):
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def install(wheel: Path, target: Path) -> Path:
+    """A fresh environment that holds `wheel` alone and sees this environment's packages; returns its interpreter."""
+    shutil.rmtree(target, ignore_errors=True)
+    base = getattr(sys, "_base_executable", None) or sys.executable
+    _run(f"{base} cannot make an environment", [base, "-m", "venv", "--without-pip", str(target)])
+    windows = os.name == "nt"
+    python = target / ("Scripts/python.exe" if windows else "bin/python")
+    library = f"python{sys.version_info[0]}.{sys.version_info[1]}"
+    packages = target / ("Lib/site-packages" if windows else f"lib/{library}/site-packages")
+    seen = [path for path in sys.path if path.endswith("site-packages") and Path(path).is_dir()]
+    seen = seen or site.getsitepackages() or [sysconfig.get_paths()["purelib"]]
+    # Beside another sageattention pip would take this one for installed already.
+    seen = [path for path in seen if not Path(path, "sageattention").exists()]
+    (packages / "beside.pth").write_text("".join(f"{path}\n" for path in seen), encoding="utf-8")
+    # No index: a requirement that is not there already means that the wheel's metadata is wrong.
+    command = [str(python), "-m", "pip", "install", "--quiet", "--no-index", "--disable-pip-version-check", str(wheel)]
+    _run(f"pip cannot install {wheel.name}", command)
+    return python
+
+
+def _run(failure: str, command: list[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise InstallError(f"{failure}: {done.stderr.strip() or done.stdout.strip()}")
+
+
+def import_faults(python: Path) -> list[str]:
+    """What keeps `import sageattention` and one call on the CPU from working in an environment."""
+    code = """
+import torch, sageattention
+q = torch.ones(1, 1, 3, 64, dtype=torch.float16)
+out = sageattention.sageattn(q, q, q)
+assert out.shape == q.shape and bool((out == 1).all()), f"attention over equal values gave {out}"
+"""
+    done = subprocess.run([str(python), "-P", "-c", code], capture_output=True, text=True, check=False)
+    if done.returncode == 0:
+        return []
+    lines = done.stderr.strip().splitlines() or [f"Python ended with status {done.returncode}"]
+    return [f"the installed wheel does not import and run on the CPU: {lines[-1]}"]

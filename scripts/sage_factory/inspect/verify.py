@@ -1,0 +1,259 @@
+"""What is wrong with a wheel or conda package: name against metadata against content, hashes, paths, what must be in it."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import email
+import hashlib
+import re
+from collections.abc import Iterator, Mapping
+from email.message import Message
+from pathlib import Path
+from typing import Any
+
+from packaging.metadata import Metadata
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
+
+from sage_factory.files import sha256
+from sage_factory.inspect import content
+from sage_factory.make import archives
+from sage_factory.what import matrix
+
+
+def verify_wheel(path: Path) -> list[str]:
+    """Every fault of a wheel, as sentences; none if it may be published."""
+    try:
+        wheel = archives.read_wheel(path)
+    except archives.ArtifactError as error:
+        return [str(error)]
+    build, faults = _wheel_build(path)
+    faults += wheel.faults
+    if build is None:
+        return faults
+    info = f"{build.package}-{build.version}.dist-info"
+    faults += [
+        f"{name} lies outside {archives.PACKAGE} and {info}/: it would be installed beside other packages' files"
+        for name in sorted(wheel.files)
+        if not name.startswith((archives.PACKAGE, f"{info}/")) and ".dist-info/" not in name
+    ]
+    faults += _record_faults(wheel.files, f"{info}/RECORD")
+    faults += _metadata_faults(wheel.files, info, build)
+    faults += _wheel_file_faults(wheel.files, info, build)
+    said = content.Said(build.version, build.torch, build.cuda, build.platform, build.python)
+    faults += content.operator_faults(content.below(wheel.files, archives.PACKAGE), said)
+    faults += content.cubin_faults(content.below(wheel.files, f"{archives.PACKAGE}cubins/"), said.version, said.cuda)
+    return faults
+
+
+def verify_conda(path: Path) -> list[str]:
+    """Every fault of a conda package, as sentences; none if it may be published."""
+    parts = path.name.removesuffix(".conda").rsplit("-", 2)
+    if path.suffix != ".conda" or len(parts) != 3:
+        return [f"{path.name} is not named NAME-VERSION-BUILD.conda"]
+    try:
+        conda = archives.read_conda(path)
+    except archives.ArtifactError as error:
+        return [str(error)]
+    name, version, build = parts
+    index, faults = content.read_json(conda.info, "info/index.json")
+    faults += conda.faults
+    for key, expected in (("name", name), ("version", version), ("build", build)):
+        if index.get(key) != expected:
+            faults.append(f"info/index.json says {key} {index.get(key)!r}, expected {expected!r} as the file name does")
+    faults += _paths_faults(conda)
+    if name == "sageattention-cubins":
+        return [*faults, *_cubin_package_faults(conda, index, version, build)]
+    if name == "sageattention":
+        return [*faults, *_operator_package_faults(conda, index, version, build)]
+    return [*faults, f"{name} is no package of this project: expected sageattention or sageattention-cubins"]
+
+
+# ── wheels ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _wheel_build(path: Path) -> tuple[matrix.Build | None, list[str]]:
+    try:
+        name, version, tag, tags = parse_wheel_filename(path.name)
+    except InvalidWheelFilename as error:
+        return None, [f"the file name is not a wheel's: {error}"]
+    for build in matrix.load().all_builds():
+        if build.wheel_name == path.name:
+            return build, []
+    told = "".join(map(str, tag)) or "none"
+    return None, [
+        f"variants.yaml has no build named {path.name}: version {version} of {name}, build tag {told}, "
+        f"tags {', '.join(map(str, tags))}. `matrix` lists every name there is"
+    ]
+
+
+def _record_faults(files: Mapping[str, bytes], record: str) -> Iterator[str]:
+    if record not in files:
+        yield f"{record} is missing"
+        return
+    listed: dict[str, tuple[str, str]] = {}
+    for row in csv.reader(files[record].decode("utf-8", "replace").splitlines()):
+        if len(row) != 3:
+            yield f"{record} has a line of {len(row)} fields, expected 3: {','.join(row)[:100]}"
+            continue
+        if row[0] in listed:
+            yield f"{record} lists {row[0]} twice"
+        listed[row[0]] = (row[1], row[2])
+    for name in sorted(listed.keys() - files.keys()):
+        yield f"{name} is listed in RECORD but missing"
+    for name in sorted(files.keys() - listed.keys()):
+        yield f"{name} is in the wheel but not listed in RECORD"
+    for name in sorted(files.keys() & listed.keys() - {record}):
+        digest, size = listed[name]
+        found = "sha256=" + base64.urlsafe_b64encode(hashlib.sha256(files[name]).digest()).rstrip(b"=").decode()
+        if digest != found:
+            yield f"{name} has hash {found}, RECORD says {digest or 'none'}"
+        if size != str(len(files[name])):
+            yield f"{name} has {len(files[name])} bytes, RECORD says {size or 'nothing'}"
+
+
+def _metadata_faults(files: Mapping[str, bytes], info: str, build: matrix.Build) -> Iterator[str]:
+    others = {name.split("/")[0] for name in files if ".dist-info/" in name} - {info}
+    for other in sorted(others):
+        yield f"{other} lies beside {info}: a wheel has one .dist-info, named as the wheel"
+    if f"{info}/METADATA" not in files:
+        yield f"{info}/METADATA is missing"
+        return
+    try:
+        Metadata.from_email(files[f"{info}/METADATA"], validate=True)
+    except ExceptionGroup as error:
+        yield from (f"METADATA is not valid: {one}" for one in error.exceptions)
+    metadata = _headers(files[f"{info}/METADATA"])
+    if canonicalize_name(str(metadata["Name"])) != build.package:
+        yield f"METADATA says Name {metadata['Name']}, expected {build.package} as the file name does"
+    if metadata["Version"] != build.version:
+        yield f"METADATA says Version {metadata['Version']}, expected {build.version} as the file name does"
+    expected = f"=={build.python}.*"
+    if metadata["Requires-Python"] != expected:
+        found = metadata["Requires-Python"]
+        yield f"METADATA says Requires-Python {found}, expected {expected} as the tag {build.python_tag} does"
+    wanted = f"torch=={build.torch_series}.*"
+    try:
+        found = [str(Requirement(text)) for text in metadata.get_all("Requires-Dist", [])]
+    except InvalidRequirement as error:
+        yield f"METADATA holds a Requires-Dist that is no requirement: {error}"
+        return
+    if found != [wanted]:
+        yield f"METADATA requires {', '.join(found) or 'nothing'}, expected {wanted} alone as the build tag {build.build_tag} says"
+    for name in metadata.get_all("License-File", []):
+        if f"{info}/licenses/{name}" not in files:
+            yield f"METADATA names the licence file {name}, which is not in {info}/licenses/"
+
+
+def _headers(data: bytes) -> Message:
+    # As text: of bytes that are not ASCII the parser makes objects that are no strings.
+    return email.message_from_string(data.decode("utf-8", "replace"))
+
+
+def _wheel_file_faults(files: Mapping[str, bytes], info: str, build: matrix.Build) -> Iterator[str]:
+    if f"{info}/WHEEL" not in files:
+        yield f"{info}/WHEEL is missing"
+        return
+    wheel = _headers(files[f"{info}/WHEEL"])
+    expected = f"{build.python_tag}-{build.python_tag}-{build.wheel_platform}"
+    for key, value in (("Wheel-Version", "1.0"), ("Tag", expected), ("Build", build.build_tag), ("Root-Is-Purelib", "false")):
+        if wheel.get_all(key) != [value]:
+            found = ", ".join(wheel.get_all(key) or ["nothing"])
+            yield f"WHEEL says {key} {found}, expected {value}"
+
+
+# ── conda packages ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _paths_faults(conda: archives.Conda) -> Iterator[str]:
+    paths, faults = content.read_json(conda.info, "info/paths.json")
+    yield from faults
+    entries = paths.get("paths", [])
+    if not isinstance(entries, list) or not all(isinstance(e, dict) and isinstance(e.get("_path"), str) for e in entries):
+        yield "info/paths.json has no list of files"
+        return
+    listed = {entry["_path"]: entry for entry in entries}
+    if len(listed) < len(entries):
+        yield "info/paths.json lists a file twice"
+    for name in sorted(listed.keys() - conda.payload.keys()):
+        yield f"{name} is listed in info/paths.json but missing"
+    for name in sorted(conda.payload.keys() - listed.keys()):
+        yield f"{name} is in the package but not listed in info/paths.json"
+    for name in sorted(conda.payload.keys() & listed.keys()):
+        data, entry = conda.payload[name], listed[name]
+        if entry.get("path_type") != "hardlink":
+            yield f"{name} has path_type {entry.get('path_type')} in info/paths.json, expected hardlink"
+        if entry.get("sha256") != sha256(data):
+            yield f"{name} has sha256 {sha256(data)}, info/paths.json says {entry.get('sha256')}"
+        if entry.get("size_in_bytes") != len(data):
+            yield f"{name} has {len(data)} bytes, info/paths.json says {entry.get('size_in_bytes')}"
+        if "prefix_placeholder" in entry:
+            yield f"{name} holds the build machine's prefix ({str(entry['prefix_placeholder'])[:60]})"
+
+
+def _cubin_package_faults(conda: archives.Conda, index: Mapping[str, Any], version: str, build: str) -> Iterator[str]:
+    if index.get("subdir") != "noarch" or index.get("noarch") != "generic":
+        yield f"info/index.json says subdir {index.get('subdir')}, noarch {index.get('noarch')}: expected noarch, generic"
+    if index.get("depends"):
+        yield f"info/index.json says depends {index['depends']}, expected none: kernels need no library"
+    cuda = _cuda_of(build)
+    if cuda is None:
+        yield f"the build string {build} does not begin with a CUDA version of variants.yaml, such as cu128"
+        return
+    stray = sorted(name for name in conda.payload if not name.startswith(archives.CUBINS))
+    for name in stray[:5]:
+        yield f"{name} lies outside {archives.CUBINS}, the only place for kernels"
+    yield from content.cubin_faults(content.below(conda.payload, archives.CUBINS), version, cuda)
+
+
+def _operator_package_faults(conda: archives.Conda, index: Mapping[str, Any], version: str, build: str) -> Iterator[str]:
+    table = matrix.load()
+    parts = re.match(r"torch(\d+)_(cu\d+)_", build)
+    torch = next((name for name in table.pytorch if parts and name.replace(".", "") == parts[1]), None)
+    cuda = _cuda_of(parts[2]) if parts else None
+    platform = str(index.get("subdir"))
+    if torch is None or cuda is None:
+        yield f"the build string {build} does not begin with a PyTorch and CUDA of variants.yaml, such as torch280_cu128"
+        return
+    if platform not in table.platforms:
+        yield f"info/index.json says subdir {platform}, expected one of {', '.join(table.platforms)}"
+        return
+    if index.get("noarch") != "python":
+        yield f"info/index.json says noarch {index.get('noarch')}, expected python: else one Python alone would find the package"
+    listed = index.get("depends")
+    depends = {str(dependency).split(" ")[0]: str(dependency) for dependency in listed} if isinstance(listed, list) else {}
+    series = ".".join(torch.split(".")[:2])
+    if depends.get("pytorch") != f"pytorch {series}.*":
+        yield f"info/index.json depends on {depends.get('pytorch')!r}, expected 'pytorch {series}.*' as the build string says"
+    kernels = f"sageattention-cubins =={version} cu{cuda.replace('.', '')}_"
+    if not depends.get("sageattention-cubins", "").startswith(kernels):
+        yield f"info/index.json depends on {depends.get('sageattention-cubins')!r}, expected '{kernels}…' exactly"
+    for name in ("python", *(["__glibc"] if table.platforms[platform].glibc else [])):
+        if name not in depends:
+            yield f"info/index.json does not depend on {name}"
+    described = f"{archives.SITE_PACKAGES}sageattention-{version}.dist-info/"
+    for name in sorted(conda.payload):
+        if not name.startswith((archives.SITE_PACKAGES + archives.PACKAGE, described)):
+            yield f"{name} lies outside {archives.SITE_PACKAGES + archives.PACKAGE} and {described}"
+    metadata = _headers(conda.payload.get(f"{described}METADATA", b""))
+    if (metadata["Name"], metadata["Version"]) != ("sageattention", version):
+        yield f"{described}METADATA says {metadata['Name']} {metadata['Version']}, expected sageattention {version}"
+    inside = content.below(conda.payload, archives.SITE_PACKAGES + archives.PACKAGE)
+    yield from content.operator_faults(inside, content.Said(version, torch, cuda, platform))
+
+
+def _cuda_of(build: str) -> str | None:
+    return next((c for c in matrix.load().cuda if re.match(rf"cu{c.replace('.', '')}(_|$)", build)), None)
+
+
+# ── either ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def verify(path: Path) -> list[str]:
+    """Every fault of a wheel or conda package."""
+    if path.suffix == ".whl":
+        return verify_wheel(path)
+    if path.suffix == ".conda":
+        return verify_conda(path)
+    return [f"{path.name} is neither a wheel (.whl) nor a conda package (.conda)"]

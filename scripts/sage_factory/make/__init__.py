@@ -1,0 +1,1 @@
+"""Making: kernels, conda packages, wheels."""

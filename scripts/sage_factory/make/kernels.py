@@ -1,0 +1,77 @@
+"""Compile the kernels alone, for working on them: only what changed, straight into build/kernels-cuXYZ/cubins."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from sage_factory import ROOT, FactoryError, alone
+from sage_factory.what import matrix
+from sage_factory.with_what import channel, venvs
+
+
+class KernelsError(FactoryError):
+    """The kernels cannot be compiled; the message says why."""
+
+
+def compiler(cuda: str) -> tuple[str, dict[str, str]]:
+    """nvcc of that release and the environment that cmake and ninja are found in."""
+    if os.environ.get("SAGEATTENTION_CHANNEL") != "pypi":
+        found = shutil.which("nvcc")
+        release = _release(found) if found else None
+        if found is None or release != cuda:
+            there = f"nvcc on PATH is CUDA {release}, not {cuda}" if found else "no nvcc on PATH"
+            tag = f"cu{cuda.replace('.', '')}"
+            raise KernelsError(
+                f"{there}: run `pixi run -e {tag} kernels --cuda {cuda}`, where pixi.toml has that environment, "
+                f"or `python3 scripts/run.py kernels --cuda {cuda}`"
+            )
+        return found, dict(os.environ)
+    venvs.ensure("tools")
+    package = channel.nvcc(matrix.load().cuda[cuda], matrix.host_platform(), channel.compiler(), _say)
+    for place, text in package.texts.items():
+        path = ROOT / "build" / f"nvcc-{cuda}" / place
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not path.is_file() or path.read_text(encoding="utf-8") != text:  # a newer compiler would compile all again
+            path.write_text(text, encoding="utf-8")
+            path.chmod(0o755)
+    commands = os.pathsep.join([str(venvs.bin_dir("tools")), os.environ["PATH"]])
+    return str(ROOT / "build" / f"nvcc-{cuda}" / "bin" / "nvcc"), os.environ | {"PATH": commands}
+
+
+def _release(nvcc: str) -> str:
+    """The CUDA version that a compiler says it is of."""
+    said = subprocess.run([nvcc, "--version"], capture_output=True, text=True, check=False).stdout
+    match = re.search(r"release (\d+\.\d+)", said)
+    return match[1] if match else "of no known version"
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def compile_kernels(cuda: str, architectures: list[str]) -> Path:
+    """Compile for these architectures with Ninja's own progress; the folder of the cubins."""
+    table = matrix.load()
+    matrix.known("CUDA version", cuda, table.cuda)
+    build = table.cuda[cuda]
+    wanted = architectures or list(build.architectures)
+    targets = [name.removeprefix("sm_") for name in matrix.targets(wanted)]
+    nvcc, environment = compiler(cuda)
+    output = ROOT / "build" / f"kernels-cu{cuda.replace('.', '')}"
+    configure = ["cmake", "-S", "csrc/kernels", "-B", str(output), "-G", "Ninja", "--log-level=WARNING",
+                 f"-DSAGE_NVCC={nvcc}", f"-DSAGE_CUDA_VERSION={cuda}", f"-DSAGE_VERSION={table.packages['sageattention']}",
+                 f"-DSAGE_ARCHITECTURES={';'.join(targets)}", f"-DSAGE_PTX={';'.join(build.ptx) if not architectures else ''}"]  # fmt: skip
+    with alone.alone(output.with_name(f"{output.name}.lock"), "another process that compiles these kernels", _say):
+        for command in (configure, ["cmake", "--build", str(output)]):
+            try:
+                status = subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
+            except FileNotFoundError as error:
+                raise KernelsError(f"{command[0]} is not on PATH: run `python3 scripts/run.py kernels`") from error
+            if status:
+                raise KernelsError(f"the kernels did not compile (exit status {status}): the compiler's own words are above")
+    return output / "cubins"

@@ -1,0 +1,180 @@
+"""The two conda packages of a build: found again where nothing that goes into them changed, else built.
+
+Kernels are compiled once per CUDA version, operators once per PyTorch. A package's name ends in a digest of all that went in, so
+that the one which would be built can be looked for.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from sage_factory import ROOT, FactoryError, child
+from sage_factory.clock import Clock
+from sage_factory.files import sha256
+from sage_factory.what import inputs, matrix, variant
+from sage_factory.with_what import channel, venvs
+
+WORK = ROOT / "build"
+PACKAGES = WORK / "conda"  # the channel that packages are built into, and found in again
+
+
+class BuildError(FactoryError):
+    """A build that cannot go on; the message says what happened and what to do."""
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A conda package to be: the recipe's output, the file that comes of it, and what goes in."""
+
+    step: str
+    of: str
+    name: str
+    path: Path
+    inputs: tuple[str, ...]
+    settings: Mapping[str, list[str]] = field(hash=False)
+
+
+@dataclass
+class Packages:
+    """The packages of one run: where their requirements come from, and what is wrong with one that is there."""
+
+    channel_kind: str
+    console: Console
+    clock: Clock
+    faults: Callable[[Path], Sequence[str]]
+    reused: list[str] = field(default_factory=list)
+
+    def of(self, build: matrix.Build, *, kernels_only: bool = False) -> list[Path]:
+        """The kernels' and the operators' package of a build, built if they are not there yet."""
+        planned = self._planned(build)[: 1 if kernels_only else 2]
+        for one in planned:
+            if one.path.is_file() and (faults := self.faults(one.path)):
+                self.console.print(f"[yellow]building again:[/] {faults[0]}", highlight=False)
+                one.path.unlink()
+            if one.path.is_file():
+                self.reused.append(one.path.name)
+                continue
+            # The same kernels serve every platform, and nvcc on Windows would take another host compiler.
+            if one.name.endswith("-cubins") and matrix.load().platforms[build.platform].windows:
+                raise BuildError(f"kernels are compiled on Linux: copy {one.path.name} from there to {one.path.parent}")
+            source = self._channel(one, build)
+            with self.clock.step(one.step):
+                self._build(one, f"{one.step} ({one.of})", source)
+            if not one.path.is_file():
+                log = WORK / "logs" / f"{one.name}.log"
+                raise BuildError(f"rattler-build made another package than {one.path.name}: see {log}")
+        return [one.path for one in planned]
+
+    def _planned(self, build: matrix.Build) -> tuple[Planned, Planned]:
+        """The two packages of a build by name, so that what is there already can be found."""
+        system = channel.compiler() if self.channel_kind == "pypi" else None
+        commit = inputs.commit(inputs.OPERATORS)
+        facts = self._facts(build, system, commit)
+        kernels = inputs.digest(inputs.KERNELS, facts["kernels"])
+        operators = inputs.digest(inputs.OPERATORS, facts["operators"])
+        digests = {"kernels_digest": kernels, "operators_digest": operators, "sageattention_commit": commit}
+        pin = f"{channel.PYTHON}.*" if system else _conda_forge_python()
+        settings = variant.of(build, python_pin=pin, digests=digests, gcc=system.major if system else None)
+        cubins = PACKAGES / "noarch" / f"{build.cubins_stem}{kernels}_0.conda"
+        package = PACKAGES / build.platform / f"{build.operators_stem}{operators}_0.conda"
+        return (
+            Planned("kernels", f"CUDA {build.cuda}", "sageattention-cubins", cubins, inputs.KERNELS, settings),
+            Planned("operators", f"PyTorch {build.torch}", "sageattention", package, inputs.OPERATORS, settings),
+        )
+
+    def _facts(self, build: matrix.Build, system: channel.Compiler | None, commit: str) -> Mapping[str, list[str]]:
+        """What a package depends on besides the project's files. No path: equal checkouts make equal packages."""
+        # A mirror of conda-forge has what conda-forge has.
+        common = [build.version, build.cuda, "pypi" if system else "conda-forge"]
+        kernels = [*common, *matrix.targets(build.architectures), "ptx", *build.ptx]
+        number = str(variant.number(build, matrix.load()))
+        operators = [*common, build.torch, build.platform, number, commit]  # _build.json says the commit
+        if system:
+            table = matrix.load().cuda[build.cuda]
+            kernels += [f"{name}={version}" for name, version in table.pypi.items()]
+            kernels.append(sha256(channel.SHIM.read_bytes()))
+            locks = (venvs.lock_file(name) for name in (f"torch-{build.torch}", "tools"))
+            operators += [system.version, *(sha256(lock.read_bytes()) for lock in locks)]
+        # An operators package names the very kernels it was made for.
+        return {"kernels": kernels, "operators": [*operators, *kernels]}
+
+    def _channel(self, one: Planned, build: matrix.Build) -> str:
+        """Where the package's requirements come from: kernels ask for no PyTorch, operators for no CUDA."""
+        if self.channel_kind != "pypi":
+            return self.channel_kind
+        needs = {"cuda": build.cuda} if one.name.endswith("-cubins") else {"torch": build.torch}
+        if "torch" in needs and matrix.load().pytorch[build.torch].old_abi_on_pypi:
+            self.console.print(
+                f"[yellow]note:[/] PyPI's PyTorch {build.torch} has libstdc++'s old ABI: these operators load beside that one, "
+                "not beside those of PyTorch's own index or conda-forge; for them build with --channel conda-forge",
+                highlight=False,
+            )
+        with self.clock.step("channel"):
+            return channel.lay(
+                build.platform, report=lambda text: self.console.print(f"[dim]channel: {text}[/]"), **needs
+            ).as_uri()
+
+    def _build(self, one: Planned, title: str, source: str) -> None:
+        PACKAGES.mkdir(parents=True, exist_ok=True)
+        file = WORK / f"{one.name}.variant.json"
+        file.write_text(json.dumps(one.settings, indent=1), encoding="utf-8")
+        command: list[str | Path] = [sys.executable, ROOT / "scripts", "_package", one.name, "--child"]
+        command += ["--variant", file, "--channel", source, "--output", PACKAGES, "--seconds", str(inputs.seconds(one.inputs))]
+        environment = dict(os.environ)
+        if self.channel_kind == "pypi":
+            environment["RATTLER_CACHE_DIR"] = str(WORK / "rattler")
+        with _progress(self.console) as progress:
+            task = progress.add_task(title, total=None)
+
+            def on_line(line: str) -> None:
+                if match := re.match(r"\s*\[(\d+)/(\d+)\] (.*)", line):
+                    progress.update(task, completed=int(match[1]), total=int(match[2]), description=f"{title}: {match[3][:60]}")
+                elif line.startswith(("step: ", "downloading ")):
+                    progress.update(task, description=f"{title}: {line.removeprefix('step: ')[:60]}")
+
+            try:
+                log = WORK / "logs" / f"{one.name}.log"
+                child.run(f"building {title}", command, log=log, on_line=on_line, environment=environment)
+            except child.ChildError as error:
+                raise BuildError(_why(error, self.channel_kind)) from error
+            progress.update(task, total=1, completed=1, description=f"{title}: built and tested")
+
+
+def _conda_forge_python() -> str:
+    """The build environment's Python, by its full conda-forge name."""
+    python = matrix.load().build_python
+    kind = "cpython" if python in ("3.9", "3.10", "3.11", "3.12") else f"cp{python.replace('.', '')}"
+    return f"{python}.* *_{kind}"
+
+
+def _progress(console: Console) -> Progress:
+    return Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.completed:.0f}/{task.total}"),
+        TimeElapsedColumn(),
+        console=console,
+    )
+
+
+def _why(error: child.ChildError, channel_kind: str) -> str:
+    """The lines of a failed build that say what was wrong."""
+    text = "\n".join(error.tail)
+    if error.disk_full:
+        return str(error)
+    if channel_kind != "pypi" and re.search(
+        r"(?i)request failed|retry attempt|error sending request|failed to fetch|dns error", text
+    ):
+        return (f"the channel {channel_kind} cannot be reached: check the network, or build from PyPI with "
+                f"`--channel pypi` (`python3 scripts/run.py` does); log: {error.log}")  # fmt: skip
+    return f"{error}\n" + "\n".join(error.telling())

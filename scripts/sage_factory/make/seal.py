@@ -1,0 +1,55 @@
+"""Make a .conda a function of its content: fixed times throughout, nothing of the machine that built it.
+
+rattler-build writes the time of the build into every archive member and into info/index.json, and the channels it
+solved from into info/about.json; SOURCE_DATE_EPOCH does not reach there. Two builds of one commit would differ.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+import zipfile
+from datetime import UTC, datetime
+from pathlib import Path
+
+import zstandard
+
+from sage_factory.files import put
+from sage_factory.make import archives
+
+
+def seal(package: Path, seconds: int) -> None:
+    """Rewrite `package` in place, whole or not at all, with `seconds` since 1970 as its only time."""
+    with zipfile.ZipFile(package) as old:
+        # pkg, metadata, info: readers want the last one last.
+        members = [(name, old.read(name)) for name in sorted(old.namelist(), reverse=True)]
+    sealed = ((name, 0o644, _tarball(data, seconds) if name.endswith(".tar.zst") else data) for name, data in members)
+    put(package, archives.zipped(sealed, datetime.fromtimestamp(seconds, UTC).timetuple()[:6]))
+
+
+def _tarball(content: bytes, seconds: int) -> bytes:
+    plain = zstandard.ZstdDecompressor().stream_reader(io.BytesIO(content)).read()
+    answer = io.BytesIO()
+    with (
+        tarfile.open(fileobj=io.BytesIO(plain)) as old,
+        tarfile.open(fileobj=answer, mode="w", format=tarfile.PAX_FORMAT) as new,
+    ):
+        for member in sorted(old.getmembers(), key=lambda m: m.name):
+            source = old.extractfile(member) if member.isfile() else None
+            data = source.read() if source else b""
+            if member.name == "info/index.json":
+                data = _json(data, timestamp=seconds * 1000)
+            elif member.name == "info/about.json":
+                data = _json(data, channels=None)
+            member.size, member.mtime, member.pax_headers = len(data), seconds, {}
+            member.uid = member.gid = 0
+            member.uname = member.gname = ""
+            new.addfile(member, io.BytesIO(data))
+    return zstandard.ZstdCompressor(level=19).compress(answer.getvalue())
+
+
+def _json(data: bytes, **changes: object) -> bytes:
+    """The document with these keys set, or left out where the value is None."""
+    document = {k: v for k, v in {**json.loads(data), **changes}.items() if v is not None}
+    return json.dumps(document, indent=2, sort_keys=True).encode() + b"\n"

@@ -1,0 +1,192 @@
+"""Channels that packages are published to, and publishing: what is there already is left alone, and never replaced."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+from urllib.parse import urlsplit
+
+from rattler import Gateway, SourceConfig
+from rattler.exceptions import CacheDirError, GatewayError
+from rattler.index import index_fs
+from rattler.networking import Client
+from rattler_build import RattlerBuildError
+from rattler_build.upload import upload_package_to_anaconda, upload_package_to_prefix
+
+from sage_factory import FactoryError, alone
+from sage_factory.files import put, sha256
+from sage_factory.ship import collect, indexes
+from sage_factory.ship.place import shadowed
+from sage_factory.what import matrix
+
+NAMES = ("sageattention-cubins", "sageattention")
+Row = tuple[str, str, bool]  # a file, where it goes, whether it is new there
+
+
+class PublishError(FactoryError):
+    """Something cannot be published; the message says what and why."""
+
+
+class Channel(Protocol):
+    """A place for conda packages."""
+
+    @property
+    def name(self) -> str:
+        """The place, as the reader knows it."""
+
+    def there(self) -> Mapping[str, str]:
+        """SHA-256 of each package of ours, by `subdir/file`."""
+
+    def put(self, packages: Sequence[Path]) -> None:
+        """Add packages, none of which is there yet."""
+
+    def lock(self) -> contextlib.AbstractContextManager[None]:
+        """One publisher at a time, where others could be kept out."""
+
+
+@dataclass(frozen=True)
+class Folder:
+    """A channel that any web server can offer."""
+
+    path: Path
+
+    @property
+    def name(self) -> str:
+        return str(self.path)
+
+    def there(self) -> Mapping[str, str]:
+        # The files, not the index: a run that was killed may have ended between the two.
+        packages = self.path.glob("*/*.conda")
+        return {f"{path.parent.name}/{path.name}": sha256(path.read_bytes()) for path in packages}
+
+    def put(self, packages: Sequence[Path]) -> None:
+        for path in packages:
+            put(self.path / place(path), path.read_bytes())
+        for old in self.path.glob(".index-*"):  # of a run that was killed
+            shutil.rmtree(old, ignore_errors=True)
+        # Apart, then by renaming: whoever reads the channel meanwhile finds the old index or the new one.
+        with tempfile.TemporaryDirectory(dir=self.path, prefix=".index-") as name:
+            shadow = shadowed(self.path.glob("*/*.conda"), Path(name))
+            # The old index too: it knows since when each package is there.
+            for path in self.path.glob("*/repodata.json"):
+                (shadow / path.parent.name).mkdir(exist_ok=True)
+                shutil.copyfile(path, shadow / place(path))
+            try:
+                asyncio.run(index_fs(shadow, write_shards=False))
+            except CacheDirError as error:
+                raise PublishError(f"{self.path} holds a package that cannot be indexed: {error}") from error
+            for path in shadow.glob("*/repodata*"):
+                put(self.path / place(path), path.read_bytes())
+
+    def lock(self) -> contextlib.AbstractContextManager[None]:
+        what = f"another process that publishes to {self.name}"
+        return alone.alone(self.path / ".lock", what, lambda text: print(text, file=sys.stderr))
+
+
+@dataclass(frozen=True)
+class Remote:
+    """A channel on a server: prefix.dev (or one of its kind), anaconda.org, or an S3 bucket (s3://BUCKET/CHANNEL)."""
+
+    url: str
+
+    @property
+    def name(self) -> str:
+        return self.url
+
+    def there(self) -> Mapping[str, str]:
+        async def ask() -> dict[str, str]:
+            subdirs: list[Any] = ["noarch", *matrix.load().platforms]
+            # Not from a cache: what is there now decides what is uploaded.
+            gateway = Gateway(default_config=SourceConfig(cache_action="no-cache"), client=Client.default_client())
+            # anaconda.org takes uploads; what it has is read elsewhere.
+            channel = self.url.replace("//anaconda.org/", "//conda.anaconda.org/")
+            found = await gateway.query([channel], subdirs, NAMES, recursive=False)
+            records = [record for records in found for record in records]
+            return {f"{r.subdir}/{r.file_name}": r.sha256.hex() if r.sha256 else "" for r in records}
+
+        try:
+            return asyncio.run(ask())
+        except GatewayError as error:
+            if self.url.startswith("s3:") and "could not find subdir" in str(error):
+                return {}  # the first packages make the channel
+            raise PublishError(f"the channel {self.url} cannot be read: {error}. It is made on its server first") from error
+
+    def put(self, packages: Sequence[Path]) -> None:
+        where = urlsplit(self.url)
+        for path in packages:  # one by one: what is done is done if the next one fails
+            try:
+                if where.scheme == "s3":
+                    self._s3(path)
+                elif where.hostname in ("anaconda.org", "conda.anaconda.org"):
+                    upload_package_to_anaconda([str(path)], where.path.strip("/"))
+                else:
+                    upload_package_to_prefix([str(path)], f"{where.scheme}://{where.netloc}", where.path.strip("/"))
+            except RattlerBuildError as error:
+                raise PublishError(f"{path.name} was not accepted by {self.url}: {error}") from error
+            print(f"published {place(path)}", flush=True)
+
+    def lock(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def _s3(self, path: Path) -> None:
+        program = shutil.which("rattler-build")
+        if program is None:
+            raise PublishError("`rattler-build`, which publishes to S3, is not installed: `pixi run publish` brings it")
+        done = subprocess.run([program, "publish", str(path), "--to", self.url], check=False, capture_output=True, text=True)
+        if done.returncode:
+            raise PublishError(f"{path.name} was not accepted by {self.url}: {done.stderr.strip()}")
+
+
+def place(package: Path) -> Path:
+    """Where a package lies in any channel."""
+    return Path(package.parent.name, package.name)
+
+
+def channel(destination: str) -> Channel:
+    """The channel that a destination names: an URL, or a folder."""
+    scheme = urlsplit(destination).scheme
+    if scheme in ("https", "http", "s3"):
+        return Remote(destination.rstrip("/"))
+    if scheme == "file":
+        return Folder(Path(urlsplit(destination).path))
+    if "://" in destination:
+        raise PublishError(f"{destination} is no destination: expected https://, s3://, file:// or a folder")
+    return Folder(Path(destination).resolve())
+
+
+def missing(packages: Sequence[Path], to: Channel) -> list[Path]:
+    """What the channel lacks; PublishError if it has a package with other content."""
+    there = to.there()
+    other = []
+    for path in packages:
+        published, mine = there.get(place(path).as_posix()), sha256(path.read_bytes())
+        if published not in (None, mine):
+            other.append(f"  {place(path)} has sha256 {published} there, {mine} here")
+    if other:
+        raise PublishError(f"published files are never replaced, and {to.name} has other content:\n" + "\n".join(other))
+    return [path for path in packages if place(path).as_posix() not in there]
+
+
+def publish(
+    found: collect.Collection, to: Channel | None, site: Path | None, show: Callable[[Sequence[Row]], None], *, dry_run: bool
+) -> int:
+    """Show what goes where, then bring the channel and the indexes up to date; the number of files that are new."""
+    with to.lock() if to and not dry_run else contextlib.nullcontext():
+        packages = missing(found.packages, to) if to else []
+        wheels = indexes.missing(found.wheels, site) if site else []
+        rows = [(path.name, f"{to.name}/{path.parent.name}", path in packages) for path in found.packages] if to else []
+        rows += [(path.name, str(indexes.target(path, site).parent), path in wheels) for path in found.wheels] if site else []
+        show(rows)
+        if to and not dry_run:
+            to.put(packages)
+        if site and not dry_run:
+            indexes.add(found.wheels, site)
+    return len(packages) + len(wheels)

@@ -1,0 +1,152 @@
+"""A released file built again and compared: by what it says of itself, in a checkout of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from packaging.tags import Tag
+from packaging.utils import InvalidWheelFilename, parse_wheel_filename
+
+from sage_factory import ROOT, FactoryError
+from sage_factory.git import GitError, git
+from sage_factory.inspect import compare
+from sage_factory.make import archives
+from sage_factory.what import inputs, matrix
+from sage_factory.with_what import venvs
+
+PLACE = ROOT / "build" / "reproduce"
+
+
+class ReproduceError(FactoryError):
+    """The file cannot be built again here; the message says why."""
+
+
+@dataclass(frozen=True)
+class Origin:
+    """How a file was made."""
+
+    version: str
+    commit: str  # that last changed its inputs
+    inputs: tuple[str, ...]
+    arguments: tuple[str, ...]  # of `build`
+    compiler: str = ""
+
+
+def origin(path: Path) -> Origin:
+    """How a wheel or conda package was made, as it says itself."""
+    content = compare.entries(path)
+    index = json.loads(content.get("info/index.json", b"{}"))
+    if index.get("name") == "sageattention-cubins":
+        made = json.loads(content[f"{archives.CUBINS}manifest.json"])
+        commit = _commit_at(index["timestamp"] // 1000, inputs.KERNELS)
+        return Origin(made["version"], commit, inputs.KERNELS, ("--kernels", "--cuda", made["cuda"]))
+    made = json.loads(next((data for name, data in content.items() if name.endswith(f"{archives.PACKAGE}_build.json")), b"{}"))
+    commit = made.get("commit", "")
+    if not commit or commit.endswith("+"):
+        said = f"changes after {commit[:-1]} that were not committed" if commit else "no git checkout"
+        raise ReproduceError(f"{path.name} says that it was built of {said}: its sources are not to be had")
+    arguments = ["--cuda", made["cuda"], "--torch", made["torch"]]
+    platform = index.get("subdir")
+    if path.suffix == ".whl":
+        tag = _tag(path)
+        platform = next((p.name for p in matrix.load().platforms.values() if p.wheel == tag.platform), tag.platform)
+        arguments += ["--python", re.sub(r"cp(\d)(\d+)", r"\1.\2", tag.interpreter)]
+    if platform != matrix.host_platform():
+        raise ReproduceError(f"{path.name} is built on {platform}, and this machine is {matrix.host_platform()}")
+    return Origin(made["version"], commit, inputs.OPERATORS, tuple(arguments), made.get("compiler", ""))
+
+
+def _tag(wheel: Path) -> Tag:
+    try:
+        return next(iter(parse_wheel_filename(wheel.name)[3]))
+    except InvalidWheelFilename as error:
+        raise ReproduceError(f"the file name is not a wheel's: {error}") from error
+
+
+def _commit_at(seconds: int, names: Sequence[str]) -> str:
+    for line in git("log", "--all", "--format=%H %ct", "--", *names).splitlines():
+        commit, when = line.split()
+        if int(when) == seconds:
+            return commit
+    raise ReproduceError(
+        f"no commit here changed {', '.join(names)} at {seconds} s since 1970, as the package says: `git fetch`"
+    )
+
+
+def checkout_of(made: Origin) -> str:
+    """The commit to check out: of the release, or of this checkout, if their sources are these; else the sources' own.
+
+    What else goes in (variants.yaml, the locks) may be younger than the sources.
+    """
+    tags = git("tag", "--sort=-creatordate", "--list", f"v{made.version}", f"v{made.version}-build.*").split()
+    for name in (*tags, "HEAD"):
+        if git("log", "-1", "--format=%H", name, "--", *made.inputs) == made.commit:
+            return resolved(name)
+    return resolved(made.commit)
+
+
+def resolved(name: str) -> str:
+    """The commit of that name."""
+    try:
+        return git("rev-parse", "--verify", "--quiet", f"{name}^{{commit}}")
+    except GitError as error:
+        raise ReproduceError(f"there is no commit {name} here: `git fetch --unshallow --tags` may bring it") from error
+
+
+@contextmanager
+def checkout(commit: str) -> Iterator[Path]:
+    """A checkout of that commit, removed at the end. It shares those environments whose locks are the same."""
+    place = PLACE / f"{commit[:12]}-{os.getpid()}"
+    git("worktree", "prune")
+    git("worktree", "add", "--quiet", "--detach", str(place), commit)
+    try:
+        (place / ".venvs").mkdir(exist_ok=True)
+        for lock in (lock for folder in venvs.LOCKS for lock in folder.glob("*.txt")):
+            old = place / lock.relative_to(ROOT)
+            same = old.is_file() and old.read_bytes() == lock.read_bytes() and venvs.complete(lock.stem)
+            if same and os.name == "posix":
+                (place / ".venvs" / lock.stem).symlink_to(venvs.VENVS / lock.stem)
+        yield place
+    finally:
+        git("worktree", "remove", "--force", str(place))
+
+
+def build(place: Path, arguments: Sequence[str]) -> Path:
+    """Run that checkout's build; what it put out."""
+    if os.environ.get("SAGEATTENTION_CHANNEL") == "pypi":
+        base = getattr(sys, "_base_executable", None) or sys.executable
+        command = [base, str(place / "scripts" / "run.py"), "build", *arguments]
+    else:
+        command = ["pixi", "run", "--manifest-path", str(place / "pixi.toml"), "build", *arguments]
+    # The file's own time is wanted, and none of the variables of the environment that this process runs in.
+    mine = {"SOURCE_DATE_EPOCH", "PIXI_PROJECT_ROOT", "VIRTUAL_ENV"}
+    environment = {key: value for key, value in os.environ.items() if key not in mine}
+    done = subprocess.run(command, cwd=place, env=environment, check=False)
+    if done.returncode:
+        raise ReproduceError(f"the build failed with status {done.returncode}: what it said stands above")
+    return place / "dist"
+
+
+def reproduce(path: Path, commit: str | None) -> list[str]:
+    """Build again and compare: how the two differ."""
+    made = origin(path)
+    chosen = resolved(commit) if commit else checkout_of(made)
+    print(f"{path.name}: sources of {made.commit[:12]}, built again at {chosen[:12]}", file=sys.stderr, flush=True)
+    with checkout(chosen) as place:
+        out = build(place, made.arguments)
+        again = [p for p in out.rglob(f"*{path.suffix}") if p.name == path.name]
+        if again:
+            return compare.differences(path, again[0])
+        kind = path.name.partition("_h")[0]
+        others = [p for p in out.rglob(f"*{path.suffix}") if p.name.startswith(kind)]
+        names = ", ".join(p.name for p in others) or "nothing alike"
+        found = [f"the build made {names}: another digest means that something else went in than into {path.name}"]
+        return [*found, *(said for other in others for said in compare.differences(path, other))]

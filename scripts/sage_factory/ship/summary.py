@@ -1,0 +1,54 @@
+"""What a run made, as Markdown: versions, sizes, hashes, and the times of each build, which builds report here."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from sage_factory.files import put, sha256
+from sage_factory.what import matrix
+
+
+def table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """A Markdown table."""
+    return [f"| {' | '.join(row)} |" for row in (titles, ["---"] * len(titles), *rows)]
+
+
+def report(dist: Path, name: str, steps: Mapping[str, tuple[float, float]]) -> None:
+    """What each step of a build took: seconds that passed, and of processors."""
+    put(dist / "reports" / f"{name}.json", json.dumps({"steps": steps}, indent=1).encode())
+
+
+def described(path: Path) -> list[str]:
+    """Version, PyTorch, CUDA, Python and platform of a file, as its name says."""
+    for build in matrix.load().all_builds():
+        if path.name == build.wheel_name:
+            return [build.version, build.torch, build.cuda, build.python, build.platform]
+        if path.name.startswith(build.operators_stem) and path.parent.name == build.platform:
+            return [build.version, build.torch, build.cuda, "any", build.platform]
+        if path.name.startswith(build.cubins_stem):
+            return [build.version, "any", build.cuda, "any", "any"]
+    return ["not of variants.yaml", *[""] * 4]
+
+
+def summary(dist: Path) -> list[str]:
+    """The lines of the summary."""
+    files = sorted([*dist.glob("conda/*/*.conda"), *dist.glob("wheels/*.whl")], key=lambda p: (p.suffix, p.name))
+    titles = ["file", "version", "PyTorch", "CUDA", "Python", "platform", "MB", "sha256"]
+    rows = [
+        [path.name, *described(path), f"{path.stat().st_size / 1e6:.2f}", f"`{sha256(path.read_bytes())}`"] for path in files
+    ]
+    lines = [f"### {len(rows)} files", "", *table(titles, rows)]
+    reports = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(dist.glob("reports/*.json"))}
+    steps = list(dict.fromkeys(step for report in reports.values() for step in report["steps"]))
+    if reports:
+        times = [
+            [
+                name,
+                *(f"{report['steps'][s][0]:.1f} ({report['steps'][s][1]:.1f})" if s in report["steps"] else "" for s in steps),
+            ]
+            for name, report in reports.items()
+        ]
+        lines += ["", "### Seconds that passed (and of processors)", "", *table(["build", *steps], times)]
+    return lines

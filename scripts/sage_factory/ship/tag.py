@@ -1,0 +1,33 @@
+"""The tag of a release: that of its version, or of another build of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import chain, count
+
+from sage_factory import FactoryError
+from sage_factory.git import git
+from sage_factory.what import matrix
+
+
+class TagError(FactoryError):
+    """This commit cannot be tagged; the message says why."""
+
+
+def next_tag(version: str, taken: Iterable[str]) -> str:
+    """The first tag of a version that is free."""
+    names = set(taken)
+    every = chain([f"v{version}"], (f"v{version}-build.{number}" for number in count(1)))
+    return next(name for name in every if name not in names)
+
+
+def tag(*, dry_run: bool) -> str:
+    """Tag the commit at hand."""
+    name = next_tag(matrix.load().packages["sageattention"], git("tag").split())
+    if changed := git("status", "--porcelain", "--untracked-files=no"):
+        raise TagError(f"these changes are not committed, so the tag would not hold them:\n{changed}")
+    if there := [one for one in git("tag", "--points-at", "HEAD").split() if one.startswith("v")]:
+        raise TagError(f"this commit is released already, as {there[0]}")
+    if not dry_run:
+        git("tag", "-a", name, "-m", name)
+    return name

@@ -1,0 +1,1 @@
+"""What is built: the table of versions and what follows from it."""

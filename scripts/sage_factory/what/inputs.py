@@ -1,0 +1,65 @@
+"""Digests of what goes into a package: the same digest means the same package, so that it need not be built again."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from sage_factory import ROOT
+from sage_factory.files import sha256
+from sage_factory.git import GitError, git
+
+KERNELS = ("csrc/kernels", "LICENSE", "recipe/recipe.yaml", "recipe/build_cubins.sh")
+OPERATORS = ("csrc", "sageattention", "pyproject.toml", "README.md", "LICENSE", "recipe/recipe.yaml",
+             "recipe/build_operators.sh", "recipe/build_operators.bat", "recipe/test_cpu.py")  # fmt: skip
+# The time of packages made outside a git checkout that name none in SOURCE_DATE_EPOCH.
+EPOCH = 1_577_836_800
+
+
+def files(names: Iterable[str], root: Path = ROOT) -> list[Path]:
+    """The files under these paths, but for what running and compiling leave behind."""
+    found: set[Path] = set()
+    for name in names:
+        path = root / name
+        if not path.exists():
+            raise FileNotFoundError(2, "an input of the build is missing", str(path))
+        found.update(p for p in ([path] if path.is_file() else path.rglob("*")) if p.is_file())
+    found = {p for p in found if "__pycache__" not in p.parts and p.suffix not in {".pyc", ".so"}}
+    # By name as text: Windows would sort paths without regard to case, and make another digest.
+    return sorted(found, key=lambda path: path.relative_to(root).as_posix())
+
+
+def digest(names: Iterable[str], facts: Iterable[str], root: Path = ROOT) -> str:
+    """Ten digits for the content of these paths and for facts that are in no file."""
+    state = hashlib.sha256("\0".join(facts).encode())
+    for path in files(names, root):
+        state.update(f"\0{path.relative_to(root).as_posix()}\0{sha256(path.read_bytes())}".encode())
+    return state.hexdigest()[:10]
+
+
+def seconds(names: Iterable[str], root: Path = ROOT) -> int:
+    """When these paths were last changed by a commit: a package's own time, whenever it is built."""
+    if told := os.environ.get("SOURCE_DATE_EPOCH"):
+        return int(told)
+    said = _git(root, "log", "-1", "--format=%ct", "--", *names)
+    return int(said) if said else EPOCH
+
+
+def commit(names: Iterable[str], root: Path = ROOT) -> str:
+    """The commit that last changed these paths, which says what a package was made of; with a `+` if they differ from it now.
+
+    Not the checkout's own: that would make other bytes of the same sources.
+    """
+    names = tuple(names)
+    said = _git(root, "log", "-1", "--format=%H", "--", *names)
+    return said + "+" if said and _git(root, "status", "--porcelain", "--", *names) else said
+
+
+def _git(root: Path, *command: str) -> str:
+    """What git says; nothing where this is no checkout."""
+    try:
+        return git(*command, root=root)
+    except GitError:
+        return ""

@@ -1,0 +1,355 @@
+"""The reader of variants.yaml: every build that there is, and those of a profile, a platform or a version."""
+
+from __future__ import annotations
+
+import platform as host
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from packaging.version import InvalidVersion, Version
+
+from sage_factory import ROOT, FactoryError
+
+TABLE = ROOT / "variants.yaml"
+
+T = TypeVar("T")
+
+
+class MatrixError(FactoryError):
+    """A request that the table has no answer to, or a table that contradicts itself."""
+
+
+@dataclass(frozen=True)
+class Architecture:
+    name: str
+    cuda: str
+    suffix: str = ""
+
+
+@dataclass(frozen=True)
+class Platform:
+    name: str
+    host: str
+    wheel: str
+    extension: str
+    cxx: str
+    c: str
+    runner: str
+    glibc: str | None = None
+    glibc_first: str | None = None
+    on_request: bool = False
+
+    @property
+    def windows(self) -> bool:
+        return self.name.startswith("win-")
+
+
+@dataclass(frozen=True)
+class Cuda:
+    version: str
+    architectures: tuple[str, ...]
+    ptx: tuple[str, ...]
+    pytorch: str
+    gcc: str
+    gcc_below: str
+    pypi: Mapping[str, str] = field(hash=False)
+
+
+@dataclass(frozen=True)
+class PyTorch:
+    version: str
+    python: tuple[str, ...]
+    old_abi_on_pypi: bool = False
+    conda_forge: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Build:
+    """One Python × PyTorch × CUDA × platform: one wheel; with its Python left out, one conda package."""
+
+    package: str
+    version: str
+    platform: str
+    cuda: str
+    torch: str
+    python: str
+    architectures: tuple[str, ...]
+    ptx: tuple[str, ...]
+    wheel_platform: str
+
+    @property
+    def torch_series(self) -> str:
+        """The release series a binary is good for: 2.8.0 → 2.8."""
+        return ".".join(self.torch.split(".")[:2])
+
+    @property
+    def build_tag(self) -> str:
+        """PyTorch 2.8.0 with CUDA 12.8 → 280.128, the wheel's build tag."""
+        return f"{self.torch.replace('.', '')}.{self.cuda.replace('.', '')}"
+
+    @property
+    def python_tag(self) -> str:
+        return "cp" + self.python.replace(".", "")
+
+    @property
+    def wheel_name(self) -> str:
+        tag = self.python_tag
+        return f"{self.package}-{self.version}-{self.build_tag}-{tag}-{tag}-{self.wheel_platform}.whl"
+
+    @property
+    def cubins_stem(self) -> str:
+        """What the name of the kernels' conda package begins with, up to its digest."""
+        return f"{self.package}-cubins-{self.version}-cu{self.cuda.replace('.', '')}_h"
+
+    @property
+    def operators_stem(self) -> str:
+        """What the name of the operators' conda package begins with, up to its digest."""
+        return f"{self.package}-{self.version}-torch{self.torch.replace('.', '')}_cu{self.cuda.replace('.', '')}_h"
+
+
+@dataclass(frozen=True)
+class Matrix:
+    packages: Mapping[str, str]
+    platforms: Mapping[str, Platform]
+    architectures: Mapping[str, Architecture]
+    cuda: Mapping[str, Cuda]
+    development_cuda: str
+    build_python: str
+    pytorch: Mapping[str, PyTorch]
+    tools: tuple[str, ...]
+    rows: tuple[Mapping[str, Any], ...]
+    profiles: Mapping[str, tuple[Mapping[str, Any], ...]]
+
+    def default_torch(self, cuda: str) -> str:
+        """What a bare `--cuda X` means."""
+        return known("CUDA version", cuda, self.cuda).pytorch
+
+    def all_builds(self) -> tuple[Build, ...]:
+        version = self.packages["sageattention"]
+        found = []
+        for row in self.rows:
+            cuda, pytorch = self.cuda[row["cuda"]], self.pytorch[row["pytorch"]]
+            for name in row.get("platforms", self.platforms):
+                for python in row.get("python", pytorch.python):
+                    found.append(
+                        Build("sageattention", version, name, cuda.version, pytorch.version, python,
+                              cuda.architectures, cuda.ptx, self.platforms[name].wheel)
+                    )  # fmt: skip
+        return tuple(found)
+
+    def in_profile(self, name: str, platform: str | None = None) -> tuple[Build, ...]:
+        """A profile's builds: for that platform, or else for all platforms that are not on request."""
+        chosen: set[Build] = set()
+        for rule in known("profile", name, self.profiles):
+            source = self.in_profile(rule["in"], platform) if "in" in rule else self.all_builds()
+            everywhere = rule.get("on_request", False)
+            places = [platform] if platform else [p.name for p in self.platforms.values() if everywhere or not p.on_request]
+            matching = [b for b in source if b.platform in places and _holds(rule, b)]
+            chosen.update(_newest_python(matching) if rule.get("newest") == "python" else matching)
+        return tuple(b for b in self.all_builds() if b in chosen)
+
+
+def known(what: str, name: str, table: Mapping[str, T]) -> T:
+    """The entry of that name, or an error that lists the names there are."""
+    if name not in table:
+        raise MatrixError(f"unknown {what} {name!r}: variants.yaml has {', '.join(table)}")
+    return table[name]
+
+
+def _holds(rule: Mapping[str, Any], build: Build) -> bool:
+    for key, value in (("pytorch", build.torch), ("cuda", build.cuda), ("python", build.python),
+                       ("platform", build.platform)):  # fmt: skip
+        wanted = rule.get(key, value)
+        if value not in ([wanted] if isinstance(wanted, str) else wanted):
+            return False
+    return True
+
+
+def _newest_python(builds: Iterable[Build]) -> list[Build]:
+    newest: dict[tuple[str, str, str], Build] = {}
+    for build in builds:
+        key = (build.platform, build.torch, build.cuda)
+        if key not in newest or Version(newest[key].python) < Version(build.python):
+            newest[key] = build
+    return list(newest.values())
+
+
+def host_platform(matrix: Matrix | None = None) -> str:
+    """The conda name of the machine at hand."""
+    here = f"{host.system()} {host.machine()}".lower()
+    names = {platform.host: platform.name for platform in (matrix or load()).platforms.values()}
+    if here not in names:
+        raise MatrixError(f"no packages are made on a machine of the kind {here!r}: variants.yaml has {', '.join(names)}")
+    return names[here]
+
+
+@cache
+def load(path: Path = TABLE) -> Matrix:
+    """The table, checked: whatever it names exists, and every CUDA can compile its architectures."""
+    try:
+        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise MatrixError(f"cannot read {path.name}: {error.strerror}") from error
+    except yaml.YAMLError as error:
+        raise MatrixError(f"{path.name} is not valid YAML: {error}") from error
+    try:
+        matrix = Matrix(
+            packages=raw["packages"],
+            platforms={n: Platform(n, **p) for n, p in raw["platforms"].items()},
+            architectures={n: Architecture(n, **a) for n, a in raw["architectures"].items()},
+            cuda={
+                n: Cuda(n, tuple(c["architectures"]), tuple(c["ptx"]), c["pytorch"], c["gcc"], c["gcc_below"], c["pypi"])
+                for n, c in raw["cuda"].items()
+            },
+            development_cuda=raw["development_cuda"],
+            build_python=raw["build_python"],
+            pytorch={
+                n: PyTorch(n, **{**p, "python": tuple(p["python"]), "conda_forge": tuple(p.get("conda_forge", ()))})
+                for n, p in raw["pytorch"].items()
+            },
+            tools=tuple(raw["tools"]),
+            rows=tuple(raw["rows"]),
+            profiles={n: tuple(rules) for n, rules in raw["profiles"].items()},
+        )
+    except (KeyError, TypeError, AttributeError) as error:
+        raise MatrixError(f"{path.name} lacks or misnames an entry: {error}") from error
+    _check(matrix)
+    return matrix
+
+
+def _check(matrix: Matrix) -> None:
+    known("CUDA version", matrix.development_cuda, matrix.cuda)
+    for cuda in matrix.cuda.values():
+        _check_version("CUDA version", cuda.version)
+        known("PyTorch", cuda.pytorch, matrix.pytorch)
+        for name in (*cuda.architectures, *cuda.ptx):
+            first = known("architecture", name, matrix.architectures).cuda
+            if Version(cuda.version) < Version(first):
+                raise MatrixError(f"CUDA {cuda.version} cannot compile architecture {name}: that takes CUDA {first} or newer")
+    keys = {"cuda", "pytorch", "python", "platforms"}
+    for row in matrix.rows:
+        if unknown := set(row) - keys:
+            raise MatrixError(f"row {dict(row)} has unknown keys {sorted(unknown)}: known are {sorted(keys)}")
+        known("CUDA version", row.get("cuda", "(none)"), matrix.cuda)
+        pythons = known("PyTorch", row.get("pytorch", "(none)"), matrix.pytorch).python
+        for python in row.get("python", ()):
+            if python not in pythons:
+                raise MatrixError(f"PyTorch {row['pytorch']} has no release for Python {python}: it has {', '.join(pythons)}")
+        for name in row.get("platforms", ()):
+            known("platform", name, matrix.platforms)
+    names = [build.wheel_name for build in matrix.all_builds()]
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise MatrixError(f"two rows make {min(twice)}: remove one, or divide the Pythons and platforms between them")
+    predicates = {"in", "newest", "on_request", "pytorch", "cuda", "python", "platform"}
+    for name, rules in matrix.profiles.items():
+        for rule in rules:
+            if unknown := set(rule) - predicates:
+                raise MatrixError(f"profile {name} has unknown predicates {sorted(unknown)}: known are {sorted(predicates)}")
+        if not matrix.in_profile(name):
+            raise MatrixError(f"profile {name} selects nothing: its predicates match no row")
+
+
+def _check_version(what: str, text: str) -> None:
+    try:
+        Version(text)
+    except InvalidVersion as error:
+        raise MatrixError(f"{what} {text!r} is not a version") from error
+
+
+def builds(
+    profile: str | None = None,
+    *,
+    platform: str | None = None,
+    cuda: str | None = None,
+    torch: str | None = None,
+    python: str | Sequence[str] | None = None,
+    matrix: Matrix | None = None,
+) -> tuple[Build, ...]:
+    """The builds that all the given conditions leave; an error, with the reason, if there are none."""
+    matrix = matrix or load()
+    if platform:
+        known("platform", platform, matrix.platforms)
+    chosen = matrix.in_profile(profile, platform) if profile else matrix.all_builds()
+    if platform:
+        chosen = tuple(b for b in chosen if b.platform == platform)
+    if cuda:
+        known("CUDA version", cuda, matrix.cuda)
+        chosen = tuple(b for b in chosen if b.cuda == cuda)
+    if torch:
+        known("PyTorch", torch, matrix.pytorch)
+        there = sorted({b.torch for b in chosen}, key=Version)
+        chosen = tuple(b for b in chosen if b.torch == torch)
+        if not chosen:
+            raise MatrixError(f"no build of PyTorch {torch} with {_said(profile, platform, cuda)}: "
+                              f"there PyTorch is {', '.join(there)}; to add one, add a row to variants.yaml")  # fmt: skip
+    if python:
+        wanted = [python] if isinstance(python, str) else list(python)
+        there = sorted({b.python for b in chosen}, key=Version)
+        for one in wanted:
+            if one not in there:
+                of = f"PyTorch {torch}" if torch else "any PyTorch chosen"
+                raise MatrixError(f"no build for Python {one} of {of} with {_said(profile, platform, cuda)}: "
+                                  f"there Python is {', '.join(there)}")  # fmt: skip
+        chosen = tuple(b for b in chosen if b.python in wanted)
+    if not chosen:
+        raise MatrixError(f"nothing to build with {_said(profile, platform, cuda)}: `matrix` lists every build")
+    return chosen
+
+
+def _said(profile: str | None, platform: str | None, cuda: str | None) -> str:
+    said = [f"{what} {value}" for what, value in (("profile", profile), ("platform", platform), ("CUDA", cuda)) if value]
+    return ", ".join(said) or "these conditions"
+
+
+def groups(chosen: Iterable[Build], *, kernels: bool = False) -> list[tuple[Build, ...]]:
+    """Builds that share all that is compiled, together: the Pythons of a platform, PyTorch and CUDA, or, of kernels, of a CUDA."""
+    found: dict[tuple[str, ...], list[Build]] = {}
+    for build in chosen:
+        found.setdefault((build.platform, build.cuda, *(() if kernels else (build.torch,))), []).append(build)
+    return [tuple(group) for group in found.values()]
+
+
+def targets(architectures: Iterable[str], matrix: Matrix | None = None) -> tuple[str, ...]:
+    """Architectures as nvcc spells them: 8.0 → sm_80, 9.0 → sm_90a."""
+    matrix = matrix or load()
+    return tuple(f"sm_{a.replace('.', '')}{known('architecture', a, matrix.architectures).suffix}" for a in architectures)
+
+
+def described(build: Build, matrix: Matrix | None = None) -> dict[str, Any]:
+    """One build as a CI job takes it."""
+    matrix = matrix or load()
+    return {
+        "package": build.package,
+        "version": build.version,
+        "platform": build.platform,
+        "runner": matrix.platforms[build.platform].runner,
+        "cuda": build.cuda,
+        "torch": build.torch,
+        "python": build.python,
+        "architectures": list(build.architectures),
+        "wheel": build.wheel_name,
+    }
+
+
+def kernel_sets(chosen: Iterable[Build], matrix: Matrix | None = None) -> list[dict[str, Any]]:
+    """The kernels these builds need, one object a CUDA version, as the CI job that compiles them takes it."""
+    matrix = matrix or load()
+    # The same kernels serve every platform: the first one compiles them.
+    place = next(iter(matrix.platforms.values()))
+    first = {build.cuda: build for build in reversed(tuple(chosen))}
+    return [
+        {
+            "package": f"{first[cuda].package}-cubins",
+            "version": first[cuda].version,
+            "platform": place.name,
+            "runner": place.runner,
+            "cuda": cuda,
+            "architectures": list(first[cuda].architectures),
+            "ptx": list(first[cuda].ptx),
+        }
+        for cuda in sorted(first, key=Version)
+    ]

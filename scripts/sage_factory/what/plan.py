@@ -1,0 +1,66 @@
+"""What a CI run builds, for each of its triggers or on request."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from sage_factory.what import matrix
+
+# The profile of each trigger. Requests by hand name theirs.
+PULL_REQUEST, BRANCH, TAG = "default", "stable", "sage2-all"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The jobs of one run. A job builds one PyTorch × CUDA × platform, whose Pythons share all that is compiled."""
+
+    profile: str
+    release: bool
+    retention_days: int
+    builds: tuple[matrix.Build, ...]
+
+    @property
+    def kernels(self) -> list[dict[str, Any]]:
+        """One job a CUDA version."""
+        return matrix.kernel_sets(self.builds)
+
+    @property
+    def jobs(self) -> list[dict[str, str]]:
+        """One job a PyTorch × CUDA × platform."""
+        platforms = matrix.load().platforms
+        return [
+            {
+                "name": f"{one.platform}-torch{one.torch}-cu{one.cuda}",
+                "platform": one.platform,
+                "runner": platforms[one.platform].runner,
+                "torch": one.torch,
+                "cuda": one.cuda,
+                "pythons": " ".join(build.python for build in group),
+            }
+            for group in matrix.groups(self.builds)
+            for one in group[:1]
+        ]
+
+    def outputs(self) -> dict[str, str]:
+        """What the workflow's other jobs read."""
+        return {
+            "profile": self.profile,
+            "release": json.dumps(self.release),
+            "retention-days": str(self.retention_days),
+            "kernels": json.dumps({"include": self.kernels}),
+            "jobs": json.dumps({"include": self.jobs}),
+        }
+
+
+def plan(event: str = "", ref: str = "", profile: str = "", platform: str = "") -> Plan:
+    """The plan for a trigger, as GitHub names it, or for a profile that is asked for."""
+    release = event == "push" and ref.startswith("refs/tags/v")
+    if not profile:
+        if event not in ("pull_request", "push"):
+            raise matrix.MatrixError(f"event {event!r} has no profile of its own: name one with --profile")
+        profile = TAG if release else BRANCH if event == "push" else PULL_REQUEST
+    # A pull request's files are for looking at; those of main and of requests may be wanted for a while.
+    days = 7 if event == "pull_request" else 30
+    return Plan(profile, release, days, matrix.builds(profile, platform=platform or None))

@@ -1,0 +1,58 @@
+"""What rattler-build is told of a build: recipe/recipe.yaml's variables, from variants.yaml."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from sage_factory.what import matrix
+
+
+def of(
+    build: matrix.Build,
+    *,
+    python_pin: str,
+    digests: Mapping[str, str],
+    gcc: str | None = None,
+    table: matrix.Matrix | None = None,
+) -> dict[str, list[str]]:
+    """rattler-build's variant configuration of one build: every key has one value, so that one package comes of it.
+
+    `gcc` replaces the table's compiler where the channel forwards to the system's.
+    """
+    table = table or matrix.load()
+    platform, cuda = table.platforms[build.platform], table.cuda[build.cuda]
+    values = {
+        "target_platform": build.platform,
+        "python": python_pin,
+        "pytorch": build.torch_series + ".*",
+        "pytorch_version": build.torch,
+        "c_compiler": platform.c,
+        "cxx_compiler": platform.cxx,
+        "cuda_compiler": "cuda-nvcc",
+        "cuda_compiler_version": build.cuda,
+        "sageattention_number": str(number(build, table)),
+        "cuda_architectures": ";".join(f"{a}{table.architectures[a].suffix}" for a in build.architectures),
+        "cuda_ptx": ";".join(build.ptx),
+        "sageattention_version": build.version,
+        **digests,
+    }
+    if not platform.windows:
+        compiler = gcc or cuda.gcc
+        values |= {"c_compiler_version": compiler, "cxx_compiler_version": compiler}
+        values |= {"c_stdlib": "sysroot", "c_stdlib_version": str(platform.glibc)}
+    else:
+        values |= {"c_stdlib": "vs"}
+    return {key: [value] for key, value in values.items()}
+
+
+def number(build: matrix.Build, table: matrix.Matrix) -> int:
+    """The build number, by which a solver chooses among builds of one version: the newest PyTorch, then the newest CUDA.
+
+    But what conda-forge has that PyTorch for comes first: else a solver would give a machine with a GPU kernels for a newer
+    CUDA, and beside them a PyTorch without any. PyTorch 2.9, which it has for CUDA 12, with kernels of 12.9: 209_1_129, of 13.1:
+    209_0_131.
+    """
+    major, minor = map(int, build.torch_series.split("."))
+    cuda = int(build.cuda.replace(".", ""))
+    there = build.cuda.split(".")[0] in table.pytorch[build.torch].conda_forge
+    return (major * 100 + minor) * 10_000 + there * 1000 + cuda

@@ -1,0 +1,1 @@
+"""With what: environments, locks, compilers, the channel that packages are built from."""

@@ -1,0 +1,205 @@
+"""Private virtual environments under `.venvs/`, filled from PyPI with locked hashes.
+
+Standard library only: `run.py` uses this before anything is installed. One environment is one lock
+file, of `scripts/locks/` (tools) or `recipe/pypi/` (PyTorch). An environment may lie *beside* others,
+whose packages it then sees without a second copy: PyTorch with its CUDA libraries is 6.5 GB.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.util
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from sage_factory import ROOT, FactoryError, alone
+
+VENVS = ROOT / ".venvs"
+LOCKS = (ROOT / "scripts" / "locks", ROOT / "recipe" / "pypi")
+STAMP = ".complete"
+
+# What a line of pip's log says about a failure, and what the reader can do about it.
+CAUSES: tuple[tuple[tuple[str, ...], str], ...] = (
+    (
+        ("No space left on device", "Disk quota exceeded", "Errno 28"),
+        "the disk is full. Free some space (PyTorch with its CUDA libraries takes 7 GB) and run the command again",
+    ),
+    (
+        ("DO NOT MATCH THE HASHES",),
+        "a downloaded file is not the one that was locked. A proxy or mirror may have changed it; "
+        "if the index is right, run `python3 scripts/run.py lock`",
+    ),
+    (
+        ("name resolution", "Name or service not known", "NewConnectionError", "Network is unreachable",
+         "timed out", "ProxyError", "SSLError", "ConnectionResetError", "Connection refused"),
+        "the package index cannot be reached. Check the network and pip's configuration (`pip config list`)",
+    ),
+    (
+        ("No matching distribution found", "Could not find a version"),
+        "pip found no wheel for Python {python} on this machine. Either the index cannot be reached or a package "
+        "has none for this Python: start with another one, such as the build_python of variants.yaml",
+    ),
+)  # fmt: skip
+
+
+class SetupError(FactoryError):
+    """An environment could not be set up; the message says why and what to do."""
+
+
+def lock_file(name: str) -> Path:
+    """The lock file of environment `name`."""
+    for directory in LOCKS:
+        if (path := directory / f"{name}.txt").is_file():
+            return path
+    known = ", ".join(sorted(path.stem for directory in LOCKS for path in directory.glob("*.txt"))) or "none"
+    raise SetupError(f"no lock file {name}.txt in scripts/locks or recipe/pypi. There are: {known}")
+
+
+def bin_dir(name: str) -> Path:
+    """Where the environment keeps its commands."""
+    return VENVS / name / ("Scripts" if os.name == "nt" else "bin")
+
+
+def python_of(name: str) -> Path:
+    """The environment's interpreter."""
+    return bin_dir(name) / ("python.exe" if os.name == "nt" else "python")
+
+
+def site_packages(name: str) -> Path:
+    """The environment's `site-packages`."""
+    if os.name == "nt":
+        return VENVS / name / "Lib" / "site-packages"
+    return VENVS / name / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
+
+
+def ensure(name: str, *, beside: Sequence[str] = ()) -> Path:
+    """Make environment `name` if it is missing or its lock changed, and return its interpreter.
+
+    Safe to call from several processes: one sets the environment up, the others wait for it. An
+    interrupted set-up leaves no stamp and is redone.
+    """
+    lock = lock_file(name)
+    for other in beside:
+        ensure(other)
+    wanted = _digest(lock, beside)
+    stamp = VENVS / name / STAMP
+    if _read(stamp) == wanted:
+        return python_of(name)
+    try:
+        VENVS.mkdir(exist_ok=True)
+        with alone.alone(VENVS / f"{name}.lock", f"another process that sets up .venvs/{name}", _say):
+            if _read(stamp) != wanted:  # another process may have finished it while this one waited
+                _fill(name, lock, beside)
+                stamp.write_text(wanted, encoding="utf-8")
+    except OSError as error:
+        hint = "Free some disk space" if error.errno == 28 else "Check the directory's permissions"
+        raise SetupError(f"cannot set up environment {name!r} under {VENVS}: {error}. {hint} and try again") from error
+    return python_of(name)
+
+
+def complete(name: str, *, beside: Sequence[str] = ()) -> bool:
+    """Whether environment `name` is there, and as its lock says."""
+    return _read(VENVS / name / STAMP) == _digest(lock_file(name), beside)
+
+
+def environ(names: Sequence[str], base: dict[str, str]) -> dict[str, str]:
+    """`base` with the commands of environments `names` in front, as after activation of the first."""
+    env = {key: value for key, value in base.items() if key not in {"PYTHONHOME", "PYTHONPATH", "__PYVENV_LAUNCHER__"}}
+    env["VIRTUAL_ENV"] = str(VENVS / names[0])
+    env["PYTHONNOUSERSITE"] = "1"  # the user's own packages must not shadow the locked ones
+    env["PATH"] = os.pathsep.join([*(str(bin_dir(name)) for name in names), env.get("PATH", os.defpath)])
+    return env
+
+
+def _digest(lock: Path, beside: Sequence[str]) -> str:
+    # The interpreter is part of the key: an environment made by another Python has its own site-packages.
+    parts = [lock.read_bytes(), sys.version.encode(), sys.base_prefix.encode(), "\n".join(beside).encode()]
+    return hashlib.sha256(b"\0".join(parts)).hexdigest()
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return ""
+
+
+def _fill(name: str, lock: Path, beside: Sequence[str]) -> None:
+    if importlib.util.find_spec("ensurepip") is None:
+        raise SetupError(
+            f"this Python ({sys.executable}) cannot make virtual environments: its module `ensurepip` is missing. "
+            "On Debian and Ubuntu: apt-get install python3-venv"
+        )
+    target = VENVS / name
+    print(f"setting up .venvs/{name} from {lock.relative_to(ROOT)}", file=sys.stderr, flush=True)
+    if target.exists():
+        shutil.rmtree(target)
+    log = VENVS / f"{name}.log"
+    # The base interpreter, not that of an environment this process may run in: environments do not nest.
+    base = getattr(sys, "_base_executable", None) or sys.executable
+    _logged([base, "-m", "venv", str(target)], log, name)
+    layers = "".join(f"{site_packages(other)}\n" for other in beside)
+    if layers:
+        (site_packages(name) / "beside.pth").write_text(layers, encoding="utf-8")
+    # Wheels only: a source distribution would run a build whose own requirements nobody has locked.
+    pip = ["-m", "pip", "--disable-pip-version-check", "install", "--progress-bar=off", "--only-binary=:all:"]
+    _logged([str(python_of(name)), *pip, "--require-hashes", "-r", str(lock)], log, name)
+
+
+def _logged(command: list[str], log: Path, name: str) -> None:
+    """Run a set-up command, showing its downloads and keeping all it says in `log`."""
+    env = {key: value for key, value in os.environ.items() if key not in {"PYTHONHOME", "PYTHONPATH"}}
+    env["PYTHONUNBUFFERED"] = "1"
+    with (
+        log.open("w", encoding="utf-8") as record,
+        subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            env=env,
+            # Where this process is killed, pip goes on for a while: others wait for it.
+            pass_fds=alone.held if os.name == "posix" else (),
+        ) as process,
+    ):
+        assert process.stdout is not None
+        try:
+            for line in process.stdout:
+                record.write(line)
+                if line.lstrip().startswith(("Downloading ", "Installing ")):
+                    print("  " + line.strip()[:110], file=sys.stderr, flush=True)
+        except BaseException:
+            # Left alone it would go on filling an environment that the next run takes apart.
+            _end(process)
+            raise
+    if process.returncode:
+        text = log.read_text(encoding="utf-8")
+        raise SetupError(f"environment {name!r} was not set up: {_cause(text)}. All that was said: {log}")
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """Interrupt pip, which then removes what it was unpacking; end it if it takes too long."""
+    if os.name == "posix":
+        process.send_signal(signal.SIGINT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=10)
+    process.kill()
+
+
+def _cause(text: str) -> str:
+    for needles, explanation in CAUSES:
+        if any(needle in text for needle in needles):
+            return explanation.format(python=".".join(map(str, sys.version_info[:3])))
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else "the command failed without a word"
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,72 @@
+"""`build`: what is asked for, and errors in one line."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sage_factory import ROOT
+from sage_factory.commands import build
+from sage_factory.inspect import verify
+from sage_factory.make import packages
+from sage_factory.ship import place
+from sage_factory.what import matrix
+from sage_factory.with_what import channel
+
+
+def arguments(**given: object) -> argparse.Namespace:
+    defaults = {"cuda": None, "torch": None, "python": None, "profile": None, "platform": None, "kernels": False}
+    return argparse.Namespace(**(defaults | given))
+
+
+def test_a_bare_cuda_version_means_its_pytorch_and_the_python_at_hand() -> None:
+    (group,) = build.requested(arguments(cuda="12.8"))
+    assert [(one.torch, one.python) for one in group] == [("2.8.0", channel.PYTHON)]
+
+
+def test_a_profile_is_grouped_so_that_nothing_is_compiled_twice() -> None:
+    groups = build.requested(arguments(profile="sage2-all", platform="linux-64"))
+    assert [(group[0].torch, group[0].cuda, len(group)) for group in groups] == [
+        ("2.6.0", "12.6", 4), ("2.7.0", "12.8", 3), ("2.8.0", "12.9", 3)
+    ]  # fmt: skip
+    kernels = build.requested(arguments(profile="all", platform="linux-64", kernels=True))
+    assert [group[0].cuda for group in kernels] == list(matrix.load().cuda), "one request a CUDA version"
+
+
+def test_nothing_asked_for() -> None:
+    with pytest.raises(matrix.MatrixError, match="say what to build"):
+        build.requested(arguments())
+
+
+def test_packages_that_are_there_are_verified(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Making is told how to inspect: by what inspects them once they are made, too."""
+
+    def of(self: packages.Packages, *_args: object, **_options: object) -> list[Path]:
+        assert self.faults is verify.verify_conda
+        return [tmp_path / "sageattention-2.2.0-torch280_cu128_h0_0.conda"]
+
+    monkeypatch.setattr(packages.Packages, "of", of)
+    monkeypatch.setattr(build, "ROOT", tmp_path)
+    monkeypatch.setattr(place, "WORK", tmp_path / "build")
+    with pytest.raises(packages.BuildError, match=r"nothing was put into dist/:\n.*h0_0\.conda does not exist"):
+        build.run(arguments(cuda="12.8", kernels=True, channel="pypi", output=tmp_path / "dist"))
+    assert not (tmp_path / "dist").exists()
+
+
+def test_errors_are_one_message_and_a_status(tmp_path: Path) -> None:
+    for wrong, said in (
+        (["--cuda", "11.8"], "unknown CUDA version '11.8'"),
+        (["--profile", "nope"], "unknown profile 'nope'"),
+        (["--cuda", "12.8", "--torch", "2.6.0"], "no build of PyTorch 2.6.0"),
+        (["--cuda", "12.8", "--platform", "win-64", "--python", "3.12"], "packages for win-64 are built there"),
+    ):
+        command = [sys.executable, str(ROOT / "scripts"), "build", *wrong, "--output", str(tmp_path / "dist")]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 1
+        assert said in done.stderr
+        assert "Traceback" not in done.stderr
+    assert not (tmp_path / "dist").exists()

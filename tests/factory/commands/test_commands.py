@@ -1,0 +1,92 @@
+"""The commands: the task list, the folder and the help agree, and what cannot be done ends as one line."""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import os
+import subprocess
+import sys
+
+import pytest
+
+from sage_factory import ROOT, FactoryError, commands
+from sage_factory.commands import matrix
+from sage_factory.with_what import tasks
+
+TASKS = tasks.Manifest.read(ROOT / "pixi.toml").tasks
+
+
+def test_every_command_is_a_task_and_every_task_a_command_or_a_shortcut() -> None:
+    words = {name: str(task.table["cmd"]).split() for name, task in TASKS.items()}
+    assert all(command[:2] == ["python", "scripts"] for command in words.values())
+    assert {name for name, command in words.items() if command[2:] == [name]} == set(commands.names())
+    shortcuts = {command[2] for name, command in words.items() if command[2:] != [name]}
+    assert shortcuts <= set(commands.names()), "build-cu128 is `build` with a version, test is `with-wheel` with pytest"
+
+
+def test_without_a_command_they_are_listed_as_pixi_lists_them(capsys: pytest.CaptureFixture[str]) -> None:
+    assert commands.main([]) == commands.main(["--help"]) == 0
+    first, second = capsys.readouterr().out.split("Commands ")[1:]
+    assert first == second
+    listed = dict(line.split(maxsplit=1) for line in first.splitlines()[1:])
+    assert listed == {name: TASKS[name].description for name in commands.names()}
+
+
+@pytest.mark.parametrize("name", commands.names())
+def test_each_says_how_it_is_used(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        commands.main([name, "--help"])
+    said = capsys.readouterr().out
+    assert ended.value.code == 0
+    assert said.startswith(f"usage: python scripts {name}")
+
+
+def test_from_the_command_line() -> None:
+    def run_python(*words: str) -> subprocess.CompletedProcess[str]:
+        environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+        return subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False, env=environment)
+
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        return run_python(str(ROOT / "scripts"), *words)
+
+    unknown = run("biuld", "--cuda", "12.8")
+    assert (unknown.returncode, unknown.stderr) == (2, "error: there is no command 'biuld': `python scripts` lists them\n")
+    assert "there is no command '__init__'" in run("__init__").stderr
+    bare = run_python("-S", str(ROOT / "scripts"), "matrix")
+    assert (bare.returncode, bare.stderr) == (
+        1,
+        "error: `matrix` needs rich, which is not here: run `python3 scripts/run.py matrix`\n",
+    )
+    wrong = run("tag", "--dry", "more")
+    assert wrong.returncode == 2
+    assert "usage: python scripts tag" in wrong.stderr
+    assert "unrecognized arguments: --dry more" in wrong.stderr
+
+
+@pytest.mark.parametrize(
+    ("fault", "status", "said"),
+    [
+        (FactoryError("[no] such thing"), 2, "error: [no] such thing\n"),
+        (OSError(errno.ENOSPC, "No space left on device", "a"), 2, "error: No space left on device: a: free some space and run it again\n"),
+        (PermissionError(errno.EACCES, "Permission denied", "a"), 2, "error: Permission denied: a\n"),
+        (KeyboardInterrupt(), 130, "\ninterrupted\n"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_done_is_one_line_and_a_status(
+    fault: BaseException, status: int, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(_args: argparse.Namespace) -> int:
+        raise fault
+
+    monkeypatch.setattr(matrix, "run", fail)
+    assert commands.main(["matrix"]) == status
+    assert capsys.readouterr().err == said
+
+
+def test_lint_without_its_tools_says_how_to_run_it(tmp_path: os.PathLike[str]) -> None:
+    command = [sys.executable, str(ROOT / "scripts"), "lint"]
+    environment = os.environ | {"PATH": str(tmp_path)}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 1
+    assert done.stderr == "error: no mypy and no ruff here: run `python3 scripts/run.py lint`\n"

@@ -1,0 +1,80 @@
+"""The packages of a build: what is built again, what is not, and why a build failed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import samples
+from rich.console import Console
+
+from sage_factory import child
+from sage_factory.clock import Clock
+from sage_factory.make import packages
+from sage_factory.what import matrix
+
+
+def test_packages_already_there_are_not_built_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packages, "PACKAGES", tmp_path)
+    built: list[str] = []
+
+    def fake(_self: packages.Packages, one: packages.Planned, *_rest: object) -> None:
+        built.append(one.name)
+        kernels, operators = (one.settings[f"{kind}_digest"][0] for kind in ("kernels", "operators"))
+        cuda, torch = (one.settings[key][0].replace(".", "") for key in ("cuda_compiler_version", "pytorch_version"))
+        string = f"cu{cuda}_h{kernels}_0" if "cubins" in one.name else f"torch{torch}_cu{cuda}_h{operators}_0"
+        samples.assembled(tmp_path, one.name, string)
+
+    monkeypatch.setattr(packages.Packages, "_build", fake)
+    damaged: set[Path] = set()
+
+    def faults(path: Path) -> list[str]:
+        return [f"{path.name} is damaged"] if path in damaged else []
+
+    here, found = matrix.host_platform(), packages.Packages("conda-forge", Console(quiet=True), Clock(), faults)
+    by_torch = {t: matrix.builds(platform=here, cuda="12.8", torch=t, python="3.12")[0] for t in ("2.7.0", "2.8.0")}
+    first = found.of(by_torch["2.8.0"])
+    assert built == ["sageattention-cubins", "sageattention"]
+    assert found.of(by_torch["2.8.0"]) == first
+    assert len(built) == 2
+    damaged.add(first[1])
+    assert found.of(by_torch["2.8.0"]) == first
+    assert built.pop() == "sageattention"
+    damaged.clear()
+    other = found.of(by_torch["2.7.0"])
+    assert built == ["sageattention-cubins", "sageattention", "sageattention"], "kernels serve every PyTorch"
+    assert other[0] == first[0]
+    assert found.of(by_torch["2.8.0"], kernels_only=True) == first[:1]
+
+
+def test_a_mirror_makes_the_packages_of_conda_forge() -> None:
+    build = matrix.builds(platform="linux-64", cuda="12.8", torch="2.8.0", python="3.12")[0]
+
+    def names(kind: str) -> list[str]:
+        made = packages.Packages(kind, Console(quiet=True), Clock(), lambda _path: [])
+        return [one.path.name for one in made._planned(build)]
+
+    assert names("conda-forge") == names("https://mirror.example/conda-forge")
+    assert names("conda-forge") != names("pypi")
+
+
+@pytest.mark.parametrize(
+    ("lines", "kind", "said"),
+    [
+        (["noise", "FAILED: k.cubin", "k.cu(3): error: no such thing", "ninja: build stopped", "more noise"], "pypi",
+         "FAILED: k.cubin\nk.cu(3): error: no such thing"),
+        (["noise", "  a.cpp:4:1: error: expected ')'", "  error: subprocess-exited-with-error", "error: Script failed"], "pypi",
+         "a.cpp:4:1: error: expected ')'"),
+        (["noise", "Traceback (most recent call last):", "RuntimeError: at import", "Script failed with status 1", "noise"], "pypi",
+         "RuntimeError: at import"),
+        (["cc1plus: fatal error: No space left on device"], "pypi", "free some space"),
+        (["Request failed after 3 retries", "error: Failed to resolve dependencies"], "conda-forge", "--channel pypi"),
+        (["Retry attempt #2. Sleeping 2.6s before the next attempt", "error: Failed to resolve dependencies"], "conda-forge",
+         "--channel pypi"),
+        (["error: Failed to resolve dependencies"], "pypi", "error: Failed to resolve dependencies"),
+    ],
+)  # fmt: skip
+def test_a_failed_build_says_why(lines: list[str], kind: str, said: str) -> None:
+    message = packages._why(child.ChildError("building", 1, lines, Path("log")), kind)
+    assert said in message
+    assert "noise" not in message.partition("\n")[2]

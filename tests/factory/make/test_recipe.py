@@ -1,0 +1,139 @@
+"""recipe/recipe.yaml, rendered for every PyTorch × CUDA × platform of variants.yaml."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sage_factory import ROOT
+from sage_factory.make import engine
+from sage_factory.what import matrix, variant
+from sage_factory.with_what import venvs
+
+DIGESTS = {"kernels_digest": "0123456789", "operators_digest": "abcdef0123", "sageattention_commit": "c" * 40}
+BUILDS = {f"{b.platform}-torch{b.torch}-cu{b.cuda}": b for b in matrix.builds()}
+
+
+def rendered(build: matrix.Build, **digests: str) -> dict[str, dict[str, Any]]:
+    settings = variant.of(build, python_pin=f"{build.python}.*", digests={**DIGESTS, **digests})
+    return {name: one.recipe.to_dict() for name, one in engine.render(settings).items()}
+
+
+@pytest.mark.parametrize("name", BUILDS)
+def test_every_variant_renders_to_two_packages_pinned_together(name: str) -> None:
+    build = BUILDS[name]
+    cuda, torch = build.cuda.replace(".", ""), build.torch.replace(".", "")
+    outputs = rendered(build)
+    assert set(outputs) == {"sageattention-cubins", "sageattention"}
+    cubins, operators = outputs["sageattention-cubins"], outputs["sageattention"]
+    assert {o["package"]["version"] for o in outputs.values()} == {build.version}
+    assert cubins["build"]["string"] == f"cu{cuda}_h0123456789_0"
+    assert operators["build"]["string"] == f"torch{torch}_cu{cuda}_habcdef0123_0"
+    assert cubins["build"]["noarch"] == "generic"
+    assert operators["build"]["python"]["version_independent"] is True
+    run = operators["requirements"]["run"]
+    assert {"pin_subpackage": {"name": "sageattention-cubins", "exact": True}} in run
+    assert f"pytorch {build.torch_series}.*" in run
+    assert f"pytorch {build.torch_series}.*" in operators["requirements"]["host"]
+    # Whichever release of the series the channel has, the package is named after the table's.
+    assert operators["build"]["script"]["env"]["SAGE_TORCH_RELEASE"] == build.torch
+
+
+@pytest.mark.parametrize("name", BUILDS)
+def test_kernels_and_operators_do_not_share_a_compiler(name: str) -> None:
+    build = BUILDS[name]
+    outputs = rendered(build)
+    cubins, operators = (outputs[n]["requirements"] for n in ("sageattention-cubins", "sageattention"))
+    assert f"cuda-nvcc_{build.platform} {build.cuda}.*" in cubins["build"]
+    assert not cubins.get("run")
+    # On conda-forge a PyTorch of one CUDA cannot be solved for beside the compiler of another.
+    assert "cuda" not in str([operators["build"], operators["host"], operators["run"]]).replace("sageattention-cubins", "")
+    major = int(build.cuda.split(".")[0])
+    assert operators["run_constraints"] == [f"__cuda >={major}", f"cuda-version >={build.cuda},<{major + 1}"]
+
+
+@pytest.mark.parametrize("name", [n for n in BUILDS if n.startswith("linux")])
+def test_linux_promises_its_glibc(name: str) -> None:
+    requirements = rendered(BUILDS[name])["sageattention"]["requirements"]
+    assert "__glibc >=2.28" in requirements["run"]
+    assert any(r.startswith("sysroot_") and "2.28" in r for r in requirements["build"])
+
+
+def test_the_architectures_reach_the_kernels() -> None:
+    environment = rendered(BUILDS["linux-64-torch2.8.0-cu12.8"])["sageattention-cubins"]["build"]["script"]["env"]
+    assert environment["SAGE_ARCHITECTURES"] == "8.0;8.6;8.9;9.0a;10.0;12.0"
+    assert environment["SAGE_PTX"] == "8.0"
+    older = rendered(BUILDS["linux-64-torch2.6.0-cu12.6"])["sageattention-cubins"]["build"]["script"]["env"]
+    assert older["SAGE_ARCHITECTURES"] == "8.0;8.6;8.9;9.0a"
+
+
+def test_changed_sources_make_another_package() -> None:
+    build = BUILDS["linux-64-torch2.8.0-cu12.8"]
+    changed = rendered(build, kernels_digest="fedcba9876")
+    assert changed["sageattention-cubins"]["build"]["string"] != rendered(build)["sageattention-cubins"]["build"]["string"]
+
+
+def test_windows_names_its_library() -> None:
+    tests = str(rendered(BUILDS["win-64-torch2.8.0-cu12.8"])["sageattention"]["tests"])
+    assert "sageattention/_C.dll" in tests
+    assert "_C.so" not in tests
+
+
+def test_kernels_are_the_same_package_whichever_pytorch_they_are_built_for() -> None:
+    packages = []
+    for torch in ("2.7.0", "2.8.0", "2.9.0"):
+        build = BUILDS[f"linux-64-torch{torch}-cu12.8"]
+        settings = variant.of(build, python_pin="3.12.*", digests=DIGESTS)
+        packages.append(engine.render(settings)["sageattention-cubins"].variant)
+    assert packages[0] == packages[1] == packages[2]
+
+
+def test_no_script_imports_torch_and_no_recipe_states_a_version() -> None:
+    for path in (ROOT / "recipe").glob("build_*"):
+        assert not re.search(r"import torch|torch\.utils", path.read_text(encoding="utf-8")), path.name
+    recipe = engine.RECIPE.read_text(encoding="utf-8")
+    for version in ("2.2.0", *matrix.load().cuda, *matrix.load().pytorch):
+        assert version not in recipe
+
+
+def test_operators_find_a_pytorch_laid_as_conda_forge_lays_it(tmp_path: Path) -> None:
+    """Headers and import libraries in the environment's folders, another release of the series than the package's name."""
+    cmake, ninja = (venvs.bin_dir("tools") / name for name in ("cmake", "ninja"))
+    if not cmake.is_file() or os.name == "nt":
+        pytest.skip("no CMake from PyPI here: `python3 scripts/run.py build-cu128` brings it")
+    package, prefix = tmp_path / "site-packages" / "torch", tmp_path / "prefix"
+    for library in (package / "lib" / "libtorch_cpu.so", prefix / "lib" / "libc10.so"):
+        library.parent.mkdir(parents=True)
+        library.touch()
+    (package / "version.py").write_text("__version__ = '2.9.1'\n")
+
+    def configured(release: str) -> subprocess.CompletedProcess[str]:
+        values = {"MAKE_PROGRAM": ninja, "TORCH_DIR": package, "TORCH_PREFIX": prefix, "TORCH_RELEASE": release}
+        options = [f"-D{'CMAKE' if key == 'MAKE_PROGRAM' else 'SAGE'}_{key}={value}" for key, value in values.items()]
+        command: list[str | Path] = [
+            cmake,
+            "-S",
+            ROOT / "csrc" / "torch",
+            "-B",
+            tmp_path / release,
+            "-G",
+            "Ninja",
+            *options,
+        ]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+    done = configured("2.9.0")
+    assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "2.9.0" / "_build.json").read_text())["torch"] == "2.9.0"
+    ninja_file = (tmp_path / "2.9.0" / "build.ninja").read_text()
+    assert f"-isystem {prefix}/include" in ninja_file
+    assert f"{prefix}/lib/libc10.so" in ninja_file
+    wrong = configured("2.8.0")
+    assert wrong.returncode == 1
+    assert "PyTorch 2.8.0 cannot be compiled against PyTorch 2.9.1" in " ".join(wrong.stderr.split())

@@ -1,0 +1,118 @@
+"""Wheels: what is in a wheel, and that the same inputs give the same bytes."""
+
+from __future__ import annotations
+
+import dataclasses
+import email
+import time
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import samples
+from packaging.utils import parse_wheel_filename
+
+from sage_factory import commands
+from sage_factory.inspect import verify
+from sage_factory.make import wheels
+
+
+def test_name_states_torch_cuda_and_python(wheel_path: Path) -> None:
+    assert wheel_path.name == "sageattention-2.2.0-280.128-cp312-cp312-linux_x86_64.whl"
+    _, version, build, tags = parse_wheel_filename(wheel_path.name)
+    assert (str(version), build, [str(tag) for tag in tags]) == ("2.2.0", (280, ".128"), ["cp312-cp312-linux_x86_64"])
+
+
+def test_holds_both_packages_and_nothing_of_the_installation(wheel_path: Path) -> None:
+    files = samples.contents(wheel_path)
+    assert {"sageattention/__init__.py", "sageattention/_C.so", "sageattention/cubins/manifest.json"} <= files.keys()
+    assert files["sageattention/cubins/sm_90a/quant_k_int8-d64-fp16.cubin"] == samples.cubin(90)
+    assert f"{samples.DIST_INFO}/licenses/LICENSE" in files
+    assert f"{samples.DIST_INFO}/INSTALLER" not in files
+
+
+def test_metadata_pins_torch_and_python_and_keeps_the_description(wheel_path: Path) -> None:
+    metadata = email.message_from_bytes(samples.contents(wheel_path)[f"{samples.DIST_INFO}/METADATA"])
+    assert metadata.get_all("Requires-Dist") == ["torch==2.8.*"]
+    assert metadata["Requires-Python"] == "==3.12.*"
+    assert metadata.get_all("License-File") == ["LICENSE"]
+    assert "8 bit" in str(metadata["Summary"])
+    assert "Read me." in str(metadata.get_payload())
+
+
+def test_is_a_function_of_its_inputs(tmp_path: Path) -> None:
+    first = samples.a_wheel(tmp_path / "first").read_bytes()
+    time.sleep(2.1)  # a zip states times in steps of two seconds
+    assert samples.a_wheel(tmp_path / "second").read_bytes() == first
+
+
+def test_entries_have_one_time_and_plain_modes(wheel_path: Path) -> None:
+    with zipfile.ZipFile(wheel_path) as archive:
+        assert {member.date_time for member in archive.infolist()} == {(1980, 1, 1, 0, 0, 0)}
+        modes = {member.filename: member.external_attr >> 16 for member in archive.infolist()}
+        assert archive.namelist()[-1].startswith(samples.DIST_INFO)
+    assert modes["sageattention/_C.so"] == 0o100755
+    assert modes["sageattention/__init__.py"] == 0o100644
+
+
+def test_another_python_changes_the_metadata_alone(tmp_path: Path) -> None:
+    old, new = samples.contents(samples.a_wheel(tmp_path)), samples.contents(samples.a_wheel(tmp_path, "3.11"))
+    changed = {name for name in old.keys() | new.keys() if old.get(name) != new.get(name)}
+    assert changed == {f"{samples.DIST_INFO}/{name}" for name in ("METADATA", "WHEEL", "RECORD")}
+
+
+@pytest.mark.parametrize(("field", "value"), [("cuda", "12.9"), ("torch", "2.7.0"), ("version", "2.2.1")])
+def test_refuses_packages_of_another_build(tmp_path: Path, field: str, value: str) -> None:
+    changed: Any = {field: value}
+    other = dataclasses.replace(samples.build(), **changed)
+    with pytest.raises(wheels.WheelError, match="was asked for") as caught:
+        wheels.emit(
+            samples.operators_conda(tmp_path),
+            samples.cubins_conda(tmp_path),
+            build=other,
+            out_dir=tmp_path,
+        )
+    assert value in str(caught.value)
+    assert not list(tmp_path.glob("*.whl"))
+
+
+def test_refuses_the_packages_in_the_wrong_order(tmp_path: Path) -> None:
+    with pytest.raises(wheels.WheelError, match=r"does not hold _build\.json"):
+        wheels.emit(
+            samples.cubins_conda(tmp_path),
+            samples.operators_conda(tmp_path),
+            build=samples.build(),
+            out_dir=tmp_path,
+        )
+
+
+def test_a_full_disk_leaves_nothing_half_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    operators, cubins = samples.operators_conda(tmp_path), samples.cubins_conda(tmp_path)
+
+    def full(path: Path, data: bytes) -> int:
+        with path.open("wb") as handle:
+            handle.write(data[:100])
+        raise OSError(28, "No space left on device", str(path))
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(OSError, match="No space left"):
+        wheels.emit(operators, cubins, build=samples.build(), out_dir=tmp_path / "out")
+    assert not list((tmp_path / "out").iterdir())
+
+
+def test_command_packs_one_wheel_for_each_python(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    packages = [str(samples.operators_conda(tmp_path)), str(samples.cubins_conda(tmp_path))]
+    assert commands.main(["wheel", *packages, "--python", "3.11", "3.12", "--out", str(tmp_path / "out")]) == 0
+    made = sorted((tmp_path / "out").iterdir())
+    assert [path.name.split("-")[3] for path in made] == ["cp311", "cp312"]
+    assert all(verify.verify_wheel(path) == [] for path in made)
+    assert len(capsys.readouterr().out.splitlines()) == 2
+
+
+def test_command_names_a_python_that_is_not_built(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    packages = [str(samples.operators_conda(tmp_path)), str(samples.cubins_conda(tmp_path))]
+    assert commands.main(["wheel", *packages, "--python", "3.7", "--out", str(tmp_path / "out")]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("error: ")
+    assert "3.7" in said

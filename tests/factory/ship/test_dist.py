@@ -1,0 +1,48 @@
+"""The wheels that lie in dist/: the operators of each are loaded beside the PyTorch they were built for."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from sage_factory import ROOT
+from sage_factory.with_what import venvs
+
+WHEELS = sorted((ROOT / "dist" / "wheels").glob("*.whl"))
+# Of one build for every Python the operators are the same bytes: what is loaded in one Python is loaded for all.
+CODE = """
+import sys, torch
+torch.ops.load_library(sys.argv[1])
+print(torch.__version__, *(name for name in torch._C._dispatch_get_all_op_names() if name.startswith("sageattention::")))
+"""
+
+
+def distinct() -> dict[str, list[Path]]:
+    """Wheels by the operators in them, named after the first."""
+    by_content: dict[str, list[Path]] = {}
+    for path in WHEELS:
+        with zipfile.ZipFile(path) as archive:
+            names = [name for name in archive.namelist() if name in ("sageattention/_C.so", "sageattention/_C.dll")]
+            by_content.setdefault(hashlib.sha256(archive.read(names[0])).hexdigest(), []).append(path)
+    return {paths[0].name: paths for paths in by_content.values()}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", distinct())
+def test_operators_load_beside_their_pytorch(name: str, tmp_path: Path) -> None:
+    with zipfile.ZipFile(ROOT / "dist" / "wheels" / name) as archive:
+        torch = json.loads(archive.read("sageattention/_build.json"))["torch"]
+        library = archive.extract("sageattention/_C.so", tmp_path)
+    python = venvs.python_of(f"torch-{torch}")
+    if not (venvs.VENVS / f"torch-{torch}" / venvs.STAMP).is_file():
+        pytest.skip(f"no PyTorch {torch} from PyPI here: a build of it brings it")
+    done = subprocess.run([python, "-W", "ignore", "-c", CODE, library], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found, *operators = done.stdout.split()
+    assert found.startswith(torch)
+    assert "sageattention::set_kernel_directory" in operators

@@ -1,0 +1,209 @@
+"""pip's indexes: that pip, asked over HTTP, takes the wheel for the PyTorch and Python at hand, or says why there is none."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import loopback
+import pytest
+import samples
+
+from sage_factory import commands
+from sage_factory.files import sha256
+from sage_factory.ship import indexes
+from sage_factory.what import matrix
+
+
+@pytest.fixture(scope="module")
+def wheels(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Wheels of one PyTorch and CUDA for three Pythons."""
+    folder = tmp_path_factory.mktemp("wheels")
+    return [samples.a_wheel(folder, python) for python in ("3.11", "3.12", "3.13")]
+
+
+@pytest.fixture(scope="module")
+def site(wheels: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[loopback.Server]:
+    folder = tmp_path_factory.mktemp("site")
+    indexes.add(wheels, folder)
+    with loopback.offering(folder) as server:
+        yield server
+
+
+def pip(*arguments: str, path: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """pip without the settings of this machine, and with the packages in `path`."""
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("PIP_", "PYTHON"))}
+    environment |= {"PIP_CONFIG_FILE": os.devnull, "NO_PROXY": "127.0.0.1", "PYTHONPATH": str(path or "")}
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-cache-dir", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+
+
+def beside_torch(folder: Path, version: str) -> Path:
+    """A folder in which pip finds PyTorch installed, and an old sageattention, whatever else it finds further on."""
+    for name, one in (("torch", version), ("sageattention", "0.0.1")):
+        info = folder / f"{name}-{one}.dist-info"
+        info.mkdir(parents=True)
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {one}\n", encoding="utf-8")
+        (info / "INSTALLER").write_text("pip\n", encoding="utf-8")
+        (info / "RECORD").write_text("", encoding="utf-8")
+    return folder
+
+
+def test_one_index_for_each_cuda_and_pytorch_series() -> None:
+    names = {build.wheel_name: build for build in matrix.builds()}
+    for name, build in names.items():
+        link = indexes.describe(name, name, "0")
+        assert link.folder == f"cu{build.cuda.replace('.', '')}-torch{build.torch_series.replace('.', '')}"
+        assert (link.project, link.requires_python) == ("sageattention", f"=={build.python}.*")
+    found = indexes.pages(indexes.describe(name, name, "0") for name in names)
+    offered = {path.split("/")[0]: text.count(".whl</a>") for path, text in found.items() if path.count("/") == 2}
+    assert sum(offered.values()) == len(names)
+    assert set(offered) == {indexes.describe(name, name, "0").folder for name in names}
+
+
+@pytest.mark.parametrize("python", ["3.11", "3.12", "3.13"])
+def test_pip_takes_the_wheel_for_its_python(site: loopback.Server, python: str, tmp_path: Path) -> None:
+    # As that Python's pip would, on any machine.
+    asked = ["--only-binary=:all:", f"--python-version={python}", "--platform=linux_x86_64", "--no-deps"]
+    url = f"{site.url}/cu128-torch28/"
+    done = pip("download", "sageattention", "--index-url", url, *asked, "--dest", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == [samples.build(python).wheel_name]
+
+
+@pytest.mark.skipif(sys.version_info[:2] not in [(3, 11), (3, 12), (3, 13)], reason="no wheel here for this Python")
+@pytest.mark.skipif(matrix.host_platform() != "linux-64", reason="the samples are for linux-64")
+def test_pip_installs_beside_the_right_pytorch(site: loopback.Server, tmp_path: Path) -> None:
+    torch = beside_torch(tmp_path / "torch", "2.8.1+cu128")
+    target = tmp_path / "report.json"
+    url = f"{site.url}/cu128-torch28/"
+    done = pip("install", "--dry-run", "--report", str(target), "sageattention>=1", "--index-url", url, path=torch)
+    assert done.returncode == 0, done.stderr
+    (chosen,) = json.loads(target.read_text(encoding="utf-8"))["install"]
+    build = samples.build(f"{sys.version_info[0]}.{sys.version_info[1]}")
+    assert chosen["download_info"]["url"].endswith(f"/cu128-torch28/sageattention/{build.wheel_name}")
+    assert any(path.endswith(".metadata") for path in site.asked), "the metadata is read without the wheel"
+
+
+@pytest.mark.skipif(matrix.host_platform() != "linux-64", reason="the samples are for linux-64")
+def test_pip_refuses_beside_another_pytorch_and_says_which_is_needed(site: loopback.Server, tmp_path: Path) -> None:
+    torch = beside_torch(tmp_path / "torch", "2.7.1+cu128")
+    done = pip("install", "--dry-run", "sageattention>=1", "--index-url", f"{site.url}/cu128-torch28/", path=torch)
+    assert done.returncode != 0
+    assert "torch==2.8.*" in done.stderr
+
+
+def test_pip_refuses_a_python_that_no_wheel_is_for(site: loopback.Server, tmp_path: Path) -> None:
+    asked = ["--only-binary=:all:", "--python-version=3.9", "--platform=linux_x86_64", "--no-deps"]
+    done = pip("download", "sageattention", "--index-url", f"{site.url}/cu128-torch28/", *asked, "--dest", str(tmp_path))
+    assert done.returncode != 0
+    assert re.search(r"Requires-Python ==3\.1\d\.\*|No matching distribution found for sageattention", done.stderr)
+
+
+def test_pip_refuses_a_file_that_was_changed(wheels: list[Path], tmp_path: Path) -> None:
+    indexes.add(wheels, tmp_path / "site")
+    path = indexes.target(wheels[0], tmp_path / "site")
+    path.write_bytes(path.read_bytes() + b"\0")
+    with loopback.offering(tmp_path / "site") as server:
+        asked = ["--only-binary=:all:", "--python-version=3.11", "--platform=linux_x86_64", "--no-deps"]
+        url = f"{server.url}/cu128-torch28/"
+        done = pip("download", "sageattention", "--index-url", url, *asked, "--dest", str(tmp_path / "out"))
+    assert done.returncode != 0
+    assert "DO NOT MATCH THE HASHES" in done.stderr
+
+
+# Adding to a folder.
+
+
+def files(folder: Path) -> dict[str, str]:
+    return {str(p.relative_to(folder)): sha256(p.read_bytes()) for p in folder.rglob("*") if p.is_file() and p.name != ".lock"}
+
+
+def test_adding_again_changes_nothing(wheels: list[Path], tmp_path: Path) -> None:
+    assert indexes.add(wheels[:2], tmp_path) == wheels[:2]
+    before = files(tmp_path)
+    assert indexes.add(wheels[:2], tmp_path) == []
+    assert files(tmp_path) == before
+    assert indexes.add(wheels, tmp_path) == wheels[2:]
+    page = (tmp_path / "cu128-torch28" / "sageattention" / "index.html").read_text(encoding="utf-8")
+    assert [page.count(f'{path.name}#sha256={sha256(path.read_bytes())}"') for path in wheels] == [1, 1, 1]
+
+
+def test_a_published_wheel_is_never_replaced(wheels: list[Path], tmp_path: Path) -> None:
+    indexes.add(wheels[:1], tmp_path / "site")
+    before = files(tmp_path / "site")
+    other = tmp_path / wheels[0].name
+    other.write_bytes(wheels[0].read_bytes() + b"\0")
+    with pytest.raises(indexes.SiteError, match=f"never replaced.*{re.escape(wheels[0].name)}"):
+        indexes.add([*wheels[1:], other], tmp_path / "site")
+    assert files(tmp_path / "site") == before, "nothing else is added either"
+
+
+def test_what_a_killed_run_left_is_finished(wheels: list[Path], tmp_path: Path) -> None:
+    indexes.add(wheels, tmp_path)
+    whole = files(tmp_path)
+    first, second, _ = (indexes.target(wheel, tmp_path) for wheel in wheels)
+    first.unlink()
+    first.with_name(f".{first.name}.partial").write_bytes(b"half")
+    second.with_name(f"{second.name}.metadata").unlink()
+    for page in tmp_path.rglob("index.html"):
+        page.unlink()
+    indexes.add(wheels, tmp_path)
+    assert files(tmp_path) == whole
+
+
+# From GitHub's releases.
+
+
+def release(tag: str, *assets: Mapping[str, str], draft: bool = False) -> dict[str, object]:
+    return {"tag_name": tag, "draft": draft, "assets": list(assets)}
+
+
+def asset(name: str, tag: str = "v2.2.0", digest: str = "sha256:00") -> dict[str, str]:
+    return {"name": name, "browser_download_url": f"https://example.org/{tag}/{name}", "digest": digest}
+
+
+def test_links_to_the_wheels_of_every_release() -> None:
+    old, new = (samples.build(python).wheel_name for python in ("3.11", "3.12"))
+    found = indexes.links(
+        [
+            release("v2.2.0-build.1", asset(new, "v2.2.0-build.1"), asset(old, "v2.2.0-build.1")),
+            release("v2.2.0", asset(old), asset("SHA256SUMS")),
+            release("v3", asset(samples.build("3.13").wheel_name), draft=True),
+        ]
+    )
+    assert {link.name for link in found} == {old, new}
+    page = indexes.pages(found)["cu128-torch28/sageattention/index.html"]
+    assert f'href="https://example.org/v2.2.0-build.1/{new}#sha256=00" data-requires-python="==3.12.*"' in page
+
+
+def test_releases_that_contradict_each_other() -> None:
+    name = samples.build("3.11").wheel_name
+    with pytest.raises(indexes.SiteError, match="in two releases with other content"):
+        indexes.links([release("v2.2.0", asset(name)), release("v2.2.0-build.1", asset(name, digest="sha256:11"))])
+    with pytest.raises(indexes.SiteError, match="gives no SHA-256"):
+        indexes.links([release("v2.2.0", asset(name, digest=""))])
+
+
+def test_releases_are_asked_of_gh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert commands.main(["index", "--releases", "someone/something", "--output", str(tmp_path / "site")]) == 1
+    assert "`gh`, GitHub's command line, is not installed" in capsys.readouterr().err
+    name = samples.build("3.11").wheel_name
+    answer = json.dumps([[release("v2.2.0", asset(name))]])
+    program = tmp_path / "gh"
+    program.write_text(f"#!/bin/sh\ncase \"$*\" in *repos/someone/something/releases*) echo '{answer}';; *) exit 3;; esac\n")
+    program.chmod(0o755)
+    assert commands.main(["index", "--releases", "someone/something", "--output", str(tmp_path / "site")]) == 0
+    assert name in (tmp_path / "site" / "cu128-torch28" / "sageattention" / "index.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", ["sageattention-2.2.0.whl", "sageattention-2.2.0-py3-none-any.whl"])
+def test_a_name_that_says_too_little(name: str) -> None:
+    with pytest.raises(indexes.SiteError, match=re.escape(name)):
+        indexes.describe(name, name, "0")

@@ -1,0 +1,85 @@
+"""dist/: all of a build's files with their index, or none."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from pathlib import Path
+
+import pytest
+import samples
+
+from sage_factory.ship import place
+from sage_factory.what import matrix
+
+HERE = matrix.host_platform()
+
+
+def listing(folder: Path) -> dict[str, str]:
+    """Every file below, hidden ones too, with its content's hash."""
+    files = (p for p in folder.rglob("*") if p.is_file())
+    return {str(p.relative_to(folder)): hashlib.sha256(p.read_bytes()).hexdigest() for p in files}
+
+
+# dist/.
+
+
+def ready(folder: Path, digest: str, torch: str = "280", *, kernels: str | None = None) -> list[Path]:
+    cubins = f"cu128_h{kernels or digest}_0"
+    wheel = folder / f"sageattention-2.2.0-{torch}.128-cp312-cp312-linux_x86_64.whl"
+    needs = [f"sageattention-cubins ==2.2.0 {cubins}"]
+    packages = [
+        samples.assembled(folder, "sageattention-cubins", cubins),
+        samples.assembled(folder, "sageattention", f"torch{torch}_cu128_h{digest}_0", depends=needs),
+    ]
+    wheel.write_bytes(digest.encode())
+    return [*packages, wheel]
+
+
+def test_places_everything_with_an_index_and_removes_what_it_replaces(tmp_path: Path) -> None:
+    dist = tmp_path / "dist"
+    place.place(ready(tmp_path / "one", "aaaa"), dist)
+    place.place(ready(tmp_path / "two", "bbbb"), dist)
+    assert set(listing(dist)) == {
+        "conda/noarch/repodata.json", f"conda/{HERE}/repodata.json",
+        "conda/noarch/sageattention-cubins-2.2.0-cu128_hbbbb_0.conda",
+        f"conda/{HERE}/sageattention-2.2.0-torch280_cu128_hbbbb_0.conda",
+        "wheels/sageattention-2.2.0-280.128-cp312-cp312-linux_x86_64.whl",
+    }  # fmt: skip
+    index = (dist / "conda" / HERE / "repodata.json").read_text()
+    assert "hbbbb" in index
+    assert "haaaa_0.conda" not in index
+
+
+def test_kernels_that_another_package_asks_for_stay(tmp_path: Path) -> None:
+    dist = tmp_path / "dist"
+    place.place(ready(tmp_path / "one", "aaaa", "270"), dist)
+    place.place(ready(tmp_path / "two", "bbbb", "280"), dist)
+    assert {p.name.split("_h")[1][:4] for p in (dist / "conda" / "noarch").glob("*.conda")} == {"aaaa", "bbbb"}
+
+
+@pytest.mark.parametrize("failing", ["copy", "index"])
+def test_a_full_disk_leaves_dist_as_it_was(failing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dist = tmp_path / "dist"
+    place.place(ready(tmp_path / "one", "aaaa"), dist)
+    before = listing(dist)
+    copies = 0
+
+    def full(source: Path, target: Path) -> None:
+        nonlocal copies
+        copies += 1
+        if copies == 3:
+            target.write_bytes(source.read_bytes()[:10])
+            raise OSError(28, "No space left on device", str(target))
+        target.write_bytes(source.read_bytes())
+
+    async def cannot(*_args: object, **_kwargs: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    if failing == "copy":
+        monkeypatch.setattr(shutil, "copyfile", full)
+    else:
+        monkeypatch.setattr(place, "index_fs", cannot)
+    with pytest.raises(OSError, match="No space left"):
+        place.place(ready(tmp_path / "two", "bbbb"), dist)
+    assert listing(dist) == before

@@ -1,0 +1,240 @@
+"""Releases: the tag, the notes made of what was built, the sums; on GitHub all of it or, until then, a draft."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import samples
+
+from sage_factory import commands
+from sage_factory.files import sha256
+from sage_factory.ship import collect, release
+from sage_factory.what import matrix
+
+PROFILE, BUILDS = samples.PROFILE, samples.BUILDS
+URL = "https://example.github.io/ours"
+pytestmark = pytest.mark.usefixtures("sample_profile")
+
+
+@pytest.mark.parametrize("name", ["v2.3.0", "2.2.0", "v2.2.0-build.0", "v2.2.0-build", "v2.2.0rc1"])
+def test_a_tag_of_another_version_is_refused(dist: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(dist, name) == 1
+    assert f"tag {name} is not one of version 2.2.0, which variants.yaml states" in capsys.readouterr().err
+    assert not (dist / "release").exists()
+
+
+# Notes and sums.
+
+
+def run(dist: Path, name: str = "v2.2.0", *more: str) -> int:
+    to = ["--profile", PROFILE, "--dist", str(dist), "--index-url", URL, "--channel-url", "https://prefix.dev/ours"]
+    return commands.main(["release", "--tag", name, *to, *more])
+
+
+def test_notes_and_sums_say_what_was_built(dist: Path) -> None:
+    assert run(dist) == 0
+    notes = (dist / "release" / "NOTES.md").read_text(encoding="utf-8")
+    promised = matrix.load().cuda[samples.CUDA]
+    code = ", ".join([*matrix.targets(promised.architectures), *(f"compute_{a.replace('.', '')}" for a in promised.ptx)])
+    assert f"| 2.8 | 12.8 | 3.11, 3.12 | linux-64 | {code} |" in notes
+    assert f"pip install sageattention==2.2.0 --index-url {URL}/cu128-torch28/  # PyTorch 2.8, CUDA 12.8" in notes
+    assert "conda install -c https://prefix.dev/ours -c conda-forge sageattention=2.2.0" in notes
+    assert "c" * 40 in notes
+    sums = (dist / "release" / "SHA256SUMS").read_text(encoding="utf-8")
+    assert dict(line.split("  ")[::-1] for line in sums.splitlines()) == {
+        path.name: sha256(path.read_bytes()) for path in collect.collect(dist, PROFILE).files
+    }
+
+
+def test_the_same_files_make_the_same_release(dist: Path) -> None:
+    contents = []
+    for _ in range(2):
+        assert run(dist) == 0
+        contents.append({path.name: path.read_bytes() for path in (dist / "release").iterdir()})
+    assert contents[0] == contents[1]
+
+
+def test_the_index_is_githubs_pages_unless_told(dist: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GITHUB_REPOSITORY", "Someone/ours")
+    assert commands.main(["release", "--tag", "v2.2.0", "--profile", PROFILE, "--dist", str(dist)]) == 0
+    notes = (dist / "release" / "NOTES.md").read_text(encoding="utf-8")
+    assert "--index-url https://someone.github.io/ours/cu128-torch28/" in notes
+    assert "conda install" not in notes, "no channel was named"
+
+
+@pytest.mark.parametrize(
+    ("commit", "said"),
+    [("c" * 40 + "+", r"sources that were not committed \(c{40}\+\): commit, and build again"), ("", r"no commit \(none\)")],
+)
+def test_what_nobody_could_build_again_is_not_released(
+    commit: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(samples.a_dist(tmp_path, commit=commit)) == 1
+    assert re.search(said, capsys.readouterr().err)
+
+
+def test_half_a_profile_is_not_released(dist: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (dist / "wheels" / BUILDS[0].wheel_name).unlink()
+    assert run(dist) == 1
+    assert f"wheels/{BUILDS[0].wheel_name} is missing" in capsys.readouterr().err
+
+
+# GitHub, by a `gh` that keeps its releases in a file.
+
+GH = """#!{python}
+import hashlib, json, pathlib, sys
+state = pathlib.Path({state!r})
+releases = json.loads(state.read_text())
+arguments = sys.argv[1:]
+with open({state!r} + ".log", "a") as log:
+    log.write(" ".join(arguments[:2]) + "\\n")
+if arguments[0] == "api":
+    assert "repos/{{owner}}/{{repo}}/releases" in arguments[-1]
+    print(json.dumps([releases]))
+    sys.exit()
+kind, tag = arguments[1:3]
+mine = [one for one in releases if one["tag_name"] == tag]
+if kind == "create":
+    assert "--draft" in arguments and "--verify-tag" in arguments
+    releases.insert(0, {{"tag_name": tag, "draft": True, "assets": []}})
+elif kind == "upload":
+    path = pathlib.Path(arguments[3])
+    if path.name in pathlib.Path({state!r} + ".refuse").read_text().split():
+        sys.exit("HTTP 500")
+    assert path.name not in [asset["name"] for asset in mine[0]["assets"]]
+    digest = "sha256:" + hashlib.sha256(path.read_bytes()).hexdigest()
+    mine[0]["assets"].append({{"name": path.name, "digest": digest, "state": "uploaded"}})
+elif kind == "delete-asset":
+    mine[0]["assets"] = [asset for asset in mine[0]["assets"] if asset["name"] != arguments[3]]
+elif kind == "edit":
+    assert arguments[3] == "--draft=false"
+    mine[0]["draft"] = False
+else:
+    sys.exit("unknown " + kind)
+state.write_text(json.dumps(releases))
+"""
+
+
+class GitHub:
+    """The state of the stand-in."""
+
+    def __init__(self, folder: Path) -> None:
+        self.state = folder / "releases.json"
+        self.refuse = folder / "releases.json.refuse"
+        self.refuse.write_text("")
+        self.set([])
+        program = folder / "bin" / "gh"
+        program.parent.mkdir()
+        program.write_text(GH.format(python=sys.executable, state=str(self.state)))
+        program.chmod(0o755)
+
+    def set(self, releases: list[dict[str, Any]]) -> None:
+        self.state.write_text(json.dumps(releases))
+
+    @property
+    def releases(self) -> list[dict[str, Any]]:
+        return list(json.loads(self.state.read_text()))
+
+    def asked(self, what: str) -> int:
+        return Path(f"{self.state}.log").read_text().splitlines().count(what)
+
+
+@pytest.fixture
+def github(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> GitHub:
+    found = GitHub(tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)
+    return found
+
+
+def test_a_release_is_a_draft_until_all_of_it_is_there(dist: Path, github: GitHub, capsys: pytest.CaptureFixture[str]) -> None:
+    github.refuse.write_text(BUILDS[1].wheel_name)
+    assert run(dist, "v2.2.0", "--publish") == 1
+    assert "`gh release upload` failed: HTTP 500. Run it again to go on" in capsys.readouterr().err
+    (there,) = github.releases
+    assert (there["draft"], len(there["assets"])) == (True, 3)
+    github.refuse.write_text("")
+    assert run(dist, "v2.2.0", "--publish") == 0
+    assert "release v2.2.0 is public: 2 files new, 5 in all" in capsys.readouterr().out
+    (there,) = github.releases
+    names = {path.name for path in collect.collect(dist, PROFILE).files} | {"SHA256SUMS"}
+    assert (there["draft"], {asset["name"] for asset in there["assets"]}) == (False, names)
+    assert run(dist, "v2.2.0", "--publish") == 0
+    assert "0 files new, 5 in all" in capsys.readouterr().out
+    assert (github.asked("release create"), github.asked("release edit"), github.asked("release upload")) == (1, 1, 6)
+
+
+def change(key: str, value: object) -> Callable[[dict[str, Any]], None]:
+    return lambda there: there["assets"][0].update({key: value})
+
+
+def test_an_upload_that_was_cut_off_is_made_again(dist: Path, github: GitHub) -> None:
+    assert run(dist, "v2.2.0", "--publish") == 0
+    (there,) = github.releases
+    there["draft"] = True
+    there["assets"][0]["state"] = "starter"
+    github.set([there])
+    assert run(dist, "v2.2.0", "--publish") == 0
+    (there,) = github.releases
+    assert (there["draft"], {asset["state"] for asset in there["assets"]}) == (False, {"uploaded"})
+
+
+@pytest.mark.parametrize(
+    ("harm", "said"),
+    [
+        (
+            lambda there: there["assets"][0].update(digest="sha256:0"),
+            "published files are never replaced, and release v2.2.0 has other",
+        ),
+        (
+            lambda there: there["assets"].append({"name": "x", "state": "uploaded", "digest": ""}),
+            "has files that this one has not: x",
+        ),
+        (lambda there: there["assets"].pop(), "is public already and lacks SHA256SUMS: release a new build"),
+    ],
+)
+def test_what_is_public_stays_as_it_is(
+    harm: Callable[[dict[str, Any]], None], said: str, dist: Path, github: GitHub, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(dist, "v2.2.0", "--publish") == 0
+    (there,) = github.releases
+    harm(there)
+    github.set([there])
+    assert run(dist, "v2.2.0", "--publish") == 1
+    assert said in capsys.readouterr().err
+    assert github.releases == [there]
+
+
+def test_a_second_build_has_the_wheels_of_the_first_or_none(
+    dist: Path, github: GitHub, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(dist, "v2.2.0", "--publish") == 0
+    assert run(dist, "v2.2.0-build.1", "--publish") == 0
+    first, second = github.releases[1], github.releases[0]
+    assert (second["tag_name"], second["draft"], second["assets"]) == ("v2.2.0-build.1", False, first["assets"])
+    (wheel,) = [asset for asset in first["assets"] if asset["name"] == BUILDS[0].wheel_name]
+    wheel["digest"] = "sha256:0"
+    github.set([first])
+    capsys.readouterr()
+    assert run(dist, "v2.2.0-build.1", "--publish") == 1
+    assert f"{BUILDS[0].wheel_name} was released as v2.2.0 with other content" in capsys.readouterr().err
+    assert github.releases == [first]
+
+
+# What only several platforms can do to each other.
+
+
+def test_platforms_are_of_one_commit_and_have_names_of_their_own() -> None:
+    apart = samples.a_group("win-64", operators="torch280_cu128_h3_0", commit="d" * 40)
+    with pytest.raises(release.ReleaseError, match=r"built of different sources: \S+_h2_0\.conda of c+, \S+_h3_0\.conda of d+"):
+        release.prepare("v2.2.0", collect.Collection((samples.a_group("linux-64"), apart), ()), URL)
+    with pytest.raises(
+        release.ReleaseError, match=r"two files of one name.*: sageattention-2\.2\.0-torch280_cu128_h2_0\.conda"
+    ):
+        release.prepare("v2.2.0", collect.Collection((samples.a_group("linux-64"), samples.a_group("win-64")), ()), URL)

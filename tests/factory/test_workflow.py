@@ -1,0 +1,323 @@
+"""The GitHub workflows: valid, of least privilege, and walked through for its four triggers without running a step."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from sage_factory import ROOT
+from sage_factory.make import packages
+from sage_factory.what import inputs, matrix, plan
+from sage_factory.with_what import tasks
+
+GITHUB = ROOT / ".github"
+WORKFLOW = GITHUB / "workflows" / "build.yml"
+LOCK = GITHUB / "workflows" / "lock.yml"
+ACTION = GITHUB / "actions" / "pixi" / "action.yml"
+# YAML reads the key `on` as true.
+CONTENT: dict[Any, Any] = yaml.safe_load(WORKFLOW.read_text(encoding="utf-8"))
+JOBS: dict[str, dict[str, Any]] = CONTENT["jobs"]
+TRIGGERS = {
+    "pull request": ("pull_request", "refs/pull/7/merge", {}),
+    "main": ("push", "refs/heads/main", {}),
+    "tag": ("push", "refs/tags/v2.2.0", {}),
+    "by hand": ("workflow_dispatch", "refs/heads/main", {"profile": "python311", "platform": "linux-aarch64"}),
+}
+
+
+def found(name: str) -> str | None:
+    """A program of the environment that the tests run in, which the wheel's own environment lies beside."""
+    places = [
+        sysconfig.get_path("scripts"),
+        *(str(Path(p).parents[2] / "bin") for p in sys.path if p.endswith("site-packages")),
+    ]
+    return shutil.which(name, path=os.pathsep.join([*places, os.environ.get("PATH", "")]))
+
+
+def tool(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    program = found(name)
+    assert program, f"{name} is not installed: it is among the tests' requirements"
+    return subprocess.run([program, *arguments], capture_output=True, text=True, check=False, cwd=ROOT)
+
+
+# Valid.
+
+
+@pytest.mark.parametrize(
+    ("path", "schema"), [(WORKFLOW, "github-workflows"), (LOCK, "github-workflows"), (ACTION, "github-actions")]
+)
+def test_fits_githubs_schema(path: Path, schema: str, tmp_path: Path) -> None:
+    done = tool("check-jsonschema", "--builtin-schema", f"vendor.{schema}", str(path))
+    assert done.returncode == 0, done.stdout
+    broken = tmp_path / "broken.yml"
+    broken.write_text(path.read_text(encoding="utf-8").replace("steps:", "stepz:"), encoding="utf-8")
+    assert tool("check-jsonschema", "--builtin-schema", f"vendor.{schema}", str(broken)).returncode == 1
+
+
+def test_zizmor_finds_nothing() -> None:
+    done = tool("zizmor", "--offline", "--pedantic", "--no-progress", str(GITHUB))
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.skipif(found("actionlint") is None, reason="actionlint is not on PyPI: `pixi run test` brings it")
+def test_actionlint_finds_nothing() -> None:
+    done = tool("actionlint", "-no-color", str(WORKFLOW), str(LOCK))
+    assert done.returncode == 0, done.stdout
+
+
+def test_everything_from_outside_is_pinned_by_digest() -> None:
+    text = "".join(path.read_text(encoding="utf-8") for path in (WORKFLOW, LOCK, ACTION))
+    used = re.findall(r"uses: (\S+)(.*)", text)
+    assert len(used) > 10
+    for name, rest in used:
+        if name.startswith("./"):
+            assert (ROOT / name / "action.yml").is_file()
+        else:
+            assert re.fullmatch(r"[\w-]+/[\w-]+@[0-9a-f]{40}", name), name
+            assert re.match(r" # v\d+\.\d+\.\d+", rest), f"{name} says no version"
+    digests: dict[str, set[str]] = {}
+    for name, _ in used:
+        digests.setdefault(name.split("@")[0], set()).add(name)
+    assert all(len(found) == 1 for found in digests.values()), "one version of each action"
+
+
+def test_steps_are_tasks_that_a_developer_runs() -> None:
+    manifest = tasks.Manifest.read(ROOT / "pixi.toml")
+    commands = [step["run"] for job in JOBS.values() for step in job["steps"] if "run" in step]
+    assert len(commands) >= 8
+    named = set()
+    for command in commands:
+        words = command.split()
+        assert words[:2] == ["pixi", "run"], command
+        named |= {words[2]} if words[2] != '"$TASK"' else set(JOBS["check"]["strategy"]["matrix"]["task"])
+    assert named <= manifest.tasks.keys()
+    assert {"lint", "test", "build", "verify", "summary", "release", "publish", "index"} <= named
+
+
+def test_the_lock_is_made_by_pixi_and_proposed_by_a_task() -> None:
+    content: dict[Any, Any] = yaml.safe_load(LOCK.read_text(encoding="utf-8"))
+    assert content[True].keys() == {"schedule", "workflow_dispatch"}
+    (job,) = content["jobs"].values()
+    assert content["permissions"] == {}
+    assert job["permissions"] == {"contents": "write", "pull-requests": "write"}
+    commands = [step["run"].split() for step in job["steps"] if "run" in step]
+    assert [command[:3] for command in commands] == [["pixi", "update", "--no-install"], ["pixi", "run", "propose"]]
+    assert "propose" in tasks.Manifest.read(ROOT / "pixi.toml").tasks
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_every_job_takes_the_lock_as_it_is_where_there_is_one(there: bool, tmp_path: Path) -> None:
+    steps = yaml.safe_load(ACTION.read_text(encoding="utf-8"))["runs"]["steps"]
+    (script,) = [step["run"] for step in steps if "run" in step]
+    if there:
+        (tmp_path / "pixi.lock").touch()
+    told = tmp_path / "environment"
+    told.touch()
+    done = subprocess.run(
+        ["bash", "-e", "-c", script],
+        cwd=tmp_path,
+        env=os.environ | {"GITHUB_ENV": str(told)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert told.read_text() == ("PIXI_LOCKED=true\n" if there else "")
+    assert done.stdout.startswith("::warning::there is no pixi.lock") is not there
+
+
+def test_values_from_outside_do_not_become_shell_code() -> None:
+    for job in JOBS.values():
+        assert all("${{" not in step.get("run", "") for step in job["steps"])
+
+
+def test_each_job_has_what_it_needs_and_no_more() -> None:
+    assert CONTENT["permissions"] == {}
+    writes = {name: {k for k, v in job["permissions"].items() if v == "write"} for name, job in JOBS.items()}
+    assert {name: found for name, found in writes.items() if found} == {
+        "attest": {"id-token", "attestations"},
+        "release": {"contents"},
+        "channel": {"id-token"},
+        "pages": {"pages", "id-token"},
+    }
+    for name in ("attest", "pages"):
+        assert all("run" not in step for step in JOBS[name]["steps"]), f"{name} signs, and runs no code of the project"
+    for name, job in JOBS.items():
+        assert job["timeout-minutes"] <= 120, name
+        for step in job["steps"]:
+            if step.get("uses", "").startswith("actions/checkout@"):
+                assert step["with"]["persist-credentials"] is False
+
+
+# Simulated.
+
+
+class Expression:
+    """What ${{ … }} of this workflow comes to: names, strings, ==, !=, && and fromJSON."""
+
+    def __init__(self, context: Mapping[str, Any]) -> None:
+        self.context = context
+
+    def value(self, text: str) -> Any:
+        text = text.strip()
+        if "&&" in text:
+            return all(self.value(part) for part in text.split("&&"))
+        if found := re.fullmatch(r"(.+?)\s*(==|!=)\s*(.+)", text):
+            return (self.value(found[1]) == self.value(found[3])) is (found[2] == "==")
+        if found := re.fullmatch(r"fromJSON\((.+)\)", text):
+            return json.loads(self.value(found[1]))
+        if found := re.fullmatch(r"'([^']*)'", text):
+            return found[1]
+        assert re.fullmatch(r"[\w.-]+", text), f"the simulation does not know {text!r}"
+        here: Any = self.context
+        for part in text.split("."):
+            here = here.get(part, "") if isinstance(here, Mapping) else ""
+        return here
+
+    def fill(self, text: str) -> Any:
+        """A string with its expressions; an expression alone keeps its kind."""
+        if found := re.fullmatch(r"\$\{\{(.+?)\}\}", text):
+            return self.value(found[1])
+        return re.sub(r"\$\{\{(.+?)\}\}", lambda found: str(self.value(found[1])), text)
+
+
+def jobs_of(trigger: str, channel: str = "https://prefix.dev/ours") -> dict[str, list[dict[str, Any]]]:
+    """The jobs that run, by name, each with its matrix: the walk that GitHub would make."""
+    event, ref, inputs = TRIGGERS[trigger]
+    found = plan.plan(event, ref, inputs.get("profile", ""), inputs.get("platform", ""))
+    needs: dict[str, Any] = {}
+    context = {"github": {"event_name": event, "ref": ref}, "inputs": inputs, "vars": {"CHANNEL_URL": channel}, "needs": needs}
+    ran: dict[str, list[dict[str, Any]]] = {}
+    for name, job in JOBS.items():
+        wanted = [job["needs"]] if isinstance(job.get("needs"), str) else job.get("needs", [])
+        assert all(other in JOBS for other in wanted)
+        # A job whose needs were skipped is skipped, too.
+        if not all(other in ran for other in wanted) or not Expression(context).value(job.get("if", "'yes'")):
+            continue
+        combinations = job.get("strategy", {}).get("matrix", {"include": [{}]})
+        if isinstance(combinations, str):
+            combinations = Expression(context).fill(combinations)
+        ran[name] = combinations["include"] if "include" in combinations else [{"task": t} for t in combinations["task"]]
+        needs[name] = {"outputs": outputs(job, found)}
+    return ran
+
+
+def outputs(job: Mapping[str, Any], found: plan.Plan) -> dict[str, str]:
+    """A job's outputs, where its step is `pixi run plan`."""
+    steps = {step["id"]: {"outputs": found.outputs()} for step in job["steps"] if "id" in step}
+    return {key: Expression({"steps": steps}).fill(value) for key, value in job.get("outputs", {}).items()}
+
+
+def builds_of(jobs: Mapping[str, list[dict[str, Any]]]) -> Iterator[matrix.Build]:
+    """Every wheel that the build jobs make, by asking as they do: one PyTorch, CUDA and platform of the profile."""
+    for job in jobs["build"]:
+        yield from (
+            build
+            for python in job["pythons"].split()
+            for build in matrix.builds(platform=job["platform"], cuda=job["cuda"], torch=job["torch"], python=python)
+        )
+
+
+RELEASE = {"attest", "release", "channel", "index", "pages"}
+
+
+@pytest.mark.parametrize(
+    ("trigger", "profile", "platform", "counts", "kernels"),
+    [
+        ("pull request", "default", None, {"linux-64": 1, "win-64": 1}, ["12.9"]),
+        ("main", "stable", None, {"linux-64": 3, "win-64": 3}, ["12.6", "12.8", "12.9"]),
+        ("tag", "sage2-all", None, {"linux-64": 10, "win-64": 10}, ["12.6", "12.8", "12.9"]),
+        ("by hand", "python311", "linux-aarch64", {"linux-aarch64": 3}, ["12.6", "12.8", "12.9"]),
+    ],
+)
+def test_what_a_trigger_builds(
+    trigger: str, profile: str, platform: str | None, counts: dict[str, int], kernels: list[str]
+) -> None:
+    jobs = jobs_of(trigger)
+    built = list(builds_of(jobs))
+    assert sorted(built, key=str) == sorted(matrix.builds(profile, platform=platform), key=str)
+    assert {name: sum(b.platform == name for b in built) for name in {b.platform for b in built}} == counts
+    assert [job["cuda"] for job in jobs["kernels"]] == kernels, "once for each CUDA"
+    assert {job["runner"] for job in jobs["kernels"]} == {matrix.load().platforms["linux-64"].runner}
+    operators = {(job["platform"], job["torch"], job["cuda"]) for job in jobs["build"]}
+    assert len(operators) == len(jobs["build"]), "operators once for each PyTorch, CUDA and platform"
+    assert [job["task"] for job in jobs["check"]] == ["lint", "test"]
+    assert (jobs.keys() >= RELEASE) == (trigger == "tag")
+    assert trigger == "tag" or not jobs.keys() & RELEASE
+
+
+def test_without_a_channel_the_rest_is_released() -> None:
+    assert jobs_of("tag", channel="").keys() >= RELEASE - {"channel"}
+    assert "channel" not in jobs_of("tag", channel="")
+
+
+def test_nothing_is_signed_or_released_before_it_was_tested_and_verified() -> None:
+    def before(name: str) -> set[str]:
+        wanted = JOBS[name].get("needs", [])
+        direct = {wanted} if isinstance(wanted, str) else set(wanted)
+        return direct.union(*(before(other) for other in direct))
+
+    for name in RELEASE:
+        assert {"plan", "check", "kernels", "build", "collect"} <= before(name), name
+    verified = [step.get("run", "") for step in JOBS["collect"]["steps"]]
+    assert "pixi run verify" in verified
+
+
+def test_pull_requests_keep_their_files_for_a_week() -> None:
+    kept = {trigger: plan.plan(event, ref, **inputs).retention_days for trigger, (event, ref, inputs) in TRIGGERS.items()}
+    assert kept["pull request"] == 7
+    uploads = [step["with"] for job in JOBS.values() for step in job["steps"] if "upload-artifact@" in step.get("uses", "")]
+    assert len(uploads) == 3
+    assert {upload["retention-days"] for upload in uploads} == {"${{ needs.plan.outputs.retention-days }}"}
+
+
+def test_kernels_are_handed_on_to_where_the_build_looks() -> None:
+    (up,) = [s["with"] for s in JOBS["kernels"]["steps"] if "upload-artifact@" in s.get("uses", "")]
+    (down,) = [s["with"] for s in JOBS["build"]["steps"] if "download-artifact@" in s.get("uses", "")]
+    fill = Expression({"matrix": {"cuda": "12.8"}}).fill
+    assert fill(up["name"]) == fill(down["name"]) == "dist-kernels-cu12.8"
+    # An artifact's paths start below what all of its own have in common.
+    uploaded = [Path(line) for line in up["path"].split()]
+    below = Path(os.path.commonpath(uploaded))
+    assert below == Path("dist")
+    assert ROOT / down["path"] / uploaded[0].relative_to(below).parent == packages.PACKAGES / "noarch"
+
+
+def test_checkouts_have_the_same_bytes_on_every_runner() -> None:
+    """Else Windows would look for kernels of another digest than those that Linux compiled."""
+    lines = (ROOT / ".gitattributes").read_text(encoding="utf-8").splitlines()
+    assert "* text=auto eol=lf" in lines
+    assert b"\r" not in b"".join(path.read_bytes() for path in inputs.files(inputs.OPERATORS))
+
+
+def test_plan_tells_the_workflow(tmp_path: Path) -> None:
+    environment = os.environ | {"GITHUB_OUTPUT": str(tmp_path / "out")}
+    command = [
+        sys.executable,
+        str(ROOT / "scripts"),
+        "plan",
+        "--event",
+        "pull_request",
+        "--ref",
+        "refs/pull/7/merge",
+    ]
+    done = subprocess.run(
+        [*command, "--profile", "", "--platform", ""], capture_output=True, text=True, check=True, env=environment
+    )
+    assert "default: 2 builds, kept 7 days" in done.stdout
+    told = dict(line.split("=", 1) for line in (tmp_path / "out").read_text(encoding="utf-8").splitlines())
+    assert told == plan.plan("pull_request").outputs()
+    assert set(JOBS["plan"]["outputs"]) == set(told)
+    wrong = subprocess.run([*command[:3], "--event", "workflow_dispatch"], capture_output=True, text=True, check=False)
+    assert wrong.returncode == 2
+    assert "name one with --profile" in wrong.stderr

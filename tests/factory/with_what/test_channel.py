@@ -1,0 +1,130 @@
+"""The channel made from PyPI: what is in it, and the small nvcc over NVRTC."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sage_factory import ROOT, alone, commands
+from sage_factory.what import matrix
+from sage_factory.with_what import channel, venvs
+
+TORCH, CUDA = "2.8.0", "12.8"
+
+
+@pytest.fixture
+def pypi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Wheel sets that look installed, without a download."""
+    for lock, names in {
+        "tools": ["cmake-4.0.0", "ninja-1.13.0", "pip-26.0", "scikit_build_core-1.1.0", "packaging-26.0", "pathspec-1.0"],
+        f"torch-{TORCH}": ["torch-2.8.0", "typing_extensions-4.16.0", "nvidia_nccl_cu12-2.27"],
+        f"cuda-{CUDA}": ["nvidia_cuda_nvrtc_cu12-12.8.93"],
+    }.items():
+        site = tmp_path / lock / channel.SITE
+        for name in names:
+            (site / f"{name}.dist-info").mkdir(parents=True)
+            (site / name.split("-")[0]).mkdir()
+    monkeypatch.setattr(venvs, "VENVS", tmp_path)
+    monkeypatch.setattr(venvs, "ensure", lambda name: tmp_path / name)
+    monkeypatch.setattr(channel, "WORK", tmp_path / "work")
+    monkeypatch.setattr(channel, "compiler", lambda: channel.Compiler("/usr/bin/gcc", "/usr/bin/g++", "12.2.0"))
+    return tmp_path
+
+
+def silent(_text: str) -> None:
+    pass
+
+
+def contents(laid: Path) -> dict[str, dict[str, object]]:
+    repodata = json.loads((laid / matrix.host_platform() / "repodata.json").read_text(encoding="utf-8"))
+    return {record["name"]: record for record in repodata["packages.conda"].values()}
+
+
+def test_holds_what_the_recipe_asks_for_under_conda_forges_names(pypi: Path) -> None:
+    here = matrix.host_platform()
+    both = {"python", "cmake", "ninja", "pip", "scikit-build-core", *(f"{name}_{here}" for name in ("gcc", "gxx", "sysroot"))}
+    kernels = contents(channel.lay(here, cuda=CUDA, report=silent))
+    assert set(kernels) == both | {f"cuda-nvcc_{here}"}, "kernels take no PyTorch"
+    assert kernels[f"cuda-nvcc_{here}"]["version"] == "12.8.93"
+    found = contents(channel.lay(here, torch=TORCH, report=silent))
+    assert set(found) == both | {"pytorch", "typing_extensions"}, "operators take no CUDA"
+    assert found["pytorch"]["version"] == TORCH
+    assert found[f"sysroot_{here}"]["version"] == "2.28"
+    assert found["python"]["version"] == sys.version.split()[0]
+
+
+def test_is_laid_once_and_the_same_again(pypi: Path) -> None:
+    first = channel.lay(matrix.host_platform(), torch=TORCH, report=silent)
+    index = first / matrix.host_platform() / "repodata.json"
+    laid = index.stat().st_mtime_ns
+    assert channel.lay(matrix.host_platform(), torch=TORCH, report=silent) == first
+    assert index.stat().st_mtime_ns == laid
+    builds = {name: record["build"] for name, record in contents(first).items()}
+    shutil.rmtree(first)
+    assert channel.lay(matrix.host_platform(), torch=TORCH, report=silent) == first
+    assert {name: record["build"] for name, record in contents(first).items()} == builds
+
+
+def test_other_tools_make_another_channel(pypi: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = channel.lay(matrix.host_platform(), torch=TORCH, report=silent)
+    monkeypatch.setattr(channel, "compiler", lambda: channel.Compiler("/usr/bin/gcc", "/usr/bin/g++", "13.1.0"))
+    assert channel.lay(matrix.host_platform(), torch=TORCH, report=silent) != first
+
+
+def test_as_a_command_it_waits_for_a_build(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    held: list[Path] = []
+
+    @contextlib.contextmanager
+    def hold(path: Path, *_rest: object) -> Iterator[None]:
+        held.append(path)
+        yield
+        held.clear()
+
+    def lay(*_args: object, **_kwargs: object) -> Path:
+        assert held == [ROOT / "build" / "build.lock"]
+        return tmp_path
+
+    monkeypatch.setattr(alone, "alone", hold)
+    monkeypatch.setattr(channel, "lay", lay)
+    assert commands.main(["channel", "--cuda", CUDA]) == 0
+    assert held == []
+
+
+def test_a_failure_leaves_no_half_channel(pypi: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_args: object, **_kwargs: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(channel, "assemble_package", full)
+    with pytest.raises(OSError, match="No space left"):
+        channel.lay(matrix.host_platform(), torch=TORCH, report=silent)
+    assert not list((pypi / "work" / "channels").glob("*"))
+
+
+def test_serves_its_own_machine_only() -> None:
+    with pytest.raises(channel.ChannelError, match=r"serves the Linux machine.*win-64.*--channel conda-forge"):
+        channel.lay("win-64", torch=TORCH, report=silent)
+
+
+def test_says_that_there_is_no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    with pytest.raises(channel.ChannelError, match=r"no C\+\+ compiler found.*apt install g\+\+"):
+        channel.compiler()
+
+
+def test_nvcc_13_refuses_a_compiler_that_is_too_new(pypi: Path) -> None:
+    found = channel.Compiler("/usr/bin/gcc", "/usr/bin/g++", "16.1.0")
+    with pytest.raises(channel.ChannelError, match=r"takes gcc below 16, but /usr/bin/g\+\+ is 16.1.0"):
+        channel.nvcc(matrix.load().cuda["13.0"], "linux-64", found, silent)
+
+
+def test_says_which_pythons_a_pytorch_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channel, "PYTHON", "3.8")
+    with pytest.raises(channel.ChannelError, match=r"PyTorch 2.8.0 has no release for the Python at hand, 3.8.*3.12"):
+        channel.torch_site("2.8.0", silent)

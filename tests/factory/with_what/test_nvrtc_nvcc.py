@@ -1,0 +1,86 @@
+"""The small nvcc over NVRTC: nvcc's options, and real tensor instructions."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from sage_factory.what import matrix
+from sage_factory.with_what import nvrtc_nvcc, venvs
+
+
+def test_understands_nvccs_options() -> None:
+    job = nvrtc_nvcc.parse(
+        ["-cubin", "-arch=sm_90a", "-std=c++17", "-I..", "-I", "inc", "-DA=1", "-D", "B", "-O3", "--use_fast_math",
+         "-lineinfo", "-MD", "-MF", "k.d", "-o", "k.cubin", "k.cu"]
+    )  # fmt: skip
+    assert (job.source, job.output, job.ptx, job.depfile) == (Path("k.cu"), Path("k.cubin"), False, Path("k.d"))
+    assert job.includes == [Path(".."), Path("inc")]
+    assert set(job.options) == {
+        "--gpu-architecture=sm_90a", "--std=c++17", "-DA=1", "-DB", "--use_fast_math", "--generate-line-info"
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["-cubin", "-arch=sm_90", "-rdc=true", "k.cu"], "unknown option -rdc=true; this nvcc .* knows .*-arch"),
+        (["-arch=sm_90", "k.cu"], "expected one of -cubin and -ptx"),
+        (["-cubin", "-arch=compute_90", "k.cu"], "-cubin needs -arch=sm_XX, got compute_90"),
+        (["-ptx", "k.cu"], "-ptx needs -arch=compute_XX, got none"),
+        (["-cubin", "-arch=sm_90"], "expected one source file, got 0"),
+        (["-cubin", "-arch=sm_90", "k.cu", "-o"], "-o needs a value"),
+    ],
+)
+def test_refuses_what_it_does_not_know(arguments: list[str], said: str) -> None:
+    with pytest.raises(nvrtc_nvcc.UsageError, match=said):
+        nvrtc_nvcc.parse(arguments)
+
+
+def test_finds_the_projects_headers(tmp_path: Path) -> None:
+    (tmp_path / "inc").mkdir()
+    (tmp_path / "k.cu").write_text('#include "a.h"\n#include <cuda_fp16.h>\n')
+    (tmp_path / "a.h").write_text("#include <b.h>\n")
+    (tmp_path / "inc" / "b.h").write_text('#include "../a.h"\n')
+    found = set(nvrtc_nvcc.dependencies(tmp_path / "k.cu", [tmp_path / "inc"]))
+    assert found == {tmp_path / "a.h", tmp_path / "inc" / "b.h"}
+
+
+WGMMA = """
+#include <cuda_fp16.h>
+#include <cuda_bf16.h>
+#include <cuda/std/cstdint>
+extern "C" __global__ void kernel(__half* p, cuda::std::uint64_t a, cuda::std::uint64_t b) {
+  int c[4] = {};
+#if __CUDA_ARCH__ == 900
+  asm volatile("wgmma.fence.sync.aligned;");
+  asm volatile("{.reg .pred p; setp.ne.b32 p, 1, 0;"
+               "wgmma.mma_async.sync.aligned.m64n8k32.s32.s8.s8 {%0,%1,%2,%3}, %4, %5, p;}"
+               : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3]) : "l"(a), "l"(b));
+#endif
+  p[threadIdx.x] = __hmul(p[threadIdx.x], __float2half(c[0] + INFINITY));
+}
+"""
+
+
+@pytest.mark.parametrize("architecture", ["sm_80", "sm_90a", "sm_120"])
+def test_compiles_tensor_instructions(architecture: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    toolkit = venvs.site_packages("cuda-12.8")
+    if not (toolkit / "nvidia" / "cuda_nvrtc").is_dir():
+        pytest.skip("no CUDA 12.8 from PyPI here: `python3 scripts/run.py build-cu128` brings it")
+    source, output = tmp_path / "k.cu", tmp_path / "k.cubin"
+    source.write_text(WGMMA)
+    options = ["-cubin", f"-arch={architecture}", "-std=c++17", "-o", str(output), str(source)]
+    release = matrix.load().cuda["12.8"].pypi["nvidia-cuda-nvrtc-cu12"]
+    assert nvrtc_nvcc.run(toolkit, release, options) == 0, capsys.readouterr().err
+    assert output.read_bytes()[:4] == b"\x7fELF"
+    assert os.fsencode(tmp_path) not in output.read_bytes()
+    source.write_text(WGMMA.replace("cuda_fp16.h", "no_such.h"))
+    output.unlink()
+    assert nvrtc_nvcc.run(toolkit, release, options) == 1
+    said = capsys.readouterr().err
+    assert "no_such.h" in said
+    assert f"does not compile for {architecture}" in said
+    assert list(tmp_path.iterdir()) == [source]

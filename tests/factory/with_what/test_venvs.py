@@ -1,0 +1,140 @@
+"""Environments: each is set up whole or done again, once for all who wait."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from sage_factory import ROOT
+from sage_factory.with_what import venvs
+
+RUN = ROOT / "scripts" / "run.py"
+
+
+@pytest.fixture
+def place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """An empty place for environments, with a lock that needs nothing from the network."""
+    monkeypatch.setattr(venvs, "ROOT", tmp_path)
+    monkeypatch.setattr(venvs, "VENVS", tmp_path / ".venvs")
+    monkeypatch.setattr(venvs, "LOCKS", (tmp_path,))
+    (tmp_path / "small.txt").write_text("", encoding="utf-8")
+    return tmp_path
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Fill environments without pip; the names filled."""
+    filled: list[str] = []
+
+    def fill(name: str, lock: Path, beside: Sequence[str]) -> None:
+        filled.append(name)
+        venvs.python_of(name).parent.mkdir(parents=True, exist_ok=True)
+
+    monkeypatch.setattr(venvs, "_fill", fill)
+    return filled
+
+
+@pytest.mark.slow
+def test_an_environment_is_made_and_sees_its_neighbour(place: Path) -> None:
+    (place / "other.txt").write_text("", encoding="utf-8")
+    python = venvs.ensure("small", beside=["other"])
+    (venvs.site_packages("other") / "neighbour.py").write_text("here = 1", encoding="utf-8")
+    done = subprocess.run(
+        [python, "-c", "import neighbour, sys; print(neighbour.here, sys.prefix)"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.split() == ["1", str(place / ".venvs" / "small")]
+
+
+def test_an_environment_is_made_once_and_again_when_its_lock_changes(place: Path, quick: list[str]) -> None:
+    venvs.ensure("small")
+    venvs.ensure("small")
+    assert quick == ["small"]
+    (place / "small.txt").write_text("# changed", encoding="utf-8")
+    venvs.ensure("small")
+    assert quick == ["small", "small"]
+
+
+def test_an_interrupted_set_up_is_done_again(place: Path, quick: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = venvs._fill
+
+    def interrupted(name: str, lock: Path, beside: Sequence[str]) -> None:
+        whole(name, lock, beside)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(venvs, "_fill", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        venvs.ensure("small")
+    monkeypatch.setattr(venvs, "_fill", whole)
+    venvs.ensure("small")
+    assert quick == ["small", "small"]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="flock is not there")
+def test_a_second_process_waits_for_the_first(place: Path) -> None:
+    code = f"""
+        import sys, time
+        from pathlib import Path
+        sys.path.insert(0, {str(RUN.parent)!r})
+        from sage_factory.with_what import venvs
+        here = Path({str(place)!r})
+        venvs.ROOT, venvs.VENVS, venvs.LOCKS = here, here / ".venvs", (here,)
+        def fill(name, lock, beside):
+            (venvs.VENVS / name).mkdir()  # fails if another one is at it
+            print("filled", flush=True)
+            time.sleep(0.5)
+        venvs._fill = fill
+        venvs.ensure("small")
+    """
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    both = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    said = [process.communicate(timeout=30) for process in both]
+    assert [process.returncode for process in both] == [0, 0], said
+    assert "".join(out for out, _ in said) == "filled\n"
+
+
+def test_an_unknown_lock_is_said(place: Path) -> None:
+    with pytest.raises(venvs.SetupError, match=r"no lock file none\.txt .* There are: small"):
+        venvs.ensure("none")
+
+
+def test_a_python_without_ensurepip_is_told_what_to_install(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(venvs.SetupError, match="apt-get install python3-venv"):
+        venvs.ensure("small")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("ERROR: Could not install packages: [Errno 28] No space left on device", "the disk is full"),
+        ("NewConnectionError: [Errno -3] Temporary failure in name resolution", "index cannot be reached"),
+        ("ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM THE REQUIREMENTS FILE", "not the one that was locked"),
+        ("ERROR: No matching distribution found for torch==2.8.0", "pip found no wheel for Python 3."),
+        ("ERROR: something new\n", "ERROR: something new"),
+        ("", "failed without a word"),
+    ],
+)
+def test_a_failed_set_up_says_one_thing_to_do(place: Path, text: str, message: str) -> None:
+    (place / ".venvs").mkdir()
+    command = [sys.executable, "-c", f"import sys; print({text!r}); sys.exit(1)"]
+    with pytest.raises(venvs.SetupError) as caught:
+        venvs._logged(command, place / ".venvs" / "small.log", "small")
+    assert message in str(caught.value)
+    assert "small.log" in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_the_users_python_settings_do_not_leak_in() -> None:
+    env = venvs.environ(["build", "torch"], {"PYTHONPATH": "/mine", "PYTHONHOME": "/mine", "PATH": "/usr/bin"})
+    assert "PYTHONPATH" not in env
+    assert "PYTHONHOME" not in env
+    assert env["PATH"].split(os.pathsep) == [str(venvs.bin_dir("build")), str(venvs.bin_dir("torch")), "/usr/bin"]
