@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 
 BLOCK_N = 64  # keys that share scales of K and of V
-SAMPLED_TOKENS = 64  # from which a mean is estimated: csrc/kernels/quant/kv_tile.cuh
+SAMPLED_TOKENS = 64  # from which a mean is estimated: csrc/kernels/quant/kv_span.cuh
 GOLDEN = 0x9E3779B9  # 2**32 over the golden ratio
 SMALLEST_MAGNITUDE = 1e-14  # of Q and K: keeps scales of zeros positive, and the product of two
 SMALLEST_V = 1e-24

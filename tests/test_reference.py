@@ -437,7 +437,7 @@ NUMBER = r"(-?(?:0x[\dp-]+|\d[\d.]*(?:e-?\d+)?))f?"
             [reference.chunk_n(64, F16), reference.chunk_n(128, F16), reference.chunk_n(128, F8)],
         ),
         ("element.cuh", rf"scale > {NUMBER} ", [reference.LARGEST_SCALE]),
-        ("quant/kv_tile.cuh", r"\* (0x[0-9a-f]+)u,", [reference.GOLDEN]),
+        ("quant/kv_span.cuh", r"\* (0x[0-9a-f]+)u,", [reference.GOLDEN]),
     ],
 )
 def test_constants_are_the_kernels(file: str, pattern: str, values: list[float | None]) -> None:

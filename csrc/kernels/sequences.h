@@ -10,7 +10,7 @@
 namespace sage {
 
 // Slots for tiles of so many tokens.
-SAGE_HOST_DEVICE constexpr int64_t tile_slots(int64_t tokens, int64_t sequences, int32_t tile) {
+SAGE_HOST_DEVICE constexpr int64_t slots(int64_t tokens, int64_t sequences, int32_t tile) {
   return tokens / tile + sequences;
 }
 

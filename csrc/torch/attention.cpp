@@ -41,19 +41,19 @@ struct Call {
   bool packed() const { return cu_seqlens_q.defined(); }
   int device() const { return q.get_device(); }
   int32_t head_dim() const { return kernel_head_dim(std::max(shape.head_dim, shape.v_head_dim)); }
-  // Tiles of 128 keys of K or V, quantised.
-  int64_t kv_tiles() const {
-    return packed() ? shape.kv_heads * tile_slots(shape.kv_len, shape.batch, QuantKInt8::kTileN)
-                    : int64_t{shape.batch} * shape.kv_heads * QuantKInt8::tiles(shape.kv_len);
+  // Spans of 128 keys of K or V, quantised.
+  int64_t kv_spans() const {
+    return packed() ? shape.kv_heads * slots(shape.kv_len, shape.batch, QuantKInt8::kSpanN)
+                    : int64_t{shape.batch} * shape.kv_heads * QuantKInt8::spans(shape.kv_len);
   }
   // How many of them a block of threads quantises: as many as leave some blocks for each of a large GPU's multiprocessors.
-  int32_t tiles_together() const {
-    return packed() ? 1 : static_cast<int32_t>(std::clamp<int64_t>(kv_tiles() / 1024, 1, 8));
+  int32_t spans_together() const {
+    return packed() ? 1 : static_cast<int32_t>(std::clamp<int64_t>(kv_spans() / 1024, 1, 8));
   }
   int64_t kv_blocks() const {
-    if (packed()) return kv_tiles();
-    const int32_t together = tiles_together();
-    return int64_t{shape.batch} * shape.kv_heads * ((QuantKInt8::tiles(shape.kv_len) + together - 1) / together);
+    if (packed()) return kv_spans();
+    const int32_t together = spans_together();
+    return int64_t{shape.batch} * shape.kv_heads * ((QuantKInt8::spans(shape.kv_len) + together - 1) / together);
   }
   int32_t row_blocks() const { return (shape.qo_len + kernel.block_m(head_dim()) - 1) / kernel.block_m(head_dim()); }
   // Blocks of threads that compute neighbouring rows and share what they read of K and V: a pair, unless too much of its time one
@@ -65,7 +65,7 @@ struct Call {
   // Tiles of the output: rows of a cluster.
   int64_t row_tiles() const {
     // Of packed queries those beyond the last sequence count as one more.
-    const int64_t tiles = packed() ? tile_slots(shape.qo_len, shape.batch + 1, kernel.block_m(head_dim()))
+    const int64_t tiles = packed() ? slots(shape.qo_len, shape.batch + 1, kernel.block_m(head_dim()))
                                    : int64_t{shape.batch} * ((row_blocks() + cluster() - 1) / cluster());
     return tiles * shape.q_heads;
   }
@@ -105,15 +105,15 @@ Params quantisation(const Call& call, int32_t head_dim) {
   params.kv_len = call.shape.kv_len;
   params.head_dim = head_dim;
   params.sequences = call.shape.batch;
-  params.together = call.tiles_together();
+  params.together = call.spans_together();
   params.cu_seqlens = data_or_null<int32_t>(call.cu_seqlens_k);
   return params;
 }
 
 Quantised quantise_k(const Call& call, const at::Tensor& next_tile, int32_t first_tile) {
   Quantised k;
-  k.data = call.empty({call.kv_tiles(), QuantKInt8::kTileN, call.head_dim()}, at::kChar);
-  k.scale = call.empty({call.kv_tiles(), QuantKInt8::kTileN / QuantKInt8::kBlockN, QuantKInt8::kScales}, at::kFloat);
+  k.data = call.empty({call.kv_spans(), QuantKInt8::kSpanN, call.head_dim()}, at::kChar);
+  k.scale = call.empty({call.kv_spans(), QuantKInt8::kSpanN / QuantKInt8::kBlockN, QuantKInt8::kScales}, at::kFloat);
   if (call.smooth_k) k.mean = call.empty({call.shape.batch, call.shape.kv_heads, call.head_dim()}, at::kFloat);
 
   auto params = quantisation<QuantKInt8::Params>(call, call.shape.head_dim);
@@ -130,8 +130,8 @@ Quantised quantise_k(const Call& call, const at::Tensor& next_tile, int32_t firs
 Quantised quantise_v(const Call& call) {
   const int32_t head_dim = call.head_dim();
   Quantised v;
-  v.data = call.empty({call.kv_tiles(), QuantV::kTileN, head_dim * call.kernel.v_bytes}, at::kByte);
-  v.scale = call.empty({call.kv_tiles(), QuantV::kTileN / QuantV::kBlockN, QuantV::scales(head_dim)}, at::kFloat);
+  v.data = call.empty({call.kv_spans(), QuantV::kSpanN, head_dim * call.kernel.v_bytes}, at::kByte);
+  v.scale = call.empty({call.kv_spans(), QuantV::kSpanN / QuantV::kBlockN, QuantV::scales(head_dim)}, at::kFloat);
   if (call.smooth_v && call.kernel.v_smooths) v.mean = call.empty({call.shape.batch, call.shape.kv_heads, head_dim}, at::kFloat);
 
   auto params = quantisation<QuantV::Params>(call, call.shape.v_head_dim);
@@ -311,7 +311,7 @@ void run(Call& call, const at::Tensor& out, const at::Tensor& lse, const std::op
                                                 Kernel::block_m(head_dim));
     }
     mapped.v_map = runtime::encode_tensor_map(call.device(), params.v, batch, params.kv_heads, params.kv_len, params.v_head_dim,
-                                              Kernel::kTileN);
+                                              Kernel::kBlockN);
     store.launch(launch, &mapped);
   }
 }

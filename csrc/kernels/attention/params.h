@@ -9,7 +9,7 @@ namespace sage {
 struct AttentionMask {
   enum Type : int32_t { kBool, kHalf, kBfloat16, kFloat };  // true: seen; else a number added to the score
   // What a tile of 128 rows x 64 keys holds: no key that any row sees; something to be looked at; nothing that changes a score.
-  enum Tile : uint8_t { kEmpty, kMixed, kFull };
+  enum Tile : uint8_t { kHidden, kMixed, kVisible };
 
   const void* data;      // null: there is no mask
   const uint8_t* tiles;  // [.., rows, keys], one Tile a byte

@@ -3,7 +3,7 @@
 // A persistent block of threads takes one tile of the output after the other, as a counter hands them out, or two blocks of a cluster
 // take one together, each half of its rows. One warp takes tiles and loads their Q, one loads K (INT8, from quant_k_int8) and V (as
 // the caller left it), by the copy engine; a pair of blocks reads each once. Three warpgroups (two at head_dim 256) compute, 64 rows
-// each: while one's products run on the tensor cores the others do their softmax, and within each the P V of one tile of keys runs
+// each: while one's products run on the tensor cores the others do their softmax, and within each the P V of one block of keys runs
 // beside the softmax of the next.
 #include "kernels/attention/sm90_qk_int8_pv_f16.h"
 
@@ -55,11 +55,11 @@ __device__ __forceinline__ void consume(const Config::Params& p, const Memory& s
   };
   const auto next_stage = [&] {
     ring.next();
-    k_descriptor.low += Config::kStageTiles * Config::kKTileBytes / 16;
-    v_descriptor.low += Config::kStageTiles * Config::kVTileBytes / 16;
+    k_descriptor.low += Config::kStageBlocks * Config::kKBlockBytes / 16;
+    v_descriptor.low += Config::kStageBlocks * Config::kVBlockBytes / 16;
     if (ring.stage == 0) {
-      k_descriptor.low -= Config::kStages * Config::kStageTiles * Config::kKTileBytes / 16;
-      v_descriptor.low -= Config::kStages * Config::kStageTiles * Config::kVTileBytes / 16;
+      k_descriptor.low -= Config::kStages * Config::kStageBlocks * Config::kKBlockBytes / 16;
+      v_descriptor.low -= Config::kStages * Config::kStageBlocks * Config::kVBlockBytes / 16;
     }
   };
   // Each block of the cluster writes to the stages of all: a lane for each.
@@ -75,11 +75,11 @@ __device__ __forceinline__ void consume(const Config::Params& p, const Memory& s
     ptx::wgmma_hold(scores);
     ptx::wgmma_hold(out);
     ptx::wgmma_fence();
-    const ptx::Descriptor k = k_descriptor + index * (Config::kKTileBytes / 16);
+    const ptx::Descriptor k = k_descriptor + index * (Config::kKBlockBytes / 16);
 #pragma unroll
     for (int step = 0; step < Config::kQkSteps; ++step) {
       // Rows wider than 128 bytes are cut into panels.
-      const ptx::Descriptor k_step = k + step / 4 * (Config::kTileN * 128 / 16) + step % 4 * 2;
+      const ptx::Descriptor k_step = k + step / 4 * (Config::kBlockN * 128 / 16) + step % 4 * 2;
       if constexpr (Config::kKeepQ) {
         ptx::wgmma_s8_s8(scores, q[step], k_step, step > 0);
       } else {
@@ -89,7 +89,7 @@ __device__ __forceinline__ void consume(const Config::Params& p, const Memory& s
     ptx::wgmma_commit();
   };
   const auto start_pv = [&](int index) {
-    const ptx::Descriptor v = v_descriptor + index * (Config::kVTileBytes / 16);
+    const ptx::Descriptor v = v_descriptor + index * (Config::kVBlockBytes / 16);
 #pragma unroll
     for (int step = 0; step < Config::kPvSteps; ++step) {
       // 16 rows of 128 bytes further.
@@ -121,35 +121,35 @@ __device__ __forceinline__ void consume(const Config::Params& p, const Memory& s
     release_q();
     parity ^= 1;
     // Tiles of keys that some row of the cluster sees, that some row of this warpgroup sees, and of which all its rows see every key.
-    const int all_tiles = same(work.key_tiles());
-    const int tiles = p.causal ? min(all_tiles, first_row / 64 + 1) : all_tiles;
-    const int full_tiles = (p.causal ? min(kv_len, first_row + 1) : kv_len) / Config::kTileN;
-    int stages_left = all_tiles / Config::kStageTiles + 1;
+    const int all_blocks = same(work.key_blocks());
+    const int blocks = p.causal ? min(all_blocks, first_row / 64 + 1) : all_blocks;
+    const int full_blocks = (p.causal ? min(kv_len, first_row + 1) : kv_len) / Config::kBlockN;
+    int stages_left = all_blocks / Config::kStageBlocks + 1;
 
     const float* q_bound = shared.at<float>(Shared::kQBound) + lane_row;
     const auto k_scales = [&](int index) {
-      return shared.at<float>(Shared::kKScale + (ring.stage * Config::kStageTiles + index) * Config::kScaleBytes) + lane_group;
+      return shared.at<float>(Shared::kKScale + (ring.stage * Config::kStageBlocks + index) * Config::kScaleBytes) + lane_group;
     };
-    const auto softmax = [&](int tile, float k_scale, bool bounded) {
+    const auto softmax = [&](int block, float k_scale, bool bounded) {
       ptx::wgmma_hold(scores);
-      if (tile < full_tiles) {
+      if (block < full_blocks) {
         if (!bounded) raise_references(scores, k_scale, q_bound, rows, out, finish_pv);
-        exponentiate<false>(scores, k_scale, rows);
+        make_probabilities<false>(scores, k_scale, rows);
       } else {
-        mask_scores(p.causal, kv_len, tile * Config::kTileN, first_row + warp % 4 * 16, scores);
+        hide_past_end(p.causal, kv_len, block * Config::kBlockN, first_row + warp % 4 * 16, scores);
         if (!bounded) raise_references(scores, k_scale, q_bound, rows, out, finish_pv);
-        exponentiate<true>(scores, k_scale, rows);
+        make_probabilities<true>(scores, k_scale, rows);
       }
     };
-    // The scores of a tile and the output of the one before; then, while the output is under way, the tile's probabilities.
-    const auto step = [&](int tile, int index) {
+    // The scores of a block of keys and the output of the one before; then, while the output is under way, the block's probabilities.
+    const auto step = [&](int block, int index) {
       start_qk(index);
       start_pv(index);
       const float k_scale = k_scales(index)[0], k_bound = k_scales(index)[QuantKInt8::kGroups];
       const bool bounded = __all_sync(0xffffffffu, k_bound <= rows.k_limit);
       ptx::wgmma_wait<1>();
-      if (index == Config::kStageTiles - 1) ask_for_next();
-      softmax(tile, k_scale, bounded);
+      if (index == Config::kStageBlocks - 1) ask_for_next();
+      softmax(block, k_scale, bounded);
       finish_pv();
     };
 
@@ -166,30 +166,30 @@ __device__ __forceinline__ void consume(const Config::Params& p, const Memory& s
       for (int i = 0; i < Config::kHeadDim / 2; ++i) out[i] = 0.0f;
       const float first_k_scale = *k_scales(0);
       ptx::wgmma_wait<0>();
-      if (Config::kStageTiles == 1) ask_for_next();
+      if (Config::kStageBlocks == 1) ask_for_next();
       softmax(0, first_k_scale, false);
       pack(scores, probabilities);
-      // Where a stage holds two tiles, odd ones are its second, and even ones the next stage's first.
-      int tile = 1;
+      // Where a stage holds two blocks, odd ones are its second, and even ones the next stage's first.
+      int block = 1;
 #pragma unroll 1
       while (true) {
-        if constexpr (Config::kStageTiles == 2) {
-          if (tile == tiles) break;
-          step(tile++, 1);
+        if constexpr (Config::kStageBlocks == 2) {
+          if (block == blocks) break;
+          step(block++, 1);
         }
         leave_stage();
-        if constexpr (Config::kStageTiles == 2) pack(scores, probabilities);
+        if constexpr (Config::kStageBlocks == 2) pack(scores, probabilities);
         wait_full();
-        if (tile == tiles) break;
-        step(tile++, 0);
+        if (block == blocks) break;
+        step(block++, 0);
         pack(scores, probabilities);
       }
       ptx::wgmma_hold(out);
       ptx::wgmma_fence();
-      start_pv(tiles % Config::kStageTiles);
+      start_pv(blocks % Config::kStageBlocks);
       finish_pv();
       leave_stage();
-      stages_left -= tiles / Config::kStageTiles + 1;
+      stages_left -= blocks / Config::kStageBlocks + 1;
       store_out(p, work, warp_row, rows, out, shared);
     }
     // Other warpgroups and the other block may see more keys.

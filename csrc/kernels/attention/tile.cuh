@@ -41,13 +41,13 @@ struct Tile {
       kv_len = p.kv_len;
       lse = static_cast<int64_t>(batch_head) * p.qo_len;
     } else {
-      const int slots = static_cast<int>(tile_slots(p.qo_len, p.batch + 1, block_m));
-      const int slot = index % slots;
+      const int all_slots = static_cast<int>(slots(p.qo_len, p.batch + 1, block_m));
+      const int slot = index % all_slots;
       const Sequence queries = find_sequence(p.cu_seqlens_q, p.batch, p.qo_len, block_m, slot);
-      const Sequence keys = sequence_at(p.cu_seqlens_k, p.batch, p.kv_len, QuantKInt8::kTileN, queries.index);
+      const Sequence keys = sequence_at(p.cu_seqlens_k, p.batch, p.kv_len, QuantKInt8::kSpanN, queries.index);
       batch = 0;
       sequence = max(0, min(queries.index, p.batch - 1));
-      head = index / slots;
+      head = index / all_slots;
       const int tiles = (queries.length + block_m - 1) / block_m;
       const int tile = slot - queries.first_slot;
       qo_len = tile < tiles ? queries.length : 0;
@@ -56,7 +56,7 @@ struct Tile {
       q_token = queries.first_token;
       kv_token = keys.first_token;
       lse = static_cast<int64_t>(head) * p.qo_len + queries.first_token;
-      kv_block = keys.first_slot * (QuantKInt8::kTileN / QuantKInt8::kBlockN);
+      kv_block = keys.first_slot * (QuantKInt8::kSpanN / QuantKInt8::kBlockN);
     }
     kv_head = head / (p.q_heads / p.kv_heads);
     kv_mean = static_cast<int64_t>(sequence) * p.kv_heads + kv_head;
@@ -65,7 +65,7 @@ struct Tile {
     } else if (kv_len == 0) {
       kv_block = 0;  // of which there need be no more
     } else {
-      kv_block += kv_head * tile_slots(p.kv_len, p.batch, QuantKInt8::kTileN) * (QuantKInt8::kTileN / QuantKInt8::kBlockN);
+      kv_block += kv_head * slots(p.kv_len, p.batch, QuantKInt8::kSpanN) * (QuantKInt8::kSpanN / QuantKInt8::kBlockN);
     }
     constexpr int kBlockN = QuantKInt8::kBlockN;
     full_blocks = (p.causal ? min(kv_len, first_row + 1) : kv_len) / kBlockN;

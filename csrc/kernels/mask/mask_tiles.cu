@@ -33,7 +33,7 @@ extern "C" __global__ void __launch_bounds__(MaskTiles::kThreads)
   hides_all = __syncthreads_and(hides_all);
   changes_none = __syncthreads_and(changes_none);
   if (threadIdx.x == 0) {
-    p.tiles[blockIdx.x] = hides_all ? AttentionMask::kEmpty : changes_none ? AttentionMask::kFull : AttentionMask::kMixed;
+    p.tiles[blockIdx.x] = hides_all ? AttentionMask::kHidden : changes_none ? AttentionMask::kVisible : AttentionMask::kMixed;
   }
 }
 

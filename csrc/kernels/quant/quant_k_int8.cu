@@ -1,9 +1,9 @@
-// K -> INT8, smoothed, in one pass and one launch. A block of threads handles tiles of 128 keys of one head: it estimates the mean of K
+// K -> INT8, smoothed, in one pass and one launch. A block of threads handles spans of 128 keys of one head: it estimates the mean of K
 // from a sample of keys (each block reads the same sample, so all agree), subtracts it, and scales each group of 16 keys by
 // its largest magnitude.
 #include "kernels/ptx/grid.cuh"
 #include "kernels/ptx/math.cuh"
-#include "kernels/quant/kv_tile.cuh"
+#include "kernels/quant/kv_span.cuh"
 #include "kernels/quant/quant_k_int8.h"
 #include "kernels/swizzle.cuh"
 
@@ -15,7 +15,7 @@ struct Config : QuantKInt8 {
   static constexpr int kThreadsPerKey = 16;
   static constexpr int kChannels = kHeadDim / kThreadsPerKey;  // per thread
   static constexpr int kWarps = kThreads / 32;
-  // Half of the threads take the tile's first block, half its second, eight keys a pass. So a warp sees two neighbouring
+  // Half of the threads take the span's first block, half its second, eight keys a pass. So a warp sees two neighbouring
   // keys in each pass, the same pair modulo 8 every time: exactly one scale group.
   static constexpr int kPasses = kBlockN / 8;
   static_assert(kThreads / 2 / kThreadsPerKey == 8 && kWarps == 2 * kGroups);
@@ -27,19 +27,19 @@ struct alignas(Bytes) Packed {
   uint32_t words[Bytes / 4];
 };
 
-// Quantises a tile, given the mean of K (halves of it, negative) of this thread's channels.
-__device__ __forceinline__ void quantise(const Config::Params& p, const KvTile& tile, int first_tile_key, int64_t index,
+// Quantises a span, given the mean of K (halves of it, negative) of this thread's channels.
+__device__ __forceinline__ void quantise(const Config::Params& p, const KvSpan& span, int first_span_key, int64_t index,
                                          const uint32_t (&shift)[Config::kChannels / 2]) {
   using Element = Config::Element;
   constexpr int kChannels = Config::kChannels;
   const int block = threadIdx.x / 128;
   const int row = threadIdx.x % 128 / Config::kThreadsPerKey;  // of the block, in its first pass
-  const int first_key = first_tile_key + block * Config::kBlockN + row;
+  const int first_key = first_span_key + block * Config::kBlockN + row;
   const int channel = threadIdx.x % Config::kThreadsPerKey * kChannels;
 
   uint32_t keys[Config::kPasses][kChannels / 2];
-  const auto* k = row_pointer<Element>(p.k, tile.batch, tile.head, tile.first_token);
-  const auto key = [&](int pass) { return k + min(first_key + pass * 8, tile.length - 1) * p.k.token_stride; };
+  const auto* k = row_pointer<Element>(p.k, span.batch, span.head, span.first_token);
+  const auto key = [&](int pass) { return k + min(first_key + pass * 8, span.length - 1) * p.k.token_stride; };
   load_rows<kChannels>(keys, key, channel, p.head_dim, p.k.aligned16);
 
   // Of the difference rounding to Element will do: it is finer than 8 bits. Halves, since that of two large keys need not fit Element.
@@ -49,7 +49,7 @@ __device__ __forceinline__ void quantise(const Config::Params& p, const KvTile& 
 #pragma unroll
     for (int i = 0; i < kChannels / 2; ++i) {
       const uint32_t difference = Pair<Element>::half_plus(keys[pass][i], shift[i]);
-      keys[pass][i] = first_key + pass * 8 < tile.length ? difference : 0u;
+      keys[pass][i] = first_key + pass * 8 < span.length ? difference : 0u;
       largest = Pair<Element>::larger_magnitude(largest, keys[pass][i]);
     }
   }
@@ -98,28 +98,28 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kHeadDim 
   ptx::grid_dependency_launch();
   if (p.next_tile != nullptr && blockIdx.x == 0 && threadIdx.x == 0) *p.next_tile = p.first_tile;
 
-  const KvTile tile(p.cu_seqlens, p.sequences, p.kv_heads, p.kv_len, Config::kTileN, p.together);
-  if (tile.first_key >= tile.length) return;
+  const KvSpan span(p.cu_seqlens, p.sequences, p.kv_heads, p.kv_len, Config::kSpanN, p.together);
+  if (span.first_key >= span.length) return;
   uint32_t shift[kChannels / 2] = {};
   if (p.k_mean != nullptr) {
     __shared__ Sample<Config::kHeadDim, Config::kThreads> sample;
-    take_sample<Config::kSampledKeys, false, Element>(p.k, tile, p.head_dim, sample);
+    take_sample<Config::kSampledKeys, false, Element>(p.k, span, p.head_dim, sample);
     const int channel = threadIdx.x % Config::kThreadsPerKey * kChannels;
 #pragma unroll
     for (int i = 0; i < kChannels / 2; ++i) {
       const uint32_t mean = Pair<Element>::pack(sample.mean[channel + 2 * i], sample.mean[channel + 2 * i + 1]);
       shift[i] = Pair<Element>::negative_half(mean);
-      if (tile.first_key == 0 && threadIdx.x < Config::kThreadsPerKey) {
+      if (span.first_key == 0 && threadIdx.x < Config::kThreadsPerKey) {
         const float2 rounded = Pair<Element>::unpack(mean);
-        float* k_mean = p.k_mean + tile.mean * Config::kHeadDim + channel + 2 * i;
+        float* k_mean = p.k_mean + span.mean * Config::kHeadDim + channel + 2 * i;
         k_mean[0] = rounded.x;
         k_mean[1] = rounded.y;
       }
     }
   }
-  int64_t index = tile.index;
+  int64_t index = span.index;
 #pragma unroll 1
-  for (int key = tile.first_key; key < tile.end_key; key += Config::kTileN) quantise(p, tile, key, index++, shift);
+  for (int key = span.first_key; key < span.end_key; key += Config::kSpanN) quantise(p, span, key, index++, shift);
 }
 
 }  // namespace sage

@@ -12,18 +12,18 @@ struct QuantKInt8 {
   static constexpr int kGroups = 4;
   // A block's scales, then for each group a bound: no score of its keys exceeds bound * |q|, by Cauchy and Schwarz.
   static constexpr int kScales = 2 * kGroups;
-  // Blocks come in pairs, one for each block of threads, so that kernels may work on tiles of 128 keys.
-  static constexpr int kTileN = 2 * kBlockN;
+  // Blocks come in pairs, one for each block of threads, so that kernels may work on spans of 128 keys.
+  static constexpr int kSpanN = 2 * kBlockN;
   static constexpr int kThreads = 256;
   // Any estimate of K's mean serves (softmax does not see the shift); this many keys are read for it.
   static constexpr int kSampledKeys = 64;
-  SAGE_HOST_DEVICE static constexpr int tiles(int kv_len) { return (kv_len + kTileN - 1) / kTileN; }
-  SAGE_HOST_DEVICE static constexpr int blocks(int kv_len) { return 2 * tiles(kv_len); }
+  SAGE_HOST_DEVICE static constexpr int spans(int kv_len) { return (kv_len + kSpanN - 1) / kSpanN; }
+  SAGE_HOST_DEVICE static constexpr int blocks(int kv_len) { return 2 * spans(kv_len); }
   struct Params {
     TensorView k;
     // [batch, kv_heads, blocks * 64, kHeadDim], or [kv_heads, slots of 128 keys (sequences.h), kHeadDim] of packed
     // sequences; zero past kv_len and head_dim; the chunks of a row stand where shared
-    // memory wants them (swizzle.cuh), so that a tile is copied there as it is.
+    // memory wants them (swizzle.cuh), so that a block is copied there as it is.
     int8_t* k_int8;
     float* k_scale;   // [batch, kv_heads, blocks, 2, 4]: scales and bounds
     float* k_mean;    // [batch or sequences, kv_heads, kHeadDim], written; null: K is not smoothed
@@ -33,7 +33,7 @@ struct QuantKInt8 {
     int32_t kv_len;
     int32_t head_dim;
     int32_t sequences;
-    int32_t together;           // tiles of a block of threads, which all but the first cost it no sample
+    int32_t together;           // spans of a block of threads, which all but the first cost it no sample
     const int32_t* cu_seqlens;  // null: not packed
   };
 };

@@ -4,7 +4,7 @@
 
 #include "kernels/ptx/grid.cuh"
 #include "kernels/ptx/math.cuh"
-#include "kernels/quant/kv_tile.cuh"
+#include "kernels/quant/kv_span.cuh"
 #include "kernels/quant/quant_v.h"
 #include "kernels/swizzle.cuh"
 
@@ -16,7 +16,7 @@ struct QuantVConfig : Kernel {
   static constexpr int kHeadDim = SAGE_HEAD_DIM;
   static constexpr int kThreads = Kernel::threads(kHeadDim);
   static constexpr int kChunks = Kernel::kBlockN / 16;  // of keys
-  static constexpr int kBlocks = Kernel::kTileN / Kernel::kBlockN;
+  static constexpr int kBlocks = Kernel::kSpanN / Kernel::kBlockN;
   static constexpr float kSmallest = 1e-24f;  // magnitude: keeps scales of zeros positive
   // A mean that is less than half as large as what differs from it would gain nothing.
   static constexpr float kWorthIt = 0.5f;
@@ -40,10 +40,10 @@ struct VPart {
 };
 
 template <typename Config>
-__device__ __forceinline__ void load_part(const typename Config::Params& p, const KvTile& tile, int first_key, const VPart& part,
+__device__ __forceinline__ void load_part(const typename Config::Params& p, const KvSpan& span, int first_key, const VPart& part,
                                           uint32_t (&keys)[4][4]) {
-  const auto* v = row_pointer<typename Config::Element>(p.v, tile.batch, tile.head, tile.first_token);
-  const auto row = [&](int i) { return v + min(first_key + part.key(i), tile.length - 1) * p.v.token_stride; };
+  const auto* v = row_pointer<typename Config::Element>(p.v, span.batch, span.head, span.first_token);
+  const auto row = [&](int i) { return v + min(first_key + part.key(i), span.length - 1) * p.v.token_stride; };
   load_rows<8>(keys, row, part.channel, p.head_dim, p.v.aligned16);
 }
 
@@ -78,26 +78,26 @@ __device__ __forceinline__ void quantise_v(const typename Config::Params& p, con
   __shared__ Sample<Config::kHeadDim, Config::kThreads> sample;
   ptx::grid_dependency_launch();
 
-  const KvTile tile(p.cu_seqlens, p.sequences, p.kv_heads, p.kv_len, Config::kTileN, p.together);
+  const KvSpan span(p.cu_seqlens, p.sequences, p.kv_heads, p.kv_len, Config::kSpanN, p.together);
   const auto part = VPart::mine<Config>();
-  if (tile.first_key < tile.length) {
+  if (span.first_key < span.length) {
     const float* mean = sample.mean + part.channel;
     if (p.v_mean != nullptr) {
-      take_sample<Config::kSampledKeys, true, typename Config::Element>(p.v, tile, p.head_dim, sample);
+      take_sample<Config::kSampledKeys, true, typename Config::Element>(p.v, span, p.head_dim, sample);
       if (threadIdx.x < Config::kHeadDim) {
         float& kept = sample.mean[threadIdx.x];
         if (!(fabsf(kept) >= Config::kWorthIt * sample.spread[threadIdx.x])) kept = 0.0f;
-        if (tile.first_key == 0) p.v_mean[tile.mean * Config::kHeadDim + threadIdx.x] = kept;
+        if (span.first_key == 0) p.v_mean[span.mean * Config::kHeadDim + threadIdx.x] = kept;
       }
       __syncthreads();
     }
-    const int blocks = (tile.end_key - tile.first_key + Config::kTileN - 1) / Config::kTileN * Config::kBlocks;
+    const int blocks = (span.end_key - span.first_key + Config::kSpanN - 1) / Config::kSpanN * Config::kBlocks;
 #pragma unroll 1
     for (int block = 0; block < blocks; ++block) {
       uint32_t keys[4][4];
-      load_part<Config>(p, tile, tile.first_key + block * Config::kBlockN, part, keys);
+      load_part<Config>(p, span, span.first_key + block * Config::kBlockN, part, keys);
       const bool smooth = p.v_mean != nullptr && !__syncthreads_or(grows<Config>(keys, mean));
-      const int keys_left = tile.length - tile.first_key - block * Config::kBlockN;
+      const int keys_left = span.length - span.first_key - block * Config::kBlockN;
       float x[4][8], magnitude[8];
 #pragma unroll
       for (int i = 0; i < 8; ++i) magnitude[i] = Config::kSmallest;
@@ -124,7 +124,7 @@ __device__ __forceinline__ void quantise_v(const typename Config::Params& p, con
           magnitude[i] = ptx::max_nan(magnitude[i], magnitudes[block % 2][chunk][part.channel + i]);
         }
       }
-      const int64_t index = tile.index * Config::kBlocks + block;
+      const int64_t index = span.index * Config::kBlocks + block;
       float* scales = p.v_scale + index * Config::scales(Config::kHeadDim);
       if (part.chunk == 0 && part.j == 0) {
 #pragma unroll

@@ -8,7 +8,7 @@ namespace sage {
 struct QuantV {
   // Blocks of 64 keys with a scale for each channel, two to a block of threads, as K's are.
   static constexpr int kBlockN = QuantKInt8::kBlockN;
-  static constexpr int kTileN = QuantKInt8::kTileN;
+  static constexpr int kSpanN = QuantKInt8::kSpanN;
   // A warp takes 16 keys and 64 channels.
   static constexpr int threads(int head_dim) { return kBlockN / 16 * (head_dim / 64) * 32; }
   // A block's scales, then, in 16 bytes, a number that is not 0 where the mean was not subtracted though it is from others.
@@ -27,7 +27,7 @@ struct QuantV {
     int32_t kv_len;
     int32_t head_dim;
     int32_t sequences;
-    int32_t together;  // tiles of a block of threads
+    int32_t together;  // spans of a block of threads
     const int32_t* cu_seqlens;  // null: not packed
   };
 

@@ -35,7 +35,7 @@ __device__ __forceinline__ void store_out(const AttentionParams& p, uint32_t sha
     auto* out = reinterpret_cast<uint16_t*>(p.out.data) + tile.batch * p.out.batch_stride +
                 tile.head * p.out.head_stride + (tile.q_token + token) * p.out.token_stride;
 #pragma unroll
-    for (int d = 0; d < Config::kOTiles; ++d) {
+    for (int d = 0; d < Config::kOFragments; ++d) {
       const int channel = d * 8 + lane % 4 * 2;
       float low = state.out[row / 2][d][row % 2 * 2] * unit;
       float high = state.out[row / 2][d][row % 2 * 2 + 1] * unit;
@@ -64,7 +64,7 @@ __device__ __forceinline__ void store_out(const AttentionParams& p, uint32_t sha
 // The first block from `block` on that the mask does not hide whole.
 __device__ __forceinline__ int visible_block(const AttentionParams& p, const Tile& tile, int block) {
   if (p.mask.data != nullptr) {
-    while (block < tile.blocks && tile.mask_tiles[block] == AttentionMask::kEmpty) ++block;
+    while (block < tile.blocks && tile.mask_tiles[block] == AttentionMask::kHidden) ++block;
   }
   return block;
 }
@@ -78,7 +78,7 @@ __device__ __forceinline__ Hidden hidden_of(const AttentionParams& p, const Tile
 // (keys 0-15, 16-31); of 16-bit V, read transposed, (keys 0-15) x (channels 0-7, 8-15).
 template <typename Config>
 __device__ __forceinline__ uint32_t v_offset(int lane) {
-  return Config::kKTileBytes + (Config::kValues == Values::kE4m3
+  return Config::kKBlockBytes + (Config::kValues == Values::kE4m3
                                     ? swizzled<Config::kVRowBytes>(lane / 16 * 8 + lane % 8, lane / 8 % 2)
                                     : swizzled<Config::kVRowBytes>(lane % 16, lane / 16));
 }
@@ -117,7 +117,7 @@ __device__ __forceinline__ void attend(const AttentionParams& p) {
     state.sum[row] = 0.0f;
     if constexpr (Config::kUnsmoothedBytes > 0) ptx::store_shared_float(unsmoothed_sum<Config>(shared, row), 0.0f);
 #pragma unroll
-    for (int d = 0; d < Config::kOTiles; ++d) {
+    for (int d = 0; d < Config::kOFragments; ++d) {
       state.out[row / 2][d][row % 2 * 2] = 0.0f;
       state.out[row / 2][d][row % 2 * 2 + 1] = 0.0f;
     }

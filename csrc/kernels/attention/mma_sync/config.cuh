@@ -49,21 +49,21 @@ struct MmaSyncConfig : Kernel {
   // Keys whose probabilities are gathered before they meet V: in 8 bits all that share V's scales, with FP16 sums those of a sum.
   static constexpr int kGatherN = kValues == Values::kE4m3 ? Kernel::kBlockN : kScaled && kChunkN == 16 ? 32 : kChunkN;
   static constexpr int kChunks = kGatherN / kChunkN;
-  static constexpr int kMTiles = kWarpM / 16;
-  static constexpr int kNTiles = kChunkN / 8;
-  static constexpr int kRows = 2 * kMTiles;  // rows of which a lane holds a part: lane / 4 + 8 * row
+  static constexpr int kMFragments = kWarpM / 16;
+  static constexpr int kNFragments = kChunkN / 8;
+  static constexpr int kRows = 2 * kMFragments;  // rows of which a lane holds a part: lane / 4 + 8 * row
   static constexpr int kQkSteps = kHeadDim / 32;
   static constexpr int kPvSteps = kGatherN / kStepN;
-  static constexpr int kOTiles = kHeadDim / 8;
+  static constexpr int kOFragments = kHeadDim / 8;
 
   // A stage: K [64 keys][head_dim], then V [64 keys][head_dim] or, in 8 bits, transposed [head_dim][64 keys], and what quant_v says of
   // it: scales, and whether its mean was left where others' is not.
   static constexpr int kKRowBytes = kHeadDim < 128 ? kHeadDim : 128;  // of a panel
   static constexpr int kVRowBytes = kValues == Values::kE4m3 ? Kernel::kBlockN : kHeadDim * 2;
-  static constexpr int kKTileBytes = Kernel::kBlockN * kHeadDim;
-  static constexpr int kVTileBytes = Kernel::kBlockN * kHeadDim * (kValues == Values::kE4m3 ? 1 : 2);
+  static constexpr int kKBlockBytes = Kernel::kBlockN * kHeadDim;
+  static constexpr int kVBlockBytes = Kernel::kBlockN * kHeadDim * (kValues == Values::kE4m3 ? 1 : 2);
   static constexpr int kVScaleBytes = Kernel::scale_bytes(kHeadDim);
-  static constexpr int kVScaleOffset = kKTileBytes + kVTileBytes;
+  static constexpr int kVScaleOffset = kKBlockBytes + kVBlockBytes;
   static constexpr int kUnsmoothedFlagOffset = kVScaleOffset + kHeadDim * 4;
   static constexpr int kStageBytes = Kernel::stage_bytes(kHeadDim);
   static_assert(kVScaleOffset + kVScaleBytes <= kStageBytes && kStageBytes % 1024 == 0);

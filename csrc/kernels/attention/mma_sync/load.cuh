@@ -15,7 +15,7 @@ namespace sage {
 // register to spare).
 template <typename Config>
 __device__ __forceinline__ void load_q(const AttentionParams& p, const Tile& tile,
-                                       uint32_t (&q)[Config::kMTiles][Config::kQkSteps][4],
+                                       uint32_t (&q)[Config::kMFragments][Config::kQkSteps][4],
                                        float* q_scale) {
   constexpr int kPieces = Config::kQkSteps * 2;  // of 4 channels, every 16 channels
   const int lane = threadIdx.x % 32;
@@ -81,10 +81,10 @@ struct MmaSyncTile : Tile {
   template <typename Config>
   static __device__ __forceinline__ MmaSyncTile find(const AttentionParams& p, int index) {
     MmaSyncTile tile{Tile(p, Config::kBlockM, index)};
-    tile.k = reinterpret_cast<const uint8_t*>(p.k_int8 + tile.kv_block * Config::kKTileBytes);
+    tile.k = reinterpret_cast<const uint8_t*>(p.k_int8 + tile.kv_block * Config::kKBlockBytes);
     tile.k_scale = p.k_scale + tile.kv_block * QuantKInt8::kScales;
     if constexpr (Config::kScaled) {
-      tile.v = p.v_quantised + tile.kv_block * Config::kVTileBytes;
+      tile.v = p.v_quantised + tile.kv_block * Config::kVBlockBytes;
       tile.v_scale = p.v_scale + tile.kv_block * QuantV::scales(Config::kHeadDim);
     } else {
       tile.v = reinterpret_cast<const uint8_t*>(
@@ -94,11 +94,11 @@ struct MmaSyncTile : Tile {
   }
 };
 
-// Starts the copies of the block-th of consecutive tiles, 16 bytes a thread at a time.
+// Starts the copies of the block-th of consecutive blocks, 16 bytes a thread at a time.
 template <int Bytes, int Threads>
-__device__ __forceinline__ void copy_tile(uint32_t destination, const void* tiles, int block) {
+__device__ __forceinline__ void copy_block(uint32_t destination, const void* blocks, int block) {
   const uint32_t offset = threadIdx.x * 16;
-  const uint8_t* source = static_cast<const uint8_t*>(tiles) + static_cast<uint32_t>(block) * uint64_t{Bytes} + offset;
+  const uint8_t* source = static_cast<const uint8_t*>(blocks) + static_cast<uint32_t>(block) * uint64_t{Bytes} + offset;
 #pragma unroll
   for (int i = 0; i < Bytes; i += Threads * 16) {
     if (Bytes % (Threads * 16) == 0 || i + offset < Bytes) ptx::cp_async_16(destination + offset + i, source + i, true);
@@ -108,7 +108,7 @@ __device__ __forceinline__ void copy_tile(uint32_t destination, const void* tile
 // Starts the copies of a block of 64 keys of V as the caller left it. A thread copies the same 16-byte chunk of every
 // kRowStep-th row; the step is a multiple of the swizzle's period, so one swizzled offset serves them all.
 template <typename Config>
-__device__ __forceinline__ void load_v(const AttentionParams& p, const MmaSyncTile& tile, int block, uint32_t v_tile) {
+__device__ __forceinline__ void load_v(const AttentionParams& p, const MmaSyncTile& tile, int block, uint32_t v_block) {
   constexpr int kChunks = Config::kHeadDim * 2 / 16;
   constexpr int kRowStep = Config::kThreads / kChunks;
   static_assert(kRowStep % 8 == 0);
@@ -116,7 +116,7 @@ __device__ __forceinline__ void load_v(const AttentionParams& p, const MmaSyncTi
   const int channel = threadIdx.x % kChunks * 8;
   const auto stride = static_cast<uint64_t>(p.v.token_stride) * 2;
   const uint8_t* source = tile.v + channel * 2 + key * stride;
-  const uint32_t destination = v_tile + swizzled<Config::kVRowBytes>(threadIdx.x / kChunks, threadIdx.x % kChunks);
+  const uint32_t destination = v_block + swizzled<Config::kVRowBytes>(threadIdx.x / kChunks, threadIdx.x % kChunks);
   // Keys and channels past the end must read as zero: their P is 0, and 0 * NaN would not be.
   if (p.v.aligned16) {
     const int rows = channel < p.v_head_dim ? tile.kv_len - static_cast<int>(key) : 0;
@@ -149,17 +149,17 @@ __device__ __forceinline__ uint32_t k_scales(uint32_t shared, uint32_t stage) {
 // Starts the copies of a block of 64 keys of K and V into a stage.
 template <typename Config>
 __device__ __forceinline__ void load(const AttentionParams& p, const MmaSyncTile& tile, int block, uint32_t shared, uint32_t stage) {
-  const uint32_t v_tile = stage + Config::kKTileBytes;
-  copy_tile<Config::kKTileBytes, Config::kThreads>(stage, tile.k, block);
+  const uint32_t v_block = stage + Config::kKBlockBytes;
+  copy_block<Config::kKBlockBytes, Config::kThreads>(stage, tile.k, block);
   if (threadIdx.x == 0) {
     static_assert(Config::kKScaleBytes == 16);
     ptx::cp_async_16(k_scales<Config>(shared, stage), tile.k_scale + static_cast<uint32_t>(block) * QuantKInt8::kScales, true);
   }
   if constexpr (Config::kScaled) {
-    copy_tile<Config::kVTileBytes, Config::kThreads>(v_tile, tile.v, block);
-    copy_tile<Config::kVScaleBytes, Config::kThreads>(stage + Config::kVScaleOffset, tile.v_scale, block);
+    copy_block<Config::kVBlockBytes, Config::kThreads>(v_block, tile.v, block);
+    copy_block<Config::kVScaleBytes, Config::kThreads>(stage + Config::kVScaleOffset, tile.v_scale, block);
   } else {
-    load_v<Config>(p, tile, block, v_tile);
+    load_v<Config>(p, tile, block, v_block);
   }
   ptx::cp_async_commit();
 }

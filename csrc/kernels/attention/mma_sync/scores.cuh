@@ -14,9 +14,9 @@ namespace sage {
 
 // Of 16 rows, in log2 units; -infinity: hidden.
 template <typename Config>
-using LogScores = float[Config::kNTiles][4];
+using LogScores = float[Config::kNFragments][4];
 template <typename Config>
-using Queries = uint32_t[Config::kMTiles][Config::kQkSteps][4];  // A fragments
+using Queries = uint32_t[Config::kMFragments][Config::kQkSteps][4];  // A fragments
 
 // What some row of a block of threads does not see of a block of keys.
 enum class Hidden {
@@ -27,11 +27,11 @@ enum class Hidden {
 
 // Scores, as they come, of `Count` times 16 of the warp's rows, from the First-th on.
 template <typename Config, int First, int Count>
-__device__ __forceinline__ void compute_scores(const Queries<Config>& q, uint32_t k_lane, int32_t (&scores)[Count][Config::kNTiles][4]) {
+__device__ __forceinline__ void compute_scores(const Queries<Config>& q, uint32_t k_lane, int32_t (&scores)[Count][Config::kNFragments][4]) {
 #pragma unroll
   for (int m = 0; m < Count; ++m) {
 #pragma unroll
-    for (int n = 0; n < Config::kNTiles; ++n) {
+    for (int n = 0; n < Config::kNFragments; ++n) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) scores[m][n][i] = Config::kMagicBits;
     }
@@ -39,7 +39,7 @@ __device__ __forceinline__ void compute_scores(const Queries<Config>& q, uint32_
 #pragma unroll
   for (int step = 0; step < Config::kQkSteps; ++step) {
 #pragma unroll
-    for (int pair = 0; pair < Config::kNTiles / 2; ++pair) {
+    for (int pair = 0; pair < Config::kNFragments / 2; ++pair) {
       uint32_t k[4];
       ptx::ldmatrix_x4(k, ((k_lane + pair * 16 * Config::kKRowBytes) ^ (step % 4 * 32)) + step / 4 * (Config::kBlockN * 128));
 #pragma unroll
@@ -66,7 +66,7 @@ struct Place {
   template <typename Visit>
   static __device__ __forceinline__ void each(LogScores<Config>& scores, const Visit& visit) {
 #pragma unroll
-    for (int n = 0; n < Config::kNTiles; ++n) {
+    for (int n = 0; n < Config::kNFragments; ++n) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) visit(scores[n][i], i / 2 * 8, n * 8 + i % 2);
     }
@@ -103,10 +103,10 @@ template <typename Config, int M>
 __device__ __forceinline__ void compute_log_scores(const AttentionParams& p, const Tile& tile, const Queries<Config>& q, uint32_t k_lane,
                                                    Hidden hidden, int first_key, const float (&scale)[Config::kRows],
                                                    LogScores<Config>& log_scores) {
-  int32_t scores[1][Config::kNTiles][4];
+  int32_t scores[1][Config::kNFragments][4];
   compute_scores<Config, M>(q, k_lane, scores);
 #pragma unroll
-  for (int n = 0; n < Config::kNTiles; ++n) {
+  for (int n = 0; n < Config::kNFragments; ++n) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) log_scores[n][i] = (__int_as_float(scores[0][n][i]) - Config::kMagic) * scale[2 * M + i / 2];
   }

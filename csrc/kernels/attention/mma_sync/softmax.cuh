@@ -10,12 +10,12 @@
 namespace sage {
 
 template <typename Config>
-using Probabilities = uint32_t[Config::kMTiles][Config::kPvSteps][4];  // A fragments
+using Probabilities = uint32_t[Config::kMFragments][Config::kPvSteps][4];  // A fragments
 
 // What a lane keeps of its rows.
 template <typename Config>
 struct State {
-  float out[Config::kMTiles][Config::kOTiles][4];
+  float out[Config::kMFragments][Config::kOFragments][4];
   // In log2 units: what probabilities are relative to. The row's largest score less kLevel when it was last renewed.
   float base[Config::kRows];
   float sum[Config::kRows];  // this lane's columns only
@@ -48,7 +48,7 @@ template <typename Config>
 __device__ __forceinline__ void rescale_state(const AttentionParams& p, uint32_t shared, int row, float factor, State<Config>& state) {
   state.sum[row] *= factor;
 #pragma unroll
-  for (int d = 0; d < Config::kOTiles; ++d) {
+  for (int d = 0; d < Config::kOFragments; ++d) {
     state.out[row / 2][d][row % 2 * 2] *= factor;
     state.out[row / 2][d][row % 2 * 2 + 1] *= factor;
   }
@@ -63,7 +63,7 @@ __device__ __forceinline__ void rescale_state(const AttentionParams& p, uint32_t
 // Probabilities of a row and 16 keys, the group-th of those gathered.
 template <typename Config>
 __device__ __forceinline__ void pack(Probabilities<Config>& probabilities, int row, int group, const float (&x)[4]) {
-  // The C fragments of two 8-key tiles are the A fragment of a 16-key step. In 8 bits those of four are that of a 32-key step,
+  // The C fragments of two groups of 8 keys are the A fragment of a 16-key step. In 8 bits those of four are that of a 32-key step,
   // if in each 16 keys V's are taken in the order 0 1 8 9, 2 3 10 11, ...
   if constexpr (Config::kValues != Values::kE4m3) {
     probabilities[row / 2][group][row % 2] = Pair<typename Config::ProbabilityType>::pack(x[0], x[1]);
@@ -113,7 +113,7 @@ __device__ __forceinline__ void exponentiate(const LogScores<Config>& scores, co
                                              float (&added)[2]) {
   added[0] = added[1] = 0.0f;
 #pragma unroll
-  for (int n = 0; n < Config::kNTiles; ++n) {
+  for (int n = 0; n < Config::kNFragments; ++n) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       x[n][i] = ptx::ex2(scores[n][i] - state.base[2 * M + i / 2]);
@@ -129,7 +129,7 @@ __device__ __forceinline__ float raise_base(const AttentionParams& p, uint32_t s
                                             bool exceeded, State<Config>& state, Probabilities<Config>& probabilities) {
   float largest = -INFINITY;
 #pragma unroll
-  for (int i = 0; i < Config::kNTiles * 2; ++i) largest = fmaxf(largest, scores[i / 2][row % 2 * 2 + i % 2]);
+  for (int i = 0; i < Config::kNFragments * 2; ++i) largest = fmaxf(largest, scores[i / 2][row % 2 * 2 + i % 2]);
   largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
   largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
   const bool raise = any_of_row(exceeded);
@@ -184,7 +184,7 @@ __device__ __forceinline__ void exponentiate_with_care(const AttentionParams& p,
       const int row = 2 * M + i;
       bool small = false;
 #pragma unroll
-      for (int j = 0; j < Config::kNTiles * 2; ++j) {
+      for (int j = 0; j < Config::kNFragments * 2; ++j) {
         small |= x[j / 2][i * 2 + j % 2] < Config::kRestBelow && scores[j / 2][i * 2 + j % 2] > -INFINITY;
       }
       const bool some = any_of_row(small), few = any_of_row(added[i] < Config::kFew);
@@ -205,7 +205,7 @@ __device__ __forceinline__ void exponentiate_with_care(const AttentionParams& p,
       }
     }
 #pragma unroll
-    for (int pair = 0; pair < Config::kNTiles / 2; ++pair) {
+    for (int pair = 0; pair < Config::kNFragments / 2; ++pair) {
       float four[4];
 #pragma unroll
       for (int j = 0; j < 4; ++j) four[j] = x[pair * 2 + j / 2][i * 2 + j % 2];
@@ -221,7 +221,7 @@ __device__ __forceinline__ void exponentiate_with_care(const AttentionParams& p,
 template <typename Config>
 __device__ __forceinline__ bool exponentiate_if_simple(const Queries<Config>& q, uint32_t k_lane, const KeyBlock<Config>& block, int chunk,
                                                        State<Config>& state, Probabilities<Config>& probabilities) {
-  int32_t scores[Config::kMTiles][Config::kNTiles][4];
+  int32_t scores[Config::kMFragments][Config::kNFragments][4];
   compute_scores<Config, 0>(q, k_lane + chunk * (Config::kChunkN * Config::kKRowBytes), scores);
   float added[Config::kRows];
   bool care = block.unsmoothed;
@@ -229,7 +229,7 @@ __device__ __forceinline__ bool exponentiate_if_simple(const Queries<Config>& q,
   for (int row = 0; row < Config::kRows; ++row) {
     const float offset = -Config::kMagic * block.scale[row] - state.base[row];
 #pragma unroll
-    for (int pair = 0; pair < Config::kNTiles / 2; ++pair) {
+    for (int pair = 0; pair < Config::kNFragments / 2; ++pair) {
       float x[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
@@ -294,8 +294,8 @@ __device__ __forceinline__ bool softmax(const AttentionParams& p, uint32_t share
     if (!never_simple && exponentiate_if_simple<Config>(q, k_lane, block, chunk, state, probabilities)) continue;
     with_care = true;
     exponentiate_with_care<Config, 0>(p, shared, tile, q, k_lane, block, first_key, chunk, progress, state, probabilities);
-    static_assert(Config::kMTiles <= 2);
-    if constexpr (Config::kMTiles == 2) {
+    static_assert(Config::kMFragments <= 2);
+    if constexpr (Config::kMFragments == 2) {
       __syncwarp();  // not both at a time: registers are short
       exponentiate_with_care<Config, 1>(p, shared, tile, q, k_lane, block, first_key, chunk, progress, state, probabilities);
     }

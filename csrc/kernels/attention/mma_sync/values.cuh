@@ -22,7 +22,7 @@ __device__ __forceinline__ void accumulate_f16(const Probabilities<Config>& prob
 #pragma unroll
   for (int first = 0; first < Config::kPvSteps; first += kSteps) {
 #pragma unroll
-    for (int pair = 0; pair < Config::kOTiles / 2; ++pair) {
+    for (int pair = 0; pair < Config::kOFragments / 2; ++pair) {
       if (Config::kSums == Sums::kHalf && !one_lot_after_the_other(positive)) continue;
       uint32_t v[kSteps][4];
 #pragma unroll
@@ -33,14 +33,14 @@ __device__ __forceinline__ void accumulate_f16(const Probabilities<Config>& prob
       for (int half = 0; half < 2; ++half) {
         if constexpr (Config::kSums == Sums::kFloat) {
 #pragma unroll
-          for (int m = 0; m < Config::kMTiles; ++m) {
+          for (int m = 0; m < Config::kMFragments; ++m) {
             ptx::mma_m16n8k16_f32<typename Config::Element>(state.out[m][pair * 2 + half], probabilities[m][first], v[0][half * 2],
                                                             v[0][half * 2 + 1]);
           }
         } else {
           const float2 scale = ptx::load_shared_float2(v_scale + (pair * 2 + half) * 32);
 #pragma unroll
-          for (int m = 0; m < Config::kMTiles; ++m) {
+          for (int m = 0; m < Config::kMFragments; ++m) {
             uint32_t packed[2] = {};
 #pragma unroll
             for (int step = 0; step < kSteps; ++step) {
@@ -63,7 +63,7 @@ __device__ __forceinline__ void accumulate_f8(const Probabilities<Config>& proba
                                               uint32_t v_scale, int positive, State<Config>& state) {
   ptx::keep(v_lane);
   ptx::keep(v_scale);
-  uint32_t halves[Config::kMTiles][4][4];  // P in FP16 where mma takes no e4m3
+  uint32_t halves[Config::kMFragments][4][4];  // P in FP16 where mma takes no e4m3
   if constexpr (Config::kConvert) {
 #pragma unroll
     for (int row = 0; row < Config::kRows; ++row) {
@@ -75,7 +75,7 @@ __device__ __forceinline__ void accumulate_f8(const Probabilities<Config>& proba
     }
   }
 #pragma unroll
-  for (int pair = 0; pair < Config::kOTiles / 2; ++pair) {
+  for (int pair = 0; pair < Config::kOFragments / 2; ++pair) {
     if (one_lot_after_the_other(positive)) {
       uint32_t v[2][4];  // of 32 keys each
       ptx::ldmatrix_x4(v[0], v_lane + pair * 16 * Config::kVRowBytes);
@@ -84,7 +84,7 @@ __device__ __forceinline__ void accumulate_f8(const Probabilities<Config>& proba
       for (int half = 0; half < 2; ++half) {
         const float2 scale = ptx::load_shared_float2(v_scale + (pair * 2 + half) * 32);
 #pragma unroll
-        for (int m = 0; m < Config::kMTiles; ++m) {
+        for (int m = 0; m < Config::kMFragments; ++m) {
           float sum[4] = {};
           if constexpr (Config::kConvert) {
 #pragma unroll

@@ -15,16 +15,16 @@ struct Config : Sm90QkInt8PvF16 {
   static constexpr int kThreads = threads(kHeadDim);
   static constexpr int kBlockM = block_m(kHeadDim);
   static constexpr int kStages = stages(kHeadDim);
-  static constexpr int kStageTiles = stage_tiles(kHeadDim);
+  static constexpr int kStageBlocks = stage_blocks(kHeadDim);
   static constexpr bool kKeepQ = keeps_q(kHeadDim);
   static constexpr int kKRowBytes = kHeadDim < 128 ? kHeadDim : 128;  // of a panel of Q or K
-  static constexpr int kKTileBytes = kTileN * kHeadDim;
-  static constexpr int kVTileBytes = kTileN * kHeadDim * 2;
+  static constexpr int kKBlockBytes = kBlockN * kHeadDim;
+  static constexpr int kVBlockBytes = kBlockN * kHeadDim * 2;
   // V's rows are cut into panels of 64 channels, the span of the hardware's swizzle.
-  static constexpr int kVPanelBytes = kTileN * 128;
+  static constexpr int kVPanelBytes = kBlockN * 128;
   static constexpr int kVPanels = kHeadDim / 64;
   static constexpr int kQkSteps = kHeadDim / 32;
-  static constexpr int kPvSteps = kTileN / 16;
+  static constexpr int kPvSteps = kBlockN / 16;
   static constexpr int kConsumerWarps = 4 * kConsumers;
   static constexpr int kProducerRegisters = kConsumers == 3 ? 32 : 40;
   static constexpr int kConsumerRegisters = kConsumers == 3 ? 160 : 232;
@@ -49,9 +49,9 @@ struct Shared {
   static constexpr int kQPanelBytes = Config::kBlockM * 128;
   static constexpr int kQBytes = Config::kBlockM * Config::kHeadDim * (Config::kKeepQ ? 2 : 1);
   static constexpr int kK = kQ + kQBytes;
-  static constexpr int kV = kK + Config::kStages * Config::kStageTiles * Config::kKTileBytes;
-  static constexpr int kKScale = kV + Config::kStages * Config::kStageTiles * Config::kVTileBytes;
-  static constexpr int kQBound = kKScale + Config::kStages * Config::kStageTiles * Config::kScaleBytes;  // no score of the row exceeds this times its key's bound
+  static constexpr int kV = kK + Config::kStages * Config::kStageBlocks * Config::kKBlockBytes;
+  static constexpr int kKScale = kV + Config::kStages * Config::kStageBlocks * Config::kVBlockBytes;
+  static constexpr int kQBound = kKScale + Config::kStages * Config::kStageBlocks * Config::kScaleBytes;  // no score of the row exceeds this times its key's bound
   static constexpr int kQShift = kQBound + kRowBytes;  // what smoothing K took off the row's scores
   static constexpr int kTile = kQShift + kRowBytes;
   static constexpr int kFull = kTile + 2 * Config::kTileBytes;
@@ -64,7 +64,7 @@ struct Shared {
   static constexpr int kIndexEmpty = kIndexFull + 8;
   static constexpr int kTotal = kIndexEmpty + 8;
   static_assert(kTotal + 1024 == Config::shared_bytes(Config::kHeadDim));
-  static_assert(kQ % 1024 == 0 && kK % 1024 == 0 && kV % 1024 == 0 && Config::kKTileBytes % 1024 == 0);
+  static_assert(kQ % 1024 == 0 && kK % 1024 == 0 && kV % 1024 == 0 && Config::kKBlockBytes % 1024 == 0);
 };
 
 // Shared memory as pointer and as the address that instructions take.
@@ -83,12 +83,12 @@ struct Memory {
 struct Work : Tile {
   using Tile::Tile;
   // Tiles of keys that some row sees; one, hidden as a whole, where there is none.
-  __device__ __forceinline__ int key_tiles() const { return max(1, blocks); }
+  __device__ __forceinline__ int key_blocks() const { return max(1, blocks); }
 };
 static_assert(sizeof(Work) <= Config::kTileBytes);
 
-// Position in the ring of stages. A stage holds one or two tiles of K and for each the tile of V before it: what one step
-// multiplies. So a last tile of V follows those of K. The phase's parity changes with every round.
+// Position in the ring of stages. A stage holds one or two blocks of K and for each the block of V before it: what one step
+// multiplies. So a last block of V follows those of K. The phase's parity changes with every round.
 struct Ring {
   int stage = 0;
   uint32_t parity = 0;

@@ -82,37 +82,37 @@ __device__ __forceinline__ void fetch_part(uint32_t destination, const void* sou
 }
 
 __device__ __forceinline__ void fetch_k(const Config::Params& p, int64_t block, int slot, uint32_t barrier, const Memory& shared) {
-  ptx::mbarrier_expect(barrier, Config::kKTileBytes + Config::kScaleBytes);
-  fetch_part(shared.address + Shared::kK + slot * Config::kKTileBytes, p.k_int8 + block * Config::kKTileBytes,
-             Config::kKTileBytes, barrier);
+  ptx::mbarrier_expect(barrier, Config::kKBlockBytes + Config::kScaleBytes);
+  fetch_part(shared.address + Shared::kK + slot * Config::kKBlockBytes, p.k_int8 + block * Config::kKBlockBytes,
+             Config::kKBlockBytes, barrier);
   fetch_part(shared.address + Shared::kKScale + slot * Config::kScaleBytes, p.k_scale + block * QuantKInt8::kScales,
              Config::kScaleBytes, barrier);
 }
 
-__device__ __forceinline__ void fetch_v(const Config::Params& p, const Work& work, int tile, int slot, uint32_t barrier,
+__device__ __forceinline__ void fetch_v(const Config::Params& p, const Work& work, int block, int slot, uint32_t barrier,
                                         const Memory& shared) {
-  ptx::mbarrier_expect(barrier, Config::kVTileBytes);
+  ptx::mbarrier_expect(barrier, Config::kVBlockBytes);
 #pragma unroll 1
   for (int panel = ptx::cluster_rank(); panel < Config::kVPanels; panel += ptx::cluster_size()) {
-    ptx::tensor_copy_to(all_blocks(), shared.address + Shared::kV + slot * Config::kVTileBytes + panel * Config::kVPanelBytes, p.v_map,
-                        panel * 64, work.kv_token + tile * Config::kTileN, work.kv_head, work.batch, barrier);
+    ptx::tensor_copy_to(all_blocks(), shared.address + Shared::kV + slot * Config::kVBlockBytes + panel * Config::kVPanelBytes, p.v_map,
+                        panel * 64, work.kv_token + block * Config::kBlockN, work.kv_head, work.batch, barrier);
   }
 }
 
-// The last tile of V of a packed sequence. Behind it lies the next sequence, which must not be multiplied, not even by zero. For a
+// The last block of V of a packed sequence. Behind it lies the next sequence, which must not be multiplied, not even by zero. For a
 // block on its own.
-__device__ __forceinline__ void fetch_last_v(const Config::Params& p, const Work& work, int tile, int slot, uint32_t parity,
+__device__ __forceinline__ void fetch_last_v(const Config::Params& p, const Work& work, int block, int slot, uint32_t parity,
                                              const Memory& shared) {
   const uint32_t barrier = shared.address + Shared::kLastV;
   if (threadIdx.x == 0) {
-    fetch_v(p, work, tile, slot, barrier, shared);
+    fetch_v(p, work, block, slot, barrier, shared);
     ptx::mbarrier_arrive(barrier);
   }
   ptx::mbarrier_wait(barrier, parity);
-  const int rows = max(0, work.kv_len - tile * Config::kTileN);
+  const int rows = max(0, work.kv_len - block * Config::kBlockN);
 #pragma unroll 1
   for (int panel = 0; panel < Config::kVPanels; ++panel) {
-    auto* bytes = shared.at<uint8_t>(Shared::kV + slot * Config::kVTileBytes + panel * Config::kVPanelBytes);
+    auto* bytes = shared.at<uint8_t>(Shared::kV + slot * Config::kVBlockBytes + panel * Config::kVPanelBytes);
 #pragma unroll 1
     for (int i = rows * 128 + threadIdx.x * 16; i < Config::kVPanelBytes; i += 32 * 16) *reinterpret_cast<uint4*>(bytes + i) = {};
   }
@@ -131,19 +131,19 @@ __device__ __forceinline__ void load(const Config::Params& p, const Memory& shar
     const Work& work = work_of(parity, shared);
     if (work.qo_len == 0) return;
     if (threadIdx.x == 0) ptx::mbarrier_arrive(shared.address + Shared::kQEmpty);
-    const int tiles = work.key_tiles();
-    for (int first = 0; first <= tiles; first += Config::kStageTiles, ring.next()) {
+    const int blocks = work.key_blocks();
+    for (int first = 0; first <= blocks; first += Config::kStageBlocks, ring.next()) {
       const uint32_t full = shared.address + Shared::kFull + ring.stage * 8;
       ptx::mbarrier_wait(shared.address + Shared::kEmpty + ring.stage * 8, ring.parity ^ 1);
 #pragma unroll 1
-      for (int tile = first; tile < first + Config::kStageTiles; ++tile) {
-        const int slot = ring.stage * Config::kStageTiles + tile - first;
-        if (packed && tile == tiles) {
-          fetch_last_v(p, work, tile - 1, slot, last_v_parity, shared);
+      for (int block = first; block < first + Config::kStageBlocks; ++block) {
+        const int slot = ring.stage * Config::kStageBlocks + block - first;
+        if (packed && block == blocks) {
+          fetch_last_v(p, work, block - 1, slot, last_v_parity, shared);
           last_v_parity ^= 1;
         } else if (threadIdx.x == 0) {
-          if (tile < tiles) fetch_k(p, work.kv_block + tile, slot, full, shared);
-          if (tile > 0 && tile <= tiles) fetch_v(p, work, tile - 1, slot, full, shared);
+          if (block < blocks) fetch_k(p, work.kv_block + block, slot, full, shared);
+          if (block > 0 && block <= blocks) fetch_v(p, work, block - 1, slot, full, shared);
         }
       }
       if (threadIdx.x == 0) ptx::mbarrier_arrive(full);

@@ -1,4 +1,4 @@
-// Hopper's attention kernel: from a tile's scores to its probabilities.
+// Hopper's attention kernel: from a block's scores to its probabilities.
 #pragma once
 
 #include "kernels/attention/wgmma/config.cuh"
@@ -7,7 +7,7 @@
 
 namespace sage {
 
-using Scores = int32_t[Config::kTileN / 2];
+using Scores = int32_t[Config::kBlockN / 2];
 using Probabilities = uint32_t[Config::kPvSteps][4];  // wgmma A fragments
 using Queries = uint32_t[Config::kQkSteps][4];        // wgmma A fragments
 using Output = float[Config::kHeadDim / 2];
@@ -15,7 +15,7 @@ using Output = float[Config::kHeadDim / 2];
 // A score that a mask hides: below any that is computed.
 constexpr int32_t kHidden = -(1 << 30);
 
-// What a lane keeps of its two rows (lane / 4 and lane / 4 + 8 of the warp's 16) from tile to tile.
+// What a lane keeps of its two rows (lane / 4 and lane / 4 + 8 of the warp's 16) from block to block of keys.
 struct Rows {
   float q_scale[2];
   float reference[2];  // in log2 units: what probabilities are relative to; the maximum may exceed it by kHeadroom + kLevel
@@ -24,16 +24,16 @@ struct Rows {
 };
 
 // -infinity, as it were, for keys past the last and, if causal, past the row.
-__device__ __forceinline__ void mask_scores(bool causal, int kv_len, int first_key, int first_row, Scores& scores) {
+__device__ __forceinline__ void hide_past_end(bool causal, int kv_len, int first_key, int first_row, Scores& scores) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
-  for (int i = 0; i < Config::kTileN / 2; ++i) {
+  for (int i = 0; i < Config::kBlockN / 2; ++i) {
     const int key = first_key + i / 4 * 8 + lane % 4 * 2 + i % 2;
     if (key >= kv_len || (causal && key > first_row + i / 2 % 2 * 8 + lane / 4)) scores[i] = kHidden;
   }
 }
 
-// Raises the references that a tile's scores exceed by more than the headroom, and rescales what was added up under the old.
+// Raises the references that a block's scores exceed by more than the headroom, and rescales what was added up under the old.
 // `before_rescale` is called before the output is touched.
 template <typename BeforeRescale>
 __device__ __forceinline__ void raise_references(const Scores& scores, float k_scale, const float* q_bound, Rows& rows,
@@ -44,7 +44,7 @@ __device__ __forceinline__ void raise_references(const Scores& scores, float k_s
   for (int row = 0; row < 2; ++row) {
     int32_t score = kHidden;
 #pragma unroll
-    for (int i = row * 2; i < Config::kTileN / 2; i += 4) score = max(score, max(scores[i], scores[i + 1]));
+    for (int i = row * 2; i < Config::kBlockN / 2; i += 4) score = max(score, max(scores[i], scores[i + 1]));
     largest[row] = score == kHidden ? -INFINITY : static_cast<float>(score) * (rows.q_scale[row] * k_scale) - Config::kLevel;
     exceeded |= largest[row] > rows.reference[row] + Config::kHeadroom;
   }
@@ -76,14 +76,14 @@ __device__ __forceinline__ void raise_references(const Scores& scores, float k_s
   }
 }
 
-// Replaces a tile's scores by their unnormalised probabilities, as float bits.
+// Replaces a block's scores by their unnormalised probabilities, as float bits.
 //
 // Left to itself the compiler computes all exponents before the first exponential, and the warp then waits eight clocks for each.
 // So each chunk's scale is made to depend on the results of the chunk two before it, which lets one fill the other's waits.
 template <bool Masked>
-__device__ __forceinline__ void exponentiate(Scores& scores, float k_scale, const Rows& rows) {
+__device__ __forceinline__ void make_probabilities(Scores& scores, float k_scale, const Rows& rows) {
   constexpr int kChunk = 8;  // scores, of both rows
-  constexpr int kChunks = Config::kTileN / 2 / kChunk;
+  constexpr int kChunks = Config::kBlockN / 2 / kChunk;
   float scale[kChunks + 2][2];
 #pragma unroll
   for (int row = 0; row < 2; ++row) scale[0][row] = scale[1][row] = rows.q_scale[row] * k_scale;
@@ -106,7 +106,7 @@ __device__ __forceinline__ void exponentiate(Scores& scores, float k_scale, cons
 
 __device__ __forceinline__ void pack(const Scores& scores, Probabilities& probabilities) {
 #pragma unroll
-  for (int i = 0; i < Config::kTileN / 4; ++i) {
+  for (int i = 0; i < Config::kBlockN / 4; ++i) {
     // Two groups of 8 columns are a 16-key step: registers row, row + 8 of the first, then of the second.
     probabilities[i / 4][i % 4] =
         Pair<Config::Element>::pack(__int_as_float(scores[2 * i]), __int_as_float(scores[2 * i + 1]));

@@ -6,41 +6,41 @@
 
 namespace sage {
 
-struct KvTile {
+struct KvSpan {
   int batch;           // of the tensor: 0 where sequences are packed
   int head;
   int first_key;       // of the batch element or sequence
-  int end_key;         // before which the last tile starts
+  int end_key;         // before which the last span starts
   int length;          // of it
   int64_t first_token; // where it starts
-  int64_t index;       // of the first tile among all of the quantised tensor's
+  int64_t index;       // of the first span among all of the quantised tensor's
   int64_t mean;        // index of its mean
 
   // `heads`, `tokens` and the grid are those of the whole tensor; cu_seqlens is null where it is not packed. A block of threads has `together`
-  // consecutive tiles of a head; of packed sequences one.
-  __device__ __forceinline__ KvTile(const int32_t* cu_seqlens, int sequences, int heads, int tokens, int tile_n, int together) {
+  // consecutive spans of a head; of packed sequences one.
+  __device__ __forceinline__ KvSpan(const int32_t* cu_seqlens, int sequences, int heads, int tokens, int span_n, int together) {
     if (cu_seqlens == nullptr) {
-      const int tiles = (tokens + tile_n - 1) / tile_n;
-      const int lots = (tiles + together - 1) / together;
+      const int spans = (tokens + span_n - 1) / span_n;
+      const int lots = (spans + together - 1) / together;
       const int batch_head = blockIdx.x / lots;
-      const int first_tile = blockIdx.x % lots * together;
+      const int first_span = blockIdx.x % lots * together;
       batch = batch_head / heads;
       head = batch_head % heads;
-      first_key = first_tile * tile_n;
-      end_key = min(tokens, first_key + together * tile_n);
+      first_key = first_span * span_n;
+      end_key = min(tokens, first_key + together * span_n);
       length = tokens;
       first_token = 0;
-      index = int64_t{batch_head} * tiles + first_tile;
+      index = int64_t{batch_head} * spans + first_span;
       mean = batch_head;
     } else {
-      const int slots = static_cast<int>(tile_slots(tokens, sequences, tile_n));
-      const int slot = blockIdx.x % slots;
-      const Sequence sequence = find_sequence(cu_seqlens, sequences, tokens, tile_n, slot);
+      const int all_slots = static_cast<int>(slots(tokens, sequences, span_n));
+      const int slot = blockIdx.x % all_slots;
+      const Sequence sequence = find_sequence(cu_seqlens, sequences, tokens, span_n, slot);
       batch = 0;
-      head = blockIdx.x / slots;
-      first_key = (slot - sequence.first_slot) * tile_n;
+      head = blockIdx.x / all_slots;
+      first_key = (slot - sequence.first_slot) * span_n;
       length = sequence.index < sequences ? sequence.length : 0;
-      end_key = min(length, first_key + tile_n);
+      end_key = min(length, first_key + span_n);
       first_token = sequence.first_token;
       index = blockIdx.x;
       mean = static_cast<int64_t>(sequence.index) * heads + head;
@@ -70,7 +70,7 @@ struct Sample {
 // square of its distance: one far away, or some that a mask will hide, shall not move it. By a block of threads; their answers are
 // the same in every block that asks.
 template <int SampledTokens, bool WithSpread, typename Element, int HeadDim, int Threads>
-__device__ __forceinline__ void take_sample(const TensorView& tensor, const KvTile& tile, int head_dim, Sample<HeadDim, Threads>& sample) {
+__device__ __forceinline__ void take_sample(const TensorView& tensor, const KvSpan& span, int head_dim, Sample<HeadDim, Threads>& sample) {
   constexpr int kThreadsPerToken = 16;
   constexpr int kChannels = HeadDim / kThreadsPerToken;
   constexpr int kPerPass = Threads / kThreadsPerToken;
@@ -79,10 +79,10 @@ __device__ __forceinline__ void take_sample(const TensorView& tensor, const KvTi
   static_assert(Threads >= HeadDim);
   const int channel = threadIdx.x % kThreadsPerToken * kChannels;
   const int warp = threadIdx.x / 32;
-  const int samples = min(tile.length, SampledTokens);
+  const int samples = min(span.length, SampledTokens);
   const auto number = [&](int pass) { return pass * kPerPass + static_cast<int>(threadIdx.x) / kThreadsPerToken; };
-  const auto* tokens = row_pointer<Element>(tensor, tile.batch, tile.head, tile.first_token);
-  const auto row = [&](int pass) { return tokens + sampled_token<SampledTokens>(number(pass), tile.length) * tensor.token_stride; };
+  const auto* tokens = row_pointer<Element>(tensor, span.batch, span.head, span.first_token);
+  const auto row = [&](int pass) { return tokens + sampled_token<SampledTokens>(number(pass), span.length) * tensor.token_stride; };
   uint32_t bits[kPasses][kChannels / 2];
   load_rows<kChannels>(bits, row, channel, head_dim, tensor.aligned16);
 
