@@ -1,13 +1,13 @@
 // What is in each tile of an attention mask: what host and device agree on.
 #pragma once
 
-#include "kernels/attention/mma_sync/tiles.h"
+#include "kernels/attention/mma_sync/layout.h"
 
 namespace sage {
 
 struct MaskTiles {
-  static constexpr int kRows = MmaSyncTiles::kBlockM;
-  static constexpr int kKeys = MmaSyncTiles::kBlockN;
+  static constexpr int kRows = MmaSyncBlocks::kBlockM;
+  static constexpr int kKeys = MmaSyncBlocks::kBlockN;
   static constexpr int kThreads = 128;
 
   struct Params {

@@ -5,7 +5,7 @@
 
 #include <cuda/std/type_traits>
 
-#include "kernels/attention/mma_sync/tiles.h"
+#include "kernels/attention/mma_sync/layout.h"
 #include "kernels/quant/quant_k_int8.h"
 
 namespace sage {

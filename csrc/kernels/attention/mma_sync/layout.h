@@ -6,7 +6,7 @@
 
 namespace sage {
 
-struct MmaSyncTiles {
+struct MmaSyncBlocks {
   static constexpr int kBlockM = 128;  // rows of the output of a block of threads
   static constexpr int kBlockN = 64;   // keys of a stage
   static constexpr int kStages = 2;
@@ -24,7 +24,7 @@ struct MmaSyncTiles {
 // What the formats of V differ in: bytes of a number, of the scales of a block of 64 keys, and of what each lane keeps of its rows' sums
 // beside its registers. Stages start on 1024 bytes.
 template <int ValueBytes, bool Scaled, bool Smoothed>
-struct MmaSyncLayout : MmaSyncTiles {
+struct MmaSyncLayout : MmaSyncBlocks {
   static constexpr int kValueBytes = ValueBytes;
   static constexpr int scale_bytes(int head_dim) { return Scaled ? QuantV::scales(head_dim) * 4 : 0; }
   static constexpr int stage_bytes(int head_dim) {

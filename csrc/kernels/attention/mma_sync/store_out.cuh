@@ -1,0 +1,57 @@
+// The output and log-sum-exp.
+#pragma once
+
+#include "kernels/attention/mma_sync/softmax.cuh"
+
+namespace sage {
+
+template <typename Config>
+__device__ __forceinline__ void store_out(const AttentionParams& p, uint32_t shared, const Tile& tile, const State<Config>& state) {
+  const auto quad_sum = [](float x) {
+    x += __shfl_xor_sync(0xffffffffu, x, 1);
+    return x + __shfl_xor_sync(0xffffffffu, x, 2);
+  };
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int row = 0; row < Config::kRows; ++row) {
+    const float sum = quad_sum(state.sum[row]);
+    // A row that sees no key is zero.
+    const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;
+    const float unit = Config::kScaled ? inverse * QuantV::kScaleUnit : inverse;
+    float smoothed = 0.0f;  // the share of P that fell on keys whose V was
+    if constexpr (Config::kUnsmoothedBytes > 0) {
+      if (p.v_mean != nullptr) smoothed = (sum - quad_sum(ptx::load_shared_float(unsmoothed_sum<Config>(shared, row)))) * inverse;
+    }
+    const int token = tile.first_row + threadIdx.x / 32 * Config::kWarpM + row * 8 + lane / 4;
+    if (token >= tile.qo_len) continue;
+
+    auto* out = reinterpret_cast<uint16_t*>(p.out.data) + tile.batch * p.out.batch_stride +
+                tile.head * p.out.head_stride + (tile.q_token + token) * p.out.token_stride;
+#pragma unroll
+    for (int d = 0; d < Config::kOFragments; ++d) {
+      const int channel = d * 8 + lane % 4 * 2;
+      float low = state.out[row / 2][d][row % 2 * 2] * unit;
+      float high = state.out[row / 2][d][row % 2 * 2 + 1] * unit;
+      if (Config::kUnsmoothedBytes > 0 && p.v_mean != nullptr && sum != 0.0f) {
+        const float* mean = p.v_mean + tile.kv_mean * Config::kHeadDim + channel;
+        low += mean[0] * smoothed;
+        high += mean[1] * smoothed;
+      }
+      const uint32_t pair = Pair<typename Config::Element>::pack(low, high);
+      if (p.out.aligned16) {
+        if (channel < p.v_head_dim) *reinterpret_cast<uint32_t*>(out + channel) = pair;
+      } else {
+        if (channel < p.v_head_dim) out[channel] = pair;
+        if (channel + 1 < p.v_head_dim) out[channel + 1] = pair >> 16;
+      }
+    }
+    if (p.lse != nullptr && lane % 4 == 0) {
+      constexpr float kLn2 = 0.6931471805599453f;
+      float* lse = p.lse + tile.lse + token;
+      const float shift = p.k_mean != nullptr ? *lse : 0.0f;
+      *lse = sum == 0.0f ? -INFINITY : (state.base[row] + ptx::lg2(sum) + shift) * kLn2;
+    }
+  }
+}
+
+}  // namespace sage
