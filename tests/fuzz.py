@@ -1,0 +1,296 @@
+"""Random calls of every function against float64 attention: `python tests/fuzz.py --seconds 60`.
+
+Each seed makes one problem (tests/fuzz_inputs.py): tensors of random shapes, strides and values in a buffer that is NaN everywhere else.
+Several functions and kernels solve it, with options of their own. A call fails if it raises an error, if the second time
+gives other bits than the first, if the output or log-sum-exp lies farther from float64 than tests/fuzz_bounds.py allows, or if a byte of
+the buffer changes. A failure prints the command that repeats it. The exit status is 1 if there was one.
+
+It needs PyTorch and an installed sageattention, nothing else. On a GPU what is computed and what it is compared with stays there;
+the host waits once for each problem.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import multiprocessing
+import os
+import queue
+import random
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # several processes, small tensors
+
+import torch
+from fuzz_bounds import Exact
+from fuzz_inputs import Problem, problem
+
+import sageattention
+from sageattention import _ops, dispatch
+
+FIGURES = ("call", "row", "element", "lse")
+CALLS_OF_A_PROBLEM = {"cpu": 2, "cuda": 5}
+Result = tuple[torch.Tensor, "torch.Tensor | None"]
+
+
+class Call(NamedTuple):
+    """One way to solve a problem."""
+
+    words: str
+    kernel: str  # that serves it
+    smooth_k: bool
+    smooth_v: bool
+    run: Callable[[], Any]
+
+
+class Failure(NamedTuple):
+    """What was wrong with a call."""
+
+    seed: int
+    problem: str
+    call: str
+    wrong: str
+
+
+def kernels(device: str, problem: Problem) -> list[str]:
+    """Those that can solve a problem on a device."""
+    gpu, present = dispatch.gpu_of(device, None)
+    uneven = problem.q.shape[-1] % 8 != 0 or problem.v.shape[-1] % 8 != 0
+
+    def can(name: str, kernel: dispatch.Kernel) -> bool:
+        if device == "cpu":
+            return True
+        able = (kernel.uneven or not uneven) and (kernel.masks or problem.mask is None)
+        return able and dispatch.GPUS[kernel.gpus](gpu) and (present is None or name in present)
+
+    return [name for name, kernel in dispatch.KERNELS.items() if can(name, kernel)]
+
+
+def calls(seed: int, device: str, problem: Problem) -> Iterator[Call]:
+    """Public functions and single kernels, each with random options."""
+    rng = random.Random(seed + 1)
+    heads_last = problem.tensor_layout == "NHD"
+    packed = problem.packed
+    if packed is not None:
+        q, k, v = (x[0].transpose(0, 1) for x in (problem.q, problem.k, problem.v))
+        lengths: tuple[Any, ...] = (packed.cu_seqlens_q, packed.cu_seqlens_k, packed.largest_q, packed.largest_k)
+    else:
+        q, k, v = (x.transpose(1, 2) if heads_last else x for x in (problem.q, problem.k, problem.v))
+    halves = q.dtype != torch.float32
+    choices = [("operator", name) for name in kernels(device, problem)] if halves else []
+    if packed is not None:
+        choices += [("sageattn_varlen", "")] * 2
+    else:
+        choices += [(function, pv) for function, some in dispatch.ACCUMULATORS.items() for pv in some or ("",)]
+        choices += [("sageattn_qk_int8_pv_fp16_triton", ""), ("sageattn", "")]
+    for function, which in rng.sample(choices, min(len(choices), CALLS_OF_A_PROBLEM[device])):
+        smooth_k, smooth_v, lse = rng.random() < 0.75, rng.random() < 0.5, rng.random() < 0.7
+        words = f"{function} {which} smooth_k={smooth_k} smooth_v={smooth_v} lse={lse}"
+        if function == "operator":
+            options = (problem.is_causal, problem.factor, smooth_k, smooth_v, lse)
+            if packed is not None:
+                run = _bound(_ops.attention_varlen, (q, k, v, *lengths, *options, which), {})
+            else:
+                run = _bound(_ops.attention, (q, k, v, problem.mask, problem.tensor_layout, *options, False, which), {})
+            yield Call(words, which, smooth_k, smooth_v, run)
+            continue
+        named: dict[str, Any] = {"is_causal": problem.is_causal, "smooth_k": smooth_k, "return_lse": lse}
+        if problem.sm_scale is not None or rng.random() < 0.5:
+            named["sm_scale"] = problem.sm_scale
+        if packed is not None:
+            kernel = sageattention.explain(q, k, v, function="sageattn_varlen").kernel
+            yield Call(words, kernel, smooth_k, True, _bound(sageattention.sageattn_varlen, (q, k, v, *lengths), named))
+            continue
+        named["tensor_layout"] = problem.tensor_layout
+        if problem.mask is not None:
+            named["attn_mask"] = problem.mask
+        if which:
+            named["pv_accum_dtype"] = which
+        if function in ("sageattn_qk_int8_pv_fp16_cuda", "sageattn_qk_int8_pv_fp8_cuda"):
+            named["smooth_v"] = smooth_v
+        try:
+            explained = sageattention.explain(
+                q, k, v, problem.tensor_layout, attn_mask=problem.mask, function=function, pv_accum_dtype=which or None
+            )
+        except ValueError:  # not on this GPU, and the message says so
+            continue
+        yield Call(f"{words} -> {explained.kernel}", explained.kernel, smooth_k, named.get("smooth_v", True), _bound(getattr(sageattention, function), (q, k, v), named))
+
+
+def _bound(function: Callable[..., Any], arguments: tuple[Any, ...], named: dict[str, Any]) -> Callable[[], Any]:
+    return lambda: function(*arguments, **named)
+
+
+def bits(x: torch.Tensor) -> torch.Tensor:
+    """A tensor's bits as integers, of which NaN equals itself."""
+    return x.view(torch.int16 if x.dtype.itemsize == 2 else torch.int32)
+
+
+def poison(like: torch.Tensor) -> None:
+    """Leave NaN where the allocator will put an output: what is not written shows."""
+    torch.full_like(like, math.nan, memory_format=torch.contiguous_format)
+
+
+def one(call: Call, problem: Problem, exact: Exact) -> torch.Tensor:
+    """A call's figures on its device, and last whether two runs differ.
+
+    Raises:
+        AssertionError: the result's shape, dtype or strides are not as documented.
+    """
+    results: list[Result] = []
+    for _ in range(2):
+        poison(exact.out.to(problem.q.dtype))
+        result = call.run()
+        out, lse = result if isinstance(result, tuple) else (result, None)
+        results.append((out, lse if lse is not None and lse.numel() else None))
+    (out, lse), (again, lse_again) = results
+    logical = (*problem.q.shape[:3], problem.v.shape[3])
+    if problem.packed is not None:
+        shape = (logical[2], logical[1], logical[3])
+    else:
+        shape = (logical[0], logical[2], logical[1], logical[3]) if problem.tensor_layout == "NHD" else logical
+    assert (tuple(out.shape), out.dtype, out.is_contiguous()) == (shape, problem.q.dtype, True), (out.shape, out.dtype, out.stride())
+    assert lse is None or (lse.dtype, lse.is_contiguous()) == (torch.float32, True), (lse.dtype, lse.stride())
+    differs = (bits(out) != bits(again)).any()
+    if lse is not None and lse_again is not None:
+        differs = differs | (bits(lse) != bits(lse_again)).any()
+    if problem.packed is not None:
+        out, lse = out.transpose(0, 1).unsqueeze(0), None if lse is None else lse.unsqueeze(0)
+    elif problem.tensor_layout == "NHD":
+        out = out.transpose(1, 2)
+    if out.numel() == 0:
+        return torch.zeros(len(FIGURES) + 1, dtype=torch.float64, device=out.device)
+    return torch.cat([exact.figures(call.kernel, call.smooth_k, call.smooth_v, out, lse), differs.double()[None]])
+
+
+class Outcome(NamedTuple):
+    """Of all calls of one problem."""
+
+    calls: int
+    failures: list[Failure]
+    figures: list[tuple[Call, list[float]]]
+
+
+def solve(seed: int, device: str, run: Callable[[Call, Problem, Exact], torch.Tensor] = one) -> Outcome:
+    """Make the problem of a seed, solve it in several ways and judge each."""
+    posed = problem(seed, device)
+    failures: list[Failure] = []
+    found: list[tuple[Call, torch.Tensor]] = []
+    exact = Exact(posed)
+    for call in calls(seed, device, posed):
+        try:
+            found.append((call, run(call, posed, exact)))
+        except Exception as error:  # noqa: BLE001 whatever it is, it is what is looked for
+            failures.append(Failure(seed, posed.words, call.words, f"{type(error).__name__}: {error}"))
+    changed = (posed.buffer != posed.before).any().double()
+    figures = torch.stack([*(some for _, some in found), changed.expand(len(FIGURES) + 1)]).tolist()
+    if figures.pop()[0]:
+        failures.append(Failure(seed, posed.words, " or ".join(call.words for call, _ in found), "a byte of the inputs' buffer changed"))
+    for (call, _), numbers in zip(found, figures):
+        over = [f"{name} {number:.3g}" for name, number in zip(FIGURES, numbers) if not number <= 1.0]
+        if numbers[-1]:
+            over.append("two runs differ")
+        if over:
+            failures.append(Failure(seed, posed.words, call.words, "beyond the limit, times: " + ", ".join(over)))
+    return Outcome(len(found), failures, [(call, numbers) for (call, _), numbers in zip(found, figures)])
+
+
+def report(failure: Failure, device: str) -> str:
+    """What to print of a failure."""
+    return (
+        f"FAILED python tests/fuzz.py --device {device} --seed {failure.seed} --calls 1\n"
+        f"  {failure.problem}\n  {failure.call}\n  {failure.wrong}"
+    )
+
+
+def work(start: int, step: int, device: str, until: float, answers: Any, at: Any, rank: int) -> None:
+    """One process: seeds `start`, `start + step`, … until the time is over. `at` says which seed it is at."""
+    torch.set_num_threads(1)
+    if device == "cuda":
+        torch.cuda.set_device(rank % torch.cuda.device_count())
+    seed = start
+    while time.time() < until:
+        at[rank] = seed
+        outcome = solve(seed, device)
+        answers.put((outcome.calls, outcome.failures))
+        if device == "cuda" and outcome.failures:
+            torch.cuda.synchronize()  # an error that the GPU does not recover from ends this process, and another goes on
+        seed += step
+
+
+def many(arguments: argparse.Namespace) -> tuple[int, int]:
+    """Run processes until there are so many calls or so many seconds are over. Returns calls and failures."""
+    context = multiprocessing.get_context("spawn")
+    answers, at = context.Queue(), context.Array("q", arguments.processes)
+    start, until, done, failed, shown = time.time(), time.time() + arguments.seconds, 0, 0, 0.0
+
+    def begin(rank: int, seed: int) -> Any:
+        step = arguments.processes
+        process = context.Process(target=work, args=(seed, step, arguments.device, until, answers, at, rank), daemon=True)
+        process.start()
+        return process
+
+    workers = [begin(rank, arguments.seed + rank) for rank in range(arguments.processes)]
+    while any(worker.is_alive() for worker in workers) or not answers.empty():
+        try:
+            calls, failures = answers.get(timeout=0.5)
+        except queue.Empty:
+            calls, failures = 0, []
+        done, failed = done + calls, failed + len(failures)
+        for failure in failures:
+            print(report(failure, arguments.device), flush=True)
+        if arguments.calls and done >= arguments.calls:
+            break
+        for rank, worker in enumerate(workers):
+            if not worker.is_alive() and worker.exitcode:
+                failed += 1
+                print(f"FAILED python tests/fuzz.py --device {arguments.device} --seed {at[rank]} --calls 1\n  the process died", flush=True)
+                workers[rank] = begin(rank, at[rank] + arguments.processes)
+        if time.time() - shown > 5:
+            shown = time.time()
+            print(f"{done} calls, {done / (shown - start):.0f} a second, {failed} failures", file=sys.stderr, flush=True)
+    for worker in workers:
+        worker.terminate()
+    return done, failed
+
+
+def few(arguments: argparse.Namespace) -> tuple[int, int]:
+    """In this process, for --calls small or a debugger. Returns calls and failures."""
+    done, failed, seed, until = 0, 0, arguments.seed, time.time() + arguments.seconds
+    while time.time() < until and (done < arguments.calls or not arguments.calls):
+        outcome = solve(seed, arguments.device)
+        done, failed = done + outcome.calls, failed + len(outcome.failures)
+        if arguments.calls == 1:
+            print(problem(seed, arguments.device).words)
+            for call, numbers in outcome.figures:
+                print(f"  {call.words}: " + ", ".join(f"{n} {x:.3g}" for n, x in zip(FIGURES, numbers)))
+        for failure in outcome.failures:
+            print(report(failure, arguments.device), flush=True)
+        seed += 1
+    return done, failed
+
+
+def main() -> int:
+    """Parse, run, say how many."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--seed", type=int, default=None, help="the first; another one each time if not given")
+    parser.add_argument("--calls", type=int, default=0, help="stop after about so many; 1: the calls of one seed, described")
+    parser.add_argument("--seconds", type=float, default=None, help="stop after so many; 60 if neither is given")
+    parser.add_argument("--processes", type=int, default=1)
+    arguments = parser.parse_args()
+    if arguments.seed is None:
+        arguments.seed = random.SystemRandom().randrange(10**9) * 1000
+    if arguments.seconds is None:
+        arguments.seconds = 1e9 if arguments.calls else 60.0
+    print(f"seed {arguments.seed} device {arguments.device}, sageattention {sageattention.__version__}, PyTorch {torch.__version__}", flush=True)
+    done, failed = (few if arguments.processes == 1 else many)(arguments)
+    print(f"{done} calls, {failed} failures")
+    return 1 if failed or not done else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,241 @@
+"""How far a kernel may be from float64 attention, element by element: a model of the errors of rounding, for tests/fuzz.py.
+
+Scores. Q's row i is rounded to integers of max|q_i|/127, K's row j to those of the largest number in its group of 16 keys, after
+the mean is taken off. An error of rounding is evenly distributed in ±half a unit, so the variance of a score's error is
+sm_scale² · (h_q²/3 · |k_j|² + h_k²/3 · |q_i|²), h being half units, and some for rounding K - mean to its dtype and float32.
+
+Output. A relative error r_ij of p_ij moves the output by p_ij · r_ij · (v_j - out). Where the errors of different keys are independent,
+variances add: Σ p² r² (v - out)². Where keys are alike they are not, and Cauchy-Schwarz bounds what they do: √(Σ p r²) · √(Σ p (v - out)²).
+Rounding P and V adds ρ² Σ p² v², ρ being half a unit in the last place, over √3; rounding the output half a unit of it.
+
+Found errors are divided by these standard deviations: over a whole call, over each row, and element by element; what the
+quotients may be is in `LIMITS`. An output without error of the model has a quotient of about 0.8 over a call.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import NamedTuple
+
+import torch
+from fuzz_inputs import Problem, sequence_of
+
+from sageattention import reference
+
+
+class Limits(NamedTuple):
+    """What a quotient may be: a + b / sqrt(number of independent errors)."""
+
+    call: tuple[float, float] = (1.5, 5.0)
+    row: tuple[float, float] = (1.5, 6.0)
+    element: float = 8.0
+    lse: float = 8.0
+
+
+LIMITS = Limits()
+MEAN_MOVES = 1.25  # K less the mean of some keys has numbers so many times as large as K less the mean of all
+MEAN_MOVES_ALIKE = 2.0  # twice is what any point between the keys may do
+LARGE = 0.5  # standard deviation of a score from which on its exponential's is not proportional to it
+TOO_LARGE = 2.0**40  # scores beyond are clipped
+
+
+class Rounding(NamedTuple):
+    """Of P and V in one kernel."""
+
+    relative: float  # standard deviation of p · v, relative
+    smallest_v: float = 0.0  # of v, relative to the largest in its channel
+
+
+def unit(dtype: torch.dtype) -> float:
+    """Half a unit in the last place, relative: the largest relative error of rounding."""
+    return float(torch.finfo(dtype).eps / 2)
+
+
+@functools.cache
+def rounding(kernel: str, dtype: torch.dtype) -> Rounding:
+    """How a kernel rounds P and V of a dtype."""
+    precision = reference.PRECISION[kernel]
+    variance = unit(precision.dtype or dtype) ** 2 / 3 * (1 if precision.dtype is None else 2)
+    if precision.sums == torch.float16:
+        variance += precision.summed * unit(torch.float16) ** 2  # each sum is rounded, as a whole, and more than once
+    smallest = 0.0
+    if precision.dtype == torch.float8_e4m3fn and precision.largest_v is not None:
+        smallest = 2.0**-10 / precision.largest_v / math.sqrt(3)
+    return Rounding(math.sqrt(variance), smallest)
+
+
+def largest(x: torch.Tensor, dimension: int) -> torch.Tensor:
+    """Magnitude over a dimension; 0 of none."""
+    return x.abs().amax(dim=dimension) if x.shape[dimension] else x.sum(dim=dimension)
+
+
+class Exact:
+    """Float64 attention of a problem, and standard deviations of errors: [batch, q_heads, qo_len, …] as scores and outputs are."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self._errors: dict[bool, Errors] = {}
+        self.dtype = torch.bfloat16 if problem.q.dtype == torch.float32 else problem.q.dtype
+        q, k, v = (x.to(self.dtype).double() for x in (problem.q, problem.k, problem.v))
+        if problem.packed is not None:
+            k, v = k.nan_to_num(0.0), v.nan_to_num(0.0)  # beyond the last sequence
+        self.heads = (k.shape[1], q.shape[1] // k.shape[1])
+        self.k = k
+        # [batch, kv_heads, group, ...]
+        self.q = q.unflatten(1, self.heads)
+        self.v = v.unsqueeze(2)
+        self.scores = self.q @ k.unsqueeze(2).transpose(-1, -2) * problem.factor
+        self.bias = None
+        scores = self.scores
+        if problem.mask is not None and problem.mask.dtype != torch.bool:
+            self.bias = self.by_head(problem.mask.double())
+            scores = scores + self.bias
+        if problem.hidden is not None:
+            scores = scores.masked_fill(self.by_head(problem.hidden), -math.inf)
+        if k.shape[2] == 0:
+            self.lse = scores.new_full(scores.shape[:-1], -math.inf)
+        else:
+            self.lse = torch.logsumexp(scores, dim=-1)
+        self.blind = self.lse == -math.inf
+        self.log_p = scores - self.lse.masked_fill(self.blind, 0.0).unsqueeze(-1)
+        self.p = torch.exp(self.log_p)
+        self.p2 = self.p.square()
+        self.out = self.p @ self.v
+        # What V has in common is no spread.
+        self.middle = self.v.sum(dim=-2, keepdim=True) / max(1, k.shape[2])
+        self.centred = self.v - self.middle
+        self.range = 2 * largest(self.centred, -2).unsqueeze(-2)
+        self.largest_v = largest(self.v, -2).unsqueeze(-2)
+        self.independent = 1.0 / self.p2.sum(dim=-1).clamp_min(1e-300)  # keys that matter, of each row
+
+    def by_head(self, x: torch.Tensor) -> torch.Tensor:
+        """Something broadcastable to the scores, with key heads apart."""
+        x = x[(None,) * (4 - x.dim())]
+        return x.unsqueeze(2) if x.shape[1] == 1 else x.unflatten(1, self.heads)
+
+    @functools.cached_property
+    def groups(self) -> tuple[torch.Tensor, torch.Tensor, int, int]:
+        """For each key its sequence and its group, and how many there are of each."""
+        packed, tokens, device = self.problem.packed, self.k.shape[2], self.k.device.type
+        each = tokens // 64 * 4 + 4
+        if packed is None:
+            at = torch.arange(tokens, device=device)
+            return torch.zeros_like(at), at // 64 * 4 + at % 8 // 2, 1, each
+        count = len(packed.lengths_k)
+        sequence, at = sequence_of(packed.lengths_k, tokens, count, device)
+        return sequence, sequence * each + at // 64 * 4 + at % 8 // 2, count + 1, (count + 1) * each
+
+    @functools.cached_property
+    def weighed(self) -> torch.Tensor:
+        """What relative errors of p · v are multiplied by."""
+        return ((self.p if self.problem.alike else self.p2) @ self.v.square()).sqrt()
+
+    def errors(self, smooth_k: bool) -> Errors:
+        """Of scores, with or without K's mean."""
+        if smooth_k not in self._errors:
+            self._errors[smooth_k] = Errors(self, smooth_k)
+        return self._errors[smooth_k]
+
+    @functools.cached_property
+    def weighed_mean(self) -> torch.Tensor:
+        """The same of V's typical size, which V less its mean may have where V is small."""
+        keys = 1.0 if self.problem.alike else self.p2.sum(dim=-1, keepdim=True).sqrt()
+        return keys * (self.v.square().sum(dim=-2, keepdim=True) / max(1, self.v.shape[-2])).sqrt()
+
+    def deviation(self, kernel: str, smooth_k: bool, smooth_v: bool) -> torch.Tensor:
+        """Standard deviation of each element of the output."""
+        rounded = rounding(kernel, self.dtype)
+        variance = self.errors(smooth_k).of_output.square() + (rounded.relative * self.weighed).square()
+        if rounded.smallest_v:
+            if smooth_v:
+                variance = variance + (rounded.relative * self.weighed_mean).square()
+            keys = 1.0 if self.problem.alike else self.p2.sum(dim=-1, keepdim=True).sqrt()
+            variance = variance + (rounded.smallest_v * self.largest_v * keys).square()
+        smallest = float(torch.finfo(self.dtype).smallest_normal) * unit(self.dtype) + 1e-24
+        return variance.sqrt() + unit(self.dtype) * self.out.abs() + smallest
+
+    def figures(self, kernel: str, smooth_k: bool, smooth_v: bool, out: torch.Tensor, lse: torch.Tensor | None) -> torch.Tensor:
+        """Quotients over their limits, on the device: call, row, element, and of log-sum-exp the largest; infinity where it is wrong
+        in kind: not finite, or not the zeros and -infinity of a query that sees no key."""
+        deviation = self.deviation(kernel, smooth_k, smooth_v)
+        found = out.double().unflatten(1, self.heads)
+        error = (found - self.out).abs().nan_to_num(nan=math.inf)
+        error = error.masked_fill((self.blind[..., None]) & (found != 0.0), math.inf)
+        rows, keys = self.p[..., 0].numel() if self.p.shape[-1] else 1, self.k[..., 0].numel() * self.k.shape[-1]
+        a, b = LIMITS.call
+        call = error.sum() / deviation.sum() / (a + b / math.sqrt(max(1, min(rows, keys))))
+        a, b = LIMITS.row
+        allowed = a + b / self.independent.clamp(1.0, found.shape[-1]).sqrt()
+        row = (error.sum(dim=-1) / deviation.sum(dim=-1) / allowed).max()
+        element = (error / deviation).max() / LIMITS.element
+        of_lse = element.new_zeros(())
+        if lse is not None:
+            got = lse.double().unflatten(1, self.heads)
+            off = torch.where(self.blind, torch.where(got == -math.inf, 0.0, math.inf), (got - self.lse).abs())
+            off = off.nan_to_num(nan=math.inf) / self.errors(smooth_k).of_lse
+            # What is clipped, or larger than float32 holds, is no log-sum-exp any more.
+            off = off.masked_fill(largest(self.scores, -1) > TOO_LARGE, 0.0)
+            of_lse = off.max() / LIMITS.lse
+        return torch.stack([call, row, element, of_lse]).nan_to_num(nan=math.inf)
+
+
+class Errors:
+    """Standard deviations for the errors of the scores."""
+
+    def __init__(self, exact: Exact, smooth_k: bool) -> None:
+        self.exact, self.problem, self.smooth_k = exact, exact.problem, smooth_k
+
+    @functools.cached_property
+    def variance(self) -> torch.Tensor:
+        """Of each score."""
+        exact, factor = self.exact, self.problem.factor
+        q, k = exact.q, exact.k
+        sequence, group, sequences, groups = exact.groups
+        moves = 1.0
+        if self.smooth_k:
+            total = k.new_zeros(*k.shape[:2], sequences, k.shape[3]).index_add_(2, sequence, k)
+            count = k.new_zeros(sequences).index_add_(0, sequence, torch.ones_like(sequence, dtype=k.dtype))
+            k = k - (total / count.clamp_min(1.0)[:, None])[:, :, sequence]
+            moves = MEAN_MOVES_ALIKE if self.problem.alike else MEAN_MOVES
+        size = largest(k, -1)
+        index = group.expand_as(size)
+        size = k.new_zeros(*k.shape[:2], groups).scatter_reduce_(2, index, size, "amax").gather(2, index)
+        half_k = (size * (moves / 254))[:, :, None, None]
+        half_q = q.abs().amax(dim=-1, keepdim=True) / 254
+        k2, q2 = k.square() * moves**2, q.square()
+        variance = half_q.square() * k2.sum(dim=-1)[:, :, None, None] + half_k.square() * q2.sum(dim=-1, keepdim=True)
+        if self.smooth_k:
+            variance = variance + unit(exact.dtype) ** 2 * (q2 @ k2.unsqueeze(2).transpose(-1, -2))
+        small = 4 * half_q * half_k * abs(factor) + 2.0**-22 * exact.scores.abs()
+        if exact.bias is not None:
+            small = small + 2.0**-22 * exact.bias.abs().clamp_max(1e6)
+        return variance * (factor**2 / 3) + small.square()
+
+    @functools.cached_property
+    def of_output(self) -> torch.Tensor:
+        """Of each element of the output."""
+        exact, variance = self.exact, self.variance
+        small = variance.clamp_max(LARGE**2)
+        moved = torch.exp(2 * small) - 2 * torch.exp(small / 2) + 1  # mean square of exp(error) - 1
+        # Large errors make much of keys of which there was nothing: what five deviations more would be.
+        gained = torch.exp((exact.log_p + 5 * variance.sqrt()).clamp_max(0.0)).masked_fill(variance <= LARGE**2, 0.0)
+        o = exact.out - exact.middle
+
+        def spread(weight: torch.Tensor) -> torch.Tensor:
+            square = weight @ exact.centred.square() - 2 * o * (weight @ exact.centred)
+            return (square + o.square() * weight.sum(dim=-1, keepdim=True)).clamp_min(0.0).sqrt()
+
+        if self.problem.alike:
+            found = (exact.p * moved).sum(dim=-1, keepdim=True).sqrt() * spread(exact.p) + spread(gained)
+        else:
+            found = spread(torch.maximum(exact.p2 * moved, gained.square()))
+        return torch.minimum(found, exact.range)
+
+    @functools.cached_property
+    def of_lse(self) -> torch.Tensor:
+        """Of each log-sum-exp: errors of all keys alike at worst, and what their spread adds."""
+        exact = self.exact
+        lse = exact.lse.masked_fill(exact.blind, 0.0).abs()
+        summed = unit(exact.dtype) * (1.0 if self.problem.alike else exact.p2.sum(dim=-1).sqrt())
+        return (exact.p * (self.variance.sqrt() + self.variance)).sum(dim=-1) + summed + 2.0**-21 * (lse + 16)
