@@ -37,7 +37,8 @@ LIMITS = Limits()
 MEAN_MOVES = 1.25  # K less the mean of some keys has numbers so many times as large as K less the mean of all
 MEAN_MOVES_ALIKE = 2.0  # twice is what any point between the keys may do
 LARGE = 0.5  # standard deviation of a score from which on its exponential's is not proportional to it
-TOO_LARGE = 2.0**40  # scores beyond are clipped
+TOO_LARGE = 2.0**40  # log-sum-exp is not held to anything beyond
+CLIPPED = 2.0**49  # units of Q and K beyond, and so the order of scores
 
 
 class Rounding(NamedTuple):
@@ -98,7 +99,7 @@ class Exact:
         else:
             self.lse = torch.logsumexp(scores, dim=-1)
         self.blind = self.lse == -math.inf
-        self.log_p = scores - self.lse.masked_fill(self.blind, 0.0).unsqueeze(-1)
+        self.log_p = torch.log_softmax(scores, dim=-1).masked_fill(self.blind.unsqueeze(-1), -math.inf)
         self.p = torch.exp(self.log_p)
         self.p2 = self.p.square()
         self.out = self.p @ self.v
@@ -127,6 +128,11 @@ class Exact:
         return sequence, sequence * each + at // 64 * 4 + at % 8 // 2, count + 1, (count + 1) * each
 
     @functools.cached_property
+    def norms(self) -> torch.Tensor:
+        """|q| |k| and the factor: no score is larger."""
+        return self.q.norm(dim=-1, keepdim=True) * self.k.norm(dim=-1)[:, :, None, None] * abs(self.problem.factor)
+
+    @functools.cached_property
     def weighed(self) -> torch.Tensor:
         """What relative errors of p · v are multiplied by."""
         return ((self.p if self.problem.alike else self.p2) @ self.v.square()).sqrt()
@@ -153,7 +159,7 @@ class Exact:
             keys = 1.0 if self.problem.alike else self.p2.sum(dim=-1, keepdim=True).sqrt()
             variance = variance + (rounded.smallest_v * self.largest_v * keys).square()
         smallest = float(torch.finfo(self.dtype).smallest_normal) * unit(self.dtype) + 1e-24
-        return variance.sqrt() + unit(self.dtype) * self.out.abs() + smallest
+        return variance.sqrt() + unit(self.dtype) * self.out.abs() + 2.0**-24 * self.largest_v + smallest
 
     def figures(self, kernel: str, smooth_k: bool, smooth_v: bool, out: torch.Tensor, lse: torch.Tensor | None) -> torch.Tensor:
         """Quotients over their limits, on the device: call, row, element, and of log-sum-exp the largest; infinity where it is wrong
@@ -166,7 +172,8 @@ class Exact:
         a, b = LIMITS.call
         call = error.sum() / deviation.sum() / (a + b / math.sqrt(max(1, min(rows, keys))))
         a, b = LIMITS.row
-        allowed = a + b / self.independent.clamp(1.0, found.shape[-1]).sqrt()
+        together = 1.0 if self.problem.v_alike else found.shape[-1]
+        allowed = a + b / self.independent.clamp(1.0, together).sqrt()
         row = (error.sum(dim=-1) / deviation.sum(dim=-1) / allowed).max()
         element = (error / deviation).max() / LIMITS.element
         of_lse = element.new_zeros(())
@@ -175,7 +182,7 @@ class Exact:
             off = torch.where(self.blind, torch.where(got == -math.inf, 0.0, math.inf), (got - self.lse).abs())
             off = off.nan_to_num(nan=math.inf) / self.errors(smooth_k).of_lse
             # What is clipped, or larger than float32 holds, is no log-sum-exp any more.
-            off = off.masked_fill(largest(self.scores, -1) > TOO_LARGE, 0.0)
+            off = off.masked_fill(largest(self.norms, -1) > TOO_LARGE, 0.0)
             of_lse = off.max() / LIMITS.lse
         return torch.stack([call, row, element, of_lse]).nan_to_num(nan=math.inf)
 
@@ -207,19 +214,22 @@ class Errors:
         variance = half_q.square() * k2.sum(dim=-1)[:, :, None, None] + half_k.square() * q2.sum(dim=-1, keepdim=True)
         if self.smooth_k:
             variance = variance + unit(exact.dtype) ** 2 * (q2 @ k2.unsqueeze(2).transpose(-1, -2))
-        small = 4 * half_q * half_k * abs(factor) + 2.0**-22 * exact.scores.abs()
+        small = 4 * half_q * half_k * abs(factor) + 2.0**-22 * exact.norms
         if exact.bias is not None:
             small = small + 2.0**-22 * exact.bias.abs().clamp_max(1e6)
-        return variance * (factor**2 / 3) + small.square()
+        variance = variance * (factor**2 / 3) + small.square()
+        return variance.masked_fill((2 * half_q * abs(factor) > CLIPPED) | (2 * half_k > CLIPPED), math.inf)
 
     @functools.cached_property
     def of_output(self) -> torch.Tensor:
         """Of each element of the output."""
-        exact, variance = self.exact, self.variance
+        exact, variance = self.exact, self.variance.clamp_max(1e300)
         small = variance.clamp_max(LARGE**2)
         moved = torch.exp(2 * small) - 2 * torch.exp(small / 2) + 1  # mean square of exp(error) - 1
-        # Large errors make much of keys of which there was nothing: what five deviations more would be.
-        gained = torch.exp((exact.log_p + 5 * variance.sqrt()).clamp_max(0.0)).masked_fill(variance <= LARGE**2, 0.0)
+        # Large errors make much of keys of which there was nothing: what five deviations more would be, of it and of the others.
+        together = variance + (exact.p * variance).sum(dim=-1, keepdim=True)
+        gained = torch.exp((exact.log_p + 5 * together.sqrt()).clamp_max(0.0)).masked_fill(together <= LARGE**2, 0.0)
+        gained = gained.nan_to_num(0.0)
         o = exact.out - exact.middle
 
         def spread(weight: torch.Tensor) -> torch.Tensor:
@@ -238,4 +248,5 @@ class Errors:
         exact = self.exact
         lse = exact.lse.masked_fill(exact.blind, 0.0).abs()
         summed = unit(exact.dtype) * (1.0 if self.problem.alike else exact.p2.sum(dim=-1).sqrt())
-        return (exact.p * (self.variance.sqrt() + self.variance)).sum(dim=-1) + summed + 2.0**-21 * (lse + 16)
+        variance = self.variance.clamp_max(1e300)
+        return (exact.p * (variance.sqrt() + variance)).sum(dim=-1) + summed + 2.0**-21 * (lse + 16)

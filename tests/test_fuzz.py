@@ -1,0 +1,137 @@
+"""tests/fuzz.py: some of its random calls on CPU tensors, and that it sees faults which are put in."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import fuzz
+import fuzz_inputs
+import pytest
+import torch
+from fuzz_bounds import Exact
+from fuzz_inputs import Problem
+
+FIRST = 1_000_000  # of the seeds that are tried: always the same
+BLOCK = 250
+
+
+@pytest.mark.parametrize("block", range(8))
+def test_random_calls(block: int) -> None:
+    failures = [
+        failure for seed in range(FIRST + BLOCK * block, FIRST + BLOCK * (block + 1)) for failure in fuzz.solve(seed, "cpu").failures
+    ]
+    assert not failures, "\n".join(fuzz.report(failure, "cpu") for failure in failures)
+
+
+def found(fault: Callable[[Problem], Problem | None], seeds: range) -> tuple[int, int]:
+    """How many of the problems to which a fault can be done are seen to be solved wrongly, and how many there are."""
+
+    def wrong(call: fuzz.Call, problem: Problem, exact: Exact) -> torch.Tensor:
+        del call
+        changed = fault(problem)
+        if changed is None:
+            return torch.zeros(len(fuzz.FIGURES) + 1, dtype=torch.float64)
+        tried.append(problem)
+        # The same call of what the fault makes of the problem, held to what is right.
+        other = next(iter(fuzz.calls(seed, "cpu", changed)))
+        return fuzz.one(other, changed, exact)
+
+    tried: list[Problem] = []
+    seen = 0
+    for seed in seeds:
+        before = len(tried)
+        failures = fuzz.solve(seed, "cpu", wrong).failures
+        if len(tried) > before:
+            seen += bool(failures)
+            tried[before + 1 :] = []
+    return seen, len(tried)
+
+
+def another_column(problem: Problem) -> Problem | None:
+    """The mask is read one key further on."""
+    mask = problem.mask
+    if mask is None or mask.shape[-1] < 2 or problem.hidden is None:
+        return None
+    moved = mask.roll(1, -1)
+    return None if torch.equal(fuzz_inputs.hides(moved), fuzz_inputs.hides(mask)) else problem._replace(mask=moved)
+
+
+def another_head(problem: Problem) -> Problem | None:
+    """The key heads change places."""
+    if problem.k.shape[1] < 2 or problem.k.stride(1) == 0 or problem.k.shape[2] < 2:
+        return None
+    return problem._replace(k=problem.k.flip(1))
+
+
+def beyond_the_last_key(problem: Problem) -> Problem | None:
+    """K and V are read one token further on."""
+    k, v = problem.k, problem.v
+    if problem.packed is not None or k.stride(2) < k.shape[3]:
+        return None
+    further = [x.as_strided(x.shape, x.stride(), x.storage_offset() + x.stride(2)) for x in (k, v)]
+    if not further[0][:, :, -1].isnan().all():
+        return None
+    return problem._replace(k=further[0], v=further[1])
+
+
+def one_key_too_few(problem: Problem) -> Problem | None:
+    """The last key is left out."""
+    if problem.packed is not None or problem.mask is not None or not 2 <= problem.k.shape[2] <= 100 or problem.is_causal:
+        return None
+    return problem._replace(k=problem.k[:, :, :-1], v=problem.v[:, :, :-1])
+
+
+@pytest.mark.parametrize(
+    ("fault", "share"),
+    [(another_column, 0.6), (another_head, 0.5), (beyond_the_last_key, 0.9), (one_key_too_few, 0.5)],
+)
+def test_faults_are_seen(fault: Callable[[Problem], Problem | None], share: float) -> None:
+    seen, of = found(fault, range(FIRST, FIRST + 400))
+    assert of >= 20
+    assert seen >= share * of, f"{seen} of {of}"
+
+
+def test_written_inputs_are_seen() -> None:
+    def writes(call: fuzz.Call, problem: Problem, exact: Exact) -> torch.Tensor:
+        problem.buffer[-1] = 0
+        return fuzz.one(call, problem, exact)
+
+    failures = fuzz.solve(FIRST, "cpu", writes).failures
+    assert [failure.wrong for failure in failures] == ["a byte of the inputs' buffer changed"]
+
+
+def test_a_difference_between_two_runs_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    right, count = fuzz.calls, iter(range(1000))
+
+    def once(seed: int, device: str, problem: Problem) -> list[fuzz.Call]:
+        def differs(call: fuzz.Call) -> torch.Tensor:
+            out = call.run()
+            out = out[0] if isinstance(out, tuple) else out
+            return torch.nextafter(out, out + 1) if next(count) % 2 else out
+
+        return [call._replace(run=lambda call=call: differs(call)) for call in right(seed, device, problem)]
+
+    monkeypatch.setattr(fuzz, "calls", once)
+    assert all("two runs differ" in failure.wrong for failure in fuzz.solve(FIRST, "cpu").failures)
+    assert fuzz.solve(FIRST, "cpu").failures
+
+
+def test_everything_lies_in_nan() -> None:
+    for seed in range(FIRST, FIRST + 30):
+        problem = fuzz_inputs.problem(seed, "cpu")
+        q = problem.q
+        around = q.new_empty(0).set_(q.untyped_storage(), q.storage_offset() - 32, (32,))
+        assert around.isnan().all()
+        assert math.isfinite(q.double().sum())
+
+
+def test_the_command_repeats_a_seed() -> None:
+    command = [sys.executable, str(Path(fuzz.__file__)), "--device", "cpu", "--seed", str(FIRST), "--calls", "1"]
+    done = [subprocess.run(command, capture_output=True, text=True, check=False) for _ in range(2)]
+    assert done[0].returncode == 0, done[0].stderr
+    assert done[0].stdout == done[1].stdout
+    assert fuzz_inputs.problem(FIRST, "cpu").words in done[0].stdout
