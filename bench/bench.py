@@ -11,19 +11,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import torch
-from measure import Shape, error, packed_speed, speed
+from measure import Shape, environment, error, packed_speed, speed
 from methods import methods
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
-
-import sageattention
 
 
 def shapes(quick: bool) -> list[Shape]:
@@ -33,21 +30,6 @@ def shapes(quick: bool) -> list[Shape]:
     wide = [Shape(2, 32, n, 256, causal) for causal in (False, True) for n in (1024, 4096, 16384)]
     others = (Shape(1, 24, 32760, 128, False), Shape(8, 16, 333, 128, False), Shape(1, 1, 131072, 128, False))
     return [*table, *wide, *others]
-
-
-def environment() -> dict[str, str]:
-    """What the numbers hold for."""
-    driver = subprocess.run(
-        ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"], capture_output=True, text=True, check=True
-    )
-    return {
-        "gpu": torch.cuda.get_device_name(),
-        "driver": driver.stdout.split()[0],
-        "torch": torch.__version__,
-        "sageattention": sageattention.__version__,
-        "kernels": f"CUDA {sageattention._library.build.cuda}, {torch.ops.sageattention.kernel_architecture(0)}",
-        "command": "python bench/bench.py" + (" --quick" if "--quick" in sys.argv else ""),
-    }
 
 
 def report(result: dict[str, Any]) -> tuple[Table, Table]:
@@ -86,7 +68,7 @@ def main() -> None:
         sys.exit("bench: needs an NVIDIA GPU, and PyTorch sees none here")
     progress = Console(stderr=True)
     result: dict[str, Any] = {
-        "environment": environment(),
+        "environment": environment("python bench/bench.py" + (" --quick" if arguments.quick else "")),
         "speed": [speed(shape) for shape in track(shapes(arguments.quick), "speed", console=progress)],
         "packed": [packed_speed(causal) for causal in (False, True)],
         "error": [error(tokens) for tokens in track((1024, 4096, 16384, 65536, 131072), "error", console=progress)],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import subprocess
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -11,6 +12,8 @@ from typing import Any, NamedTuple
 
 import torch
 from methods import BASELINE, methods, packed_methods
+
+import sageattention
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 from accuracy import exact, relative_l1
@@ -29,6 +32,19 @@ class Shape(NamedTuple):
     tokens: int
     head_dim: int
     causal: bool
+
+
+def environment(command: str) -> dict[str, str]:
+    """What the numbers of a command hold for."""
+    where = {"torch": torch.__version__, "sageattention": sageattention.__version__}
+    if not torch.cuda.is_available():
+        return {"gpu": "none: CPU", **where, "kernels": "the CPU's references", "command": command}
+    driver = subprocess.run(
+        ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"], capture_output=True, text=True, check=True
+    )
+    kernels = f"CUDA {sageattention._library.build.cuda}, {torch.ops.sageattention.kernel_architecture(0)}"
+    gpu = {"gpu": torch.cuda.get_device_name(), "driver": driver.stdout.split()[0]}
+    return {**gpu, **where, "kernels": kernels, "command": command}
 
 
 def milliseconds(call: Callable[[], object], repeats: int) -> float:
