@@ -3,11 +3,11 @@
     python bench/language_model.py [--out bench/results/NAME.json] [--seconds 130] [--device cpu --steps 20 --small]
 
 The text is Python's own standard library, a token a byte, each context beginning with a token of its own (BOS); one file in twenty is
-held out. A GPT (RoPE, no normalisation of Q and K) is trained in bfloat16 with PyTorch's attention, long enough to have attention sinks:
-heads that put most of their weight on the first token. Then the same network computes the loss of held-out text with other
-attentions: exact ones in float32, PyTorch's in bfloat16, and every function and kernel of ours. Errors are relative L1 of a layer's attention
-output against float64 attention of the same Q, K and V; the sink mass is the mean weight of the first token, over all
-queries but the first 64.
+held out. A GPT (RoPE, no normalisation of Q and K) is trained in bfloat16 with PyTorch's attention, long enough to have attention
+sinks: heads that put most of their weight on the first token. Then the same network computes the loss of held-out text with other
+attentions: exact ones in float32, PyTorch's in bfloat16, and every function and kernel of ours. Errors are relative L1 of a
+layer's attention output against float64 attention of the same Q, K and V; the sink mass is the mean weight of the first token,
+over all queries but the first 64.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 
 import torch
 from measure import environment
-from methods import ours
+from methods import Attention, ours
 from torch import nn
 from torch.nn import functional as F
 
@@ -71,7 +71,7 @@ def contexts(data: torch.Tensor, starts: torch.Tensor, length: int) -> torch.Ten
     return F.pad(body, (1, 0), value=BOS)
 
 
-class Layer(nn.Module):
+class Layer(nn.Module):  # type: ignore[misc, unused-ignore]
     """Attention and an MLP, each added to what comes in."""
 
     def __init__(self, size: Size) -> None:
@@ -98,7 +98,7 @@ def rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tens
     return torch.cat([a * cos - b * sin, a * sin + b * cos], dim=-1).to(x.dtype)
 
 
-class Model(nn.Module):
+class Model(nn.Module):  # type: ignore[misc, unused-ignore]
     """From tokens to the logits of the next."""
 
     def __init__(self, size: Size) -> None:
@@ -146,6 +146,12 @@ def exact(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     return torch.cat(some).to(q.dtype)
 
 
+def causal(attention: Attention, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """One of bench/methods.py's, causal."""
+    out: torch.Tensor = attention(q, k, v, True)
+    return out
+
+
 def methods(device: str, head_dim: int) -> dict[str, tuple[str, Attend]]:
     """Ours, by name, with the kernel that serves each: public functions with each of their sums, then kernels that none of them takes."""
     q = torch.empty(1, 1, 1024, head_dim, dtype=torch.bfloat16, device=device)
@@ -160,11 +166,10 @@ def methods(device: str, head_dim: int) -> dict[str, tuple[str, Attend]]:
             if kernel not in [served for served, _ in list(found.values())[1:]]:  # after sageattn, each kernel once
                 found[f"{function} {which or ''}".strip()] = (kernel, partial(getattr(sageattention, function), **options))
     gpu, present = dispatch.gpu_of(device, None)
-    for name, kernel in dispatch.KERNELS.items():
-        able = device == "cpu" or (dispatch.GPUS[kernel.gpus](gpu) and (present is None or name in present))
+    for name in dispatch.KERNELS:
+        able = device == "cpu" or (dispatch.GPUS[dispatch.KERNELS[name].gpus](gpu) and (present is None or name in present))
         if able and name not in [served for served, _ in found.values()]:
-            attention = ours(name)
-            found[name] = (name, lambda q, k, v, attention=attention: attention(q, k, v, True))
+            found[name] = (name, partial(causal, ours(name)))
     return found
 
 
@@ -192,7 +197,12 @@ def train(model: Model, data: torch.Tensor, size: Size, seconds: float, steps: i
         if time.time() - shown > 10:
             shown = time.time()
             print(f"step {step}, {done:.0%}, loss {float(loss.detach()):.3f}", file=sys.stderr, flush=True)
-    return {"steps": step, "seconds": round(time.time() - start, 1), "tokens": step * size.batch * size.context, "loss": float(loss.detach())}
+    return {
+        "steps": step,
+        "seconds": round(time.time() - start, 1),
+        "tokens": step * size.batch * size.context,
+        "loss": float(loss.detach()),
+    }
 
 
 def spread(size: Size, data: torch.Tensor, count: int) -> torch.Tensor:
@@ -200,7 +210,7 @@ def spread(size: Size, data: torch.Tensor, count: int) -> torch.Tensor:
     return contexts(data, torch.linspace(0, len(data) - size.context - 1, count, device=data.device).long(), size.context)
 
 
-@torch.no_grad()
+@torch.no_grad()  # type: ignore[untyped-decorator, unused-ignore]
 def held_out_losses(model: Model, size: Size, data: torch.Tensor, table: dict[str, tuple[str, Attend]]) -> list[dict[str, Any]]:
     """A row for each attention: loss, and its difference to exact attention's with the standard error of that, a context being a sample."""
     tokens = spread(size, data, size.held_out)
@@ -217,7 +227,7 @@ def held_out_losses(model: Model, size: Size, data: torch.Tensor, table: dict[st
     return rows
 
 
-@torch.no_grad()
+@torch.no_grad()  # type: ignore[untyped-decorator, unused-ignore]
 def layer_errors(model: Model, size: Size, data: torch.Tensor, table: dict[str, tuple[str, Attend]]) -> list[dict[str, Any]]:
     """A row for each layer: weight of the first token and error of each attention, head by head and together."""
     rows: list[dict[str, Any]] = []
@@ -228,7 +238,11 @@ def layer_errors(model: Model, size: Size, data: torch.Tensor, table: dict[str, 
             p = weights(q, k, torch.float64)
             expected = p @ v.double()
             mass = p[:, :, FIRST_QUERIES:, 0].mean(dim=(0, 2))
-            row: dict[str, Any] = {"sink_mass": float(mass.mean()), "largest_sink_mass": float(mass.max()), "heads": mass.tolist()}
+            row: dict[str, Any] = {
+                "sink_mass": float(mass.mean()),
+                "largest_sink_mass": float(mass.max()),
+                "heads": mass.tolist(),
+            }
             row["relative_l1"], row["relative_l1_of_heads"] = {}, {}
             for name, (_, attend) in attentions.items():
                 error, scale = ((attend(q, k, v).double() - expected).abs(), expected.abs())
@@ -251,12 +265,14 @@ def markdown(result: dict[str, Any]) -> str:
         errors = [layer["relative_l1"].get(row["attention"], 0.0) for layer in result["layers"]]
         more = f"{row['more']:+.5f} ± {row['standard_error']:.5f}"
         error = f"{sum(errors) / len(errors):.4f} | {max(errors):.4f}" if any(errors) else " | "
-        lines.append(f"| {row['attention']} | {row['kernel']} | {row['loss']:.5f} | {more} | {row['perplexity_ratio']:.5f} | {error} |")
+        lines.append(
+            f"| {row['attention']} | {row['kernel']} | {row['loss']:.5f} | {more} | {row['perplexity_ratio']:.5f} | {error} |"
+        )
     names = list(result["layers"][0]["relative_l1"])
     lines += ["", "| layer | sink mass | of the head with most | " + " | ".join(names) + " |", "|---" * (3 + len(names)) + "|"]
     for i, layer in enumerate(result["layers"]):
-        errors = " | ".join(f"{layer['relative_l1'][name]:.4f}" for name in names)
-        lines.append(f"| {i} | {layer['sink_mass']:.2f} | {layer['largest_sink_mass']:.2f} | {errors} |")
+        found = " | ".join(f"{layer['relative_l1'][name]:.4f}" for name in names)
+        lines.append(f"| {i} | {layer['sink_mass']:.2f} | {layer['largest_sink_mass']:.2f} | {found} |")
     return "\n".join(lines)
 
 
@@ -269,7 +285,9 @@ def draw(result: dict[str, Any], path: Path) -> None:
     mpl.rcParams["svg.hashsalt"] = "sageattention"  # the same numbers give the same bytes
     figure, axis = pyplot.subplots(figsize=(7, 4.5), layout="constrained")
     for name in result["layers"][0]["relative_l1"]:
-        points = [(m, e) for row in result["layers"] for m, e in zip(row["heads"], row["relative_l1_of_heads"][name], strict=True)]
+        points = [
+            (m, e) for row in result["layers"] for m, e in zip(row["heads"], row["relative_l1_of_heads"][name], strict=True)
+        ]
         axis.plot(*zip(*points, strict=True), marker="o", markersize=4, linestyle="", label=name)
     axis.set_xlabel("mean weight of the first token")
     axis.set_ylabel("relative L1 against float64")
@@ -292,7 +310,9 @@ def main() -> None:
     parser.add_argument("--small", action="store_true", help="a network that a CPU trains: to try the script")
     arguments = parser.parse_args()
     if arguments.device == "cuda" and not torch.cuda.is_available():
-        sys.exit("language_model: needs an NVIDIA GPU, and PyTorch sees none here; --device cpu --small --steps 20 tries the script")
+        sys.exit(
+            "language_model: needs an NVIDIA GPU, and PyTorch sees none here; --device cpu --small --steps 20 tries the script"
+        )
     size = SMALL if arguments.small else Size(heads=768 // arguments.head_dim, head_dim=arguments.head_dim)
     torch.manual_seed(0)
     data, held_out = text(arguments.device)

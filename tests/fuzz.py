@@ -117,7 +117,13 @@ def calls(seed: int, device: str, problem: Problem) -> Iterator[Call]:
             )
         except ValueError:  # not on this GPU, and the message says so
             continue
-        yield Call(f"{words} -> {explained.kernel}", explained.kernel, smooth_k, named.get("smooth_v", True), _bound(getattr(sageattention, function), (q, k, v), named))
+        yield Call(
+            f"{words} -> {explained.kernel}",
+            explained.kernel,
+            smooth_k,
+            named.get("smooth_v", True),
+            _bound(getattr(sageattention, function), (q, k, v), named),
+        )
 
 
 def _bound(function: Callable[..., Any], arguments: tuple[Any, ...], named: dict[str, Any]) -> Callable[[], Any]:
@@ -129,9 +135,13 @@ def bits(x: torch.Tensor) -> torch.Tensor:
     return x.view(torch.int16 if x.dtype.itemsize == 2 else torch.int32)
 
 
-def poison(like: torch.Tensor) -> None:
-    """Leave NaN where the allocator will put an output: what is not written shows."""
-    torch.full_like(like, math.nan, memory_format=torch.contiguous_format)
+def poison(problem: Problem) -> None:
+    """Leave NaN where the allocator will put the output and log-sum-exp: what is not written shows."""
+    for elements, dtype in (
+        (problem.q[..., 0].numel(), torch.float32),
+        (problem.q[..., 0].numel() * problem.v.shape[3], problem.q.dtype),
+    ):
+        torch.full((elements,), math.nan, dtype=dtype, device=problem.q.device)
 
 
 def one(call: Call, problem: Problem, exact: Exact) -> torch.Tensor:
@@ -142,7 +152,7 @@ def one(call: Call, problem: Problem, exact: Exact) -> torch.Tensor:
     """
     results: list[Result] = []
     for _ in range(2):
-        poison(exact.out.to(problem.q.dtype))
+        poison(problem)
         result = call.run()
         out, lse = result if isinstance(result, tuple) else (result, None)
         results.append((out, lse if lse is not None and lse.numel() else None))
@@ -152,7 +162,11 @@ def one(call: Call, problem: Problem, exact: Exact) -> torch.Tensor:
         shape = (logical[2], logical[1], logical[3])
     else:
         shape = (logical[0], logical[2], logical[1], logical[3]) if problem.tensor_layout == "NHD" else logical
-    assert (tuple(out.shape), out.dtype, out.is_contiguous()) == (shape, problem.q.dtype, True), (out.shape, out.dtype, out.stride())
+    assert (tuple(out.shape), out.dtype, out.is_contiguous()) == (shape, problem.q.dtype, True), (
+        out.shape,
+        out.dtype,
+        out.stride(),
+    )
     assert lse is None or (lse.dtype, lse.is_contiguous()) == (torch.float32, True), (lse.dtype, lse.stride())
     differs = (bits(out) != bits(again)).any()
     if lse is not None and lse_again is not None:
@@ -188,14 +202,16 @@ def solve(seed: int, device: str, run: Callable[[Call, Problem, Exact], torch.Te
     changed = (posed.buffer != posed.before).any().double()
     figures = torch.stack([*(some for _, some in found), changed.expand(len(FIGURES) + 1)]).tolist()
     if figures.pop()[0]:
-        failures.append(Failure(seed, posed.words, " or ".join(call.words for call, _ in found), "a byte of the inputs' buffer changed"))
-    for (call, _), numbers in zip(found, figures):
-        over = [f"{name} {number:.3g}" for name, number in zip(FIGURES, numbers) if not number <= 1.0]
+        failures.append(
+            Failure(seed, posed.words, " or ".join(call.words for call, _ in found), "a byte of the inputs' buffer changed")
+        )
+    for (call, _), numbers in zip(found, figures, strict=True):
+        over = [f"{name} {number:.3g}" for name, number in zip(FIGURES, numbers, strict=False) if not number <= 1.0]
         if numbers[-1]:
             over.append("two runs differ")
         if over:
             failures.append(Failure(seed, posed.words, call.words, "beyond the limit, times: " + ", ".join(over)))
-    return Outcome(len(found), failures, [(call, numbers) for (call, _), numbers in zip(found, figures)])
+    return Outcome(len(found), failures, [(call, numbers) for (call, _), numbers in zip(found, figures, strict=True)])
 
 
 def report(failure: Failure, device: str) -> str:
@@ -247,7 +263,10 @@ def many(arguments: argparse.Namespace) -> tuple[int, int]:
         for rank, worker in enumerate(workers):
             if not worker.is_alive() and worker.exitcode:
                 failed += 1
-                print(f"FAILED python tests/fuzz.py --device {arguments.device} --seed {at[rank]} --calls 1\n  the process died", flush=True)
+                print(
+                    f"FAILED python tests/fuzz.py --device {arguments.device} --seed {at[rank]} --calls 1\n  the process died",
+                    flush=True,
+                )
                 workers[rank] = begin(rank, at[rank] + arguments.processes)
         if time.time() - shown > 5:
             shown = time.time()
@@ -266,7 +285,7 @@ def few(arguments: argparse.Namespace) -> tuple[int, int]:
         if arguments.calls == 1:
             print(problem(seed, arguments.device).words)
             for call, numbers in outcome.figures:
-                print(f"  {call.words}: " + ", ".join(f"{n} {x:.3g}" for n, x in zip(FIGURES, numbers)))
+                print(f"  {call.words}: " + ", ".join(f"{n} {x:.3g}" for n, x in zip(FIGURES, numbers, strict=False)))
         for failure in outcome.failures:
             print(report(failure, arguments.device), flush=True)
         seed += 1
@@ -286,7 +305,10 @@ def main() -> int:
         arguments.seed = random.SystemRandom().randrange(10**9) * 1000
     if arguments.seconds is None:
         arguments.seconds = 1e9 if arguments.calls else 60.0
-    print(f"seed {arguments.seed} device {arguments.device}, sageattention {sageattention.__version__}, PyTorch {torch.__version__}", flush=True)
+    print(
+        f"seed {arguments.seed} device {arguments.device}, sageattention {sageattention.__version__}, PyTorch {torch.__version__}",
+        flush=True,
+    )
     done, failed = (few if arguments.processes == 1 else many)(arguments)
     print(f"{done} calls, {failed} failures")
     return 1 if failed or not done else 0

@@ -240,7 +240,9 @@ class Errors:
             found = (exact.p * moved).sum(dim=-1, keepdim=True).sqrt() * spread(exact.p) + spread(gained)
         else:
             found = spread(torch.maximum(exact.p2 * moved, gained.square()))
-        return torch.minimum(found, exact.range)
+        # Rows of which all scores are below that lowest number may count as seeing no key.
+        lowest = (largest(exact.norms, -1) > -reference.NEVER / 2).unsqueeze(-1)
+        return torch.where(lowest, exact.largest_v, torch.minimum(found, exact.range))
 
     @functools.cached_property
     def of_lse(self) -> torch.Tensor:

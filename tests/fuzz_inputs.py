@@ -6,7 +6,7 @@ import itertools
 import math
 import random
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -27,8 +27,19 @@ K_KINDS = {
 Q_KINDS = {"randn": 12, "few channels": 1, "zero": 1, "tiny": 1, "huge": 1, "one query": 1}
 V_KINDS = {"randn": 10, "offset": 3, "loud token": 1, "outlier channels": 1, "constant": 1, "zero": 1, "half zero": 1, "trend": 1,
            "tiny": 1, "huge": 1}  # fmt: skip
-MASKS = {"random": 4, "left": 2, "right": 2, "scattered keys": 2, "window": 2, "rows": 2, "tiles": 2, "all": 1, "nothing": 1, "bias": 3}
-HIDING = (-1e4, -3e4, -1e5, -1e6, -1e8, -1e9, -1e10, -1e12, -1e20, -1e29, "least", -math.inf)
+MASKS = {
+    "random": 4,
+    "left": 2,
+    "right": 2,
+    "scattered keys": 2,
+    "window": 2,
+    "rows": 2,
+    "tiles": 2,
+    "all": 1,
+    "nothing": 1,
+    "bias": 3,
+}
+HIDING: tuple[Any, ...] = (-1e4, -3e4, -1e5, -1e6, -1e8, -1e9, -1e10, -1e12, -1e20, -1e29, "least", -math.inf)
 # Where kernels, their tiles and their choices change.
 EDGES = (8, 16, 32, 64, 128, 192, 256, 320, 384, 512, 640, 1024, 2048, 4096)
 HEAD_DIMS = (64, 128, 256, 32, 40, 72, 80, 96, 112, 160, 192, 63, 65, 127, 129, 255, 1, 2, 3, 7, 8, 16)
@@ -79,7 +90,7 @@ class Place(NamedTuple):
     elements: int  # of its part, with what lies around it
 
     def bytes(self) -> int:
-        return -(-self.elements * self.dtype.itemsize // ALIGNMENT) * ALIGNMENT
+        return -(-self.elements * int(self.dtype.itemsize) // ALIGNMENT) * ALIGNMENT
 
     def view(self, buffer: torch.Tensor, start: int) -> torch.Tensor:
         """The tensor, its part beginning at a byte of the buffer."""
@@ -106,16 +117,21 @@ def length(rng: random.Random, largest: int) -> int:
 
 def span(shape: Sequence[int], stride: Sequence[int]) -> int:
     """Elements from the first to the last of a tensor."""
-    return sum(max(0, size - 1) * step for size, step in zip(shape, stride)) + 1
+    return sum(max(0, size - 1) * step for size, step in zip(shape, stride, strict=True)) + 1
 
 
-def place(rng: random.Random, shape: Sequence[int], dtype: torch.dtype, *, heads_first: bool = True, overlaps: bool = False) -> Place:
+def place(
+    rng: random.Random, shape: Sequence[int], dtype: torch.dtype, *, heads_first: bool = True, overlaps: bool = False
+) -> Place:
     """Random strides: dimensions in any order, rows with gaps, repeated dimensions, any beginning; last dimension contiguous."""
     order = [0, 1, 2] if heads_first else [0, 2, 1]
     style = rng.random()
     if style < 0.2:
         rng.shuffle(order)
-    gap = (lambda: 0) if style > 0.6 else (lambda: rng.choice([0, 0, 8, 16, 64, rng.randint(1, 40)]))
+
+    def gap() -> int:
+        return 0 if style > 0.6 else rng.choice([0, 0, 8, 16, 64, rng.randint(1, 40)])
+
     repeated = [rng.random() < 0.04 for _ in shape[:3]]
     repeated[2] = False  # the same token again and again is a kind of values
     strides = [0, 0, 0, 1]
@@ -233,7 +249,7 @@ def sequence_of(lengths: list[int], tokens: int, none: int, device: str) -> tupl
     return number.to(device), (torch.arange(tokens) - start).to(device)
 
 
-def mask_values(values: Values, place: Place, batch: int) -> tuple[torch.Tensor, str]:
+def mask_values(values: Values, place: Place) -> tuple[torch.Tensor, str]:
     """What a mask holds, of the shape that it has, and words for it."""
     rng, shape, dtype = values.rng, (1, 1, *place.shape)[-max(2, len(place.shape)) :], place.dtype
     rows, keys = shape[-2:]
@@ -243,7 +259,9 @@ def mask_values(values: Values, place: Place, batch: int) -> tuple[torch.Tensor,
     if kind == "random":
         seen = some > rng.choice([0.1, 0.5, 0.9])
     elif kind in ("left", "right"):
-        edge = (some.flatten(0, -3)[..., :1, :1].reshape(*some.shape[:-2], 1, 1) if some.dim() > 2 else some[:1, :1]) * (keys + 1)
+        edge = (some.flatten(0, -3)[..., :1, :1].reshape(*some.shape[:-2], 1, 1) if some.dim() > 2 else some[:1, :1]) * (
+            keys + 1
+        )
         seen = (j < edge if kind == "right" else j >= edge).expand(shape)
     elif kind == "scattered keys":
         seen = (values.uniform(keys) > 0.5).expand(shape)
@@ -260,12 +278,12 @@ def mask_values(values: Values, place: Place, batch: int) -> tuple[torch.Tensor,
     seen = seen.reshape(place.shape)
     if dtype == torch.bool:
         return seen, f"bool {kind}"
-    hides = rng.choice(HIDING)
-    number = torch.finfo(dtype).min if hides == "least" else max(float(hides), -math.inf)
-    if number < torch.finfo(dtype).min and number != -math.inf:
+    number = rng.choice(HIDING)
+    if number == "least" or -math.inf < number < torch.finfo(dtype).min:
         number = torch.finfo(dtype).min
-    bias = values.randn(*place.shape) * rng.choice([1, 30]) if kind == "bias" or rng.random() < 0.3 else torch.zeros_like(some).view(place.shape)
-    return bias.masked_fill(~seen, number), f"{kind} {number:.3g} bias {'yes' if kind == 'bias' else 'maybe'}"
+    size = rng.choice([1, 30]) if kind == "bias" else rng.choice([0, 0, 1])
+    bias = size * values.randn(*place.shape)
+    return bias.masked_fill(~seen, number), f"{kind} {number:.3g} bias {size}"
 
 
 def hides(mask: torch.Tensor) -> torch.Tensor:
@@ -303,21 +321,28 @@ def problem(seed: int, device: str) -> Problem:
         qo_len = min(qo_len, max(1, per_head // kv_len), longest)
     layout = rng.choice(["HND", "NHD"])
     kinds = [weighted(rng, some) for some in (Q_KINDS, K_KINDS, V_KINDS)]
-    shapes = ((batch, kv_heads * group, qo_len, head_dim), (batch, kv_heads, kv_len, head_dim), (batch, kv_heads, kv_len, v_head_dim))
+    shapes = (
+        (batch, kv_heads * group, qo_len, head_dim),
+        (batch, kv_heads, kv_len, head_dim),
+        (batch, kv_heads, kv_len, v_head_dim),
+    )
     overlapping = [rng.random() < 0.02 for _ in shapes]
     # In what is packed heads lie within tokens, as in NHD.
     heads_first = not is_packed and (rng.random() < 0.5 if rng.random() < 0.5 else layout == "HND")
-    places = [place(rng, s, dtype, heads_first=heads_first, overlaps=o) for s, o in zip(shapes, overlapping)]
+    places = [place(rng, s, dtype, heads_first=heads_first, overlaps=o) for s, o in zip(shapes, overlapping, strict=True)]
     if not is_packed and rng.random() < 0.4:
-        shape = [size if rng.random() < keep else 1 for size, keep in zip((batch, kv_heads * group, qo_len, kv_len), (0.5, 0.4, 0.8, 0.95))]
+        shape = [
+            size if rng.random() < keep else 1
+            for size, keep in zip((batch, kv_heads * group, qo_len, kv_len), (0.5, 0.4, 0.8, 0.95), strict=True)
+        ]
         while len(shape) > 1 and shape[0] == 1 and rng.random() < 0.5:
             shape = shape[1:]
         places.append(mask_place(rng, shape, rng.choice([torch.bool, torch.bool, *DTYPES])))
     starts = [0, *itertools.accumulate(p.bytes() for p in places)]
     buffer = torch.full((starts[-1],), NAN, dtype=torch.uint8, device=device)
-    views = [p.view(buffer, start) for p, start in zip(places, starts)]
+    views = [p.view(buffer, start) for p, start in zip(places, starts, strict=False)]
 
-    for i, (view, kind, overlaps) in enumerate(zip(views[:3], kinds, overlapping)):
+    for i, (view, kind, overlaps) in enumerate(zip(views[:3], kinds, overlapping, strict=True)):
         if view.numel() == 0:
             continue
         if overlaps:
@@ -344,14 +369,15 @@ def problem(seed: int, device: str) -> Problem:
             x[:, :, sum(lengths[1]) :] = math.nan
     mask, said, hidden = None, "none", None
     if len(views) == 4:
-        filled, said = mask_values(values, places[3], batch)
+        filled, said = mask_values(values, places[3])
         mask = views[3].copy_(filled)
         hidden = hides(mask)
         said = f"{said} {mask.dtype} {places[3]}"
     is_causal = rng.random() < 0.35
     if packed is not None:
         (number_q, at_q), (number_k, at_k) = (
-            sequence_of(some, tokens, none, device) for some, tokens, none in ((lengths[0], qo_len, -1), (lengths[1], kv_len, -2))
+            sequence_of(some, tokens, none, device)
+            for some, tokens, none in ((lengths[0], qo_len, -1), (lengths[1], kv_len, -2))
         )
         hidden = number_q[:, None] != number_k
         if is_causal:
@@ -364,10 +390,12 @@ def problem(seed: int, device: str) -> Problem:
     words = "; ".join(
         [
             f"{str(dtype)[6:]} {'packed ' + str(lengths) if is_packed else layout}",
-            *(f"{name} {kind} {p}" for name, kind, p in zip("qkv", kinds, places)),
+            *(f"{name} {kind} {p}" for name, kind, p in zip("qkv", kinds, places, strict=False)),
             f"mask {said}",
             f"causal {is_causal} scale {sm_scale}",
         ]
     )
     alike = bool({kinds[0], kinds[1]} & ALIKE) or kinds[2] == "overlapping"
-    return Problem(q, k, v, mask, hidden, packed, layout, is_causal, sm_scale, alike, kinds[2] in V_ALIKE, buffer, buffer.clone(), words)
+    return Problem(
+        q, k, v, mask, hidden, packed, layout, is_causal, sm_scale, alike, kinds[2] in V_ALIKE, buffer, buffer.clone(), words
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import subprocess
 import sys
@@ -22,7 +23,9 @@ BLOCK = 250
 @pytest.mark.parametrize("block", range(8))
 def test_random_calls(block: int) -> None:
     failures = [
-        failure for seed in range(FIRST + BLOCK * block, FIRST + BLOCK * (block + 1)) for failure in fuzz.solve(seed, "cpu").failures
+        failure
+        for seed in range(FIRST + BLOCK * block, FIRST + BLOCK * (block + 1))
+        for failure in fuzz.solve(seed, "cpu").failures
     ]
     assert not failures, "\n".join(fuzz.report(failure, "cpu") for failure in failures)
 
@@ -113,7 +116,7 @@ def test_a_difference_between_two_runs_is_seen(monkeypatch: pytest.MonkeyPatch) 
             out = out[0] if isinstance(out, tuple) else out
             return torch.nextafter(out, out + 1) if next(count) % 2 else out
 
-        return [call._replace(run=lambda call=call: differs(call)) for call in right(seed, device, problem)]
+        return [call._replace(run=functools.partial(differs, call)) for call in right(seed, device, problem)]
 
     monkeypatch.setattr(fuzz, "calls", once)
     assert all("two runs differ" in failure.wrong for failure in fuzz.solve(FIRST, "cpu").failures)
