@@ -121,7 +121,7 @@ def calls(seed: int, device: str, problem: Problem) -> Iterator[Call]:
             f"{words} -> {explained.kernel}",
             explained.kernel,
             smooth_k,
-            named.get("smooth_v", True),
+            bool(named.get("smooth_v", function == "sageattn")),
             _bound(getattr(sageattention, function), (q, k, v), named),
         )
 

@@ -156,6 +156,8 @@ class Exact:
         if rounded.smallest_v:
             if smooth_v:
                 variance = variance + (rounded.relative * self.weighed_mean).square()
+            elif self.problem.v_alike:  # numbers that are rounded alike
+                variance = variance + rounded.relative**2 * (self.p @ self.v.square())
             keys = 1.0 if self.problem.alike else self.p2.sum(dim=-1, keepdim=True).sqrt()
             variance = variance + (rounded.smallest_v * self.largest_v * keys).square()
         smallest = float(torch.finfo(self.dtype).smallest_normal) * unit(self.dtype) + 1e-24
@@ -221,15 +223,21 @@ class Errors:
         return variance.masked_fill((2 * half_q * abs(factor) > CLIPPED) | (2 * half_k > CLIPPED), math.inf)
 
     @functools.cached_property
+    def log_gained(self) -> torch.Tensor:
+        """Large errors make much of keys of which there was nothing: logarithms of what five deviations more, of a key's score and
+        of the others', make of p; -infinity where errors are small."""
+        variance = self.variance.clamp_max(1e300)
+        together = variance + (self.exact.p * variance).sum(dim=-1, keepdim=True)
+        gained = (self.exact.log_p + 5 * together.sqrt()).nan_to_num(nan=-math.inf, neginf=-math.inf)
+        return gained.masked_fill((together <= LARGE**2) | (self.exact.log_p == -math.inf), -math.inf)
+
+    @functools.cached_property
     def of_output(self) -> torch.Tensor:
         """Of each element of the output."""
         exact, variance = self.exact, self.variance.clamp_max(1e300)
         small = variance.clamp_max(LARGE**2)
         moved = torch.exp(2 * small) - 2 * torch.exp(small / 2) + 1  # mean square of exp(error) - 1
-        # Large errors make much of keys of which there was nothing: what five deviations more would be, of it and of the others.
-        together = variance + (exact.p * variance).sum(dim=-1, keepdim=True)
-        gained = torch.exp((exact.log_p + 5 * together.sqrt()).clamp_max(0.0)).masked_fill(together <= LARGE**2, 0.0)
-        gained = gained.nan_to_num(0.0)
+        gained = torch.exp(self.log_gained.clamp_max(0.0))
         o = exact.out - exact.middle
 
         def spread(weight: torch.Tensor) -> torch.Tensor:
@@ -251,4 +259,5 @@ class Errors:
         lse = exact.lse.masked_fill(exact.blind, 0.0).abs()
         summed = unit(exact.dtype) * (1.0 if self.problem.alike else exact.p2.sum(dim=-1).sqrt())
         variance = self.variance.clamp_max(1e300)
-        return (exact.p * (variance.sqrt() + variance)).sum(dim=-1) + summed + 2.0**-21 * (lse + 16)
+        gained = torch.exp(self.log_gained.clamp_max(0.0)).sum(dim=-1) + self.log_gained.clamp(0.0, 1e300).sum(dim=-1)
+        return gained + (exact.p * (variance.sqrt() + variance)).sum(dim=-1) + summed + 2.0**-21 * (lse + 16)
