@@ -45,7 +45,7 @@ class Size(NamedTuple):
     heads: int = 6
     head_dim: int = 128
     context: int = 1024
-    batch: int = 64
+    batch: int = 32
     held_out: int = 64  # contexts whose loss is computed
     looked_at: int = 4  # contexts of which each layer's error is
 

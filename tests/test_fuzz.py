@@ -13,11 +13,13 @@ import fuzz
 import fuzz_inputs
 import pytest
 import torch
+from accuracy import relative_l1
 from fuzz_bounds import Exact
 from fuzz_inputs import Problem
 
 FIRST = 1_000_000  # of the seeds that are tried: always the same
-BLOCK = 250
+BLOCK = 150
+CHANGES = 0.2  # relative L1 by which a fault must change the right answer to be one that is to be seen
 
 
 @pytest.mark.parametrize("block", range(8))
@@ -31,36 +33,32 @@ def test_random_calls(block: int) -> None:
 
 
 def found(fault: Callable[[Problem], Problem | None], seeds: range) -> tuple[int, int]:
-    """How many of the problems to which a fault can be done are seen to be solved wrongly, and how many there are."""
-
-    def wrong(call: fuzz.Call, problem: Problem, exact: Exact) -> torch.Tensor:
-        del call
+    """To how many problems a fault can be done that changes the right answer, and how often what is then computed is seen to be wrong."""
+    seen = of = 0
+    for seed in seeds:
+        problem = fuzz_inputs.problem(seed, "cpu")
         changed = fault(problem)
         if changed is None:
-            return torch.zeros(len(fuzz.FIGURES) + 1, dtype=torch.float64)
-        tried.append(problem)
-        # The same call of what the fault makes of the problem, held to what is right.
-        other = next(iter(fuzz.calls(seed, "cpu", changed)))
-        return fuzz.one(other, changed, exact)
-
-    tried: list[Problem] = []
-    seen = 0
-    for seed in seeds:
-        before = len(tried)
-        failures = fuzz.solve(seed, "cpu", wrong).failures
-        if len(tried) > before:
-            seen += bool(failures)
-            tried[before + 1 :] = []
-    return seen, len(tried)
+            continue
+        exact = Exact(problem)
+        if relative_l1(Exact(changed).out, exact.out) <= CHANGES:
+            continue
+        call = next(iter(fuzz.calls(seed, "cpu", changed)))
+        *figures, _ = fuzz.one(call, changed, exact).tolist()
+        of += 1
+        seen += any(not figure <= 1.0 for figure in figures)
+    return seen, of
 
 
 def another_column(problem: Problem) -> Problem | None:
     """The mask is read one key further on."""
     mask = problem.mask
-    if mask is None or mask.shape[-1] < 2 or problem.hidden is None:
+    if mask is None or mask.shape[-1] < 2:
         return None
-    moved = mask.roll(1, -1)
-    return None if torch.equal(fuzz_inputs.hides(moved), fuzz_inputs.hides(mask)) else problem._replace(mask=moved)
+    hidden = fuzz_inputs.hides(mask.roll(1, -1))
+    if problem.is_causal:
+        hidden = hidden | torch.ones(problem.q.shape[2], problem.k.shape[2], dtype=torch.bool).triu(1)
+    return problem._replace(mask=mask.roll(1, -1), hidden=hidden)
 
 
 def another_head(problem: Problem) -> Problem | None:
@@ -81,21 +79,27 @@ def beyond_the_last_key(problem: Problem) -> Problem | None:
     return problem._replace(k=further[0], v=further[1])
 
 
-def one_key_too_few(problem: Problem) -> Problem | None:
+def another_block(problem: Problem) -> Problem | None:
+    """V's second 64 tokens are its first again."""
+    if problem.packed is not None or problem.v.shape[2] < 128 or problem.v.stride(2) == 0:
+        return None
+    return problem._replace(v=torch.cat([problem.v[:, :, :64], problem.v[:, :, :64], problem.v[:, :, 128:]], dim=2))
+
+
+def one_key_fewer(problem: Problem) -> Problem | None:
     """The last key is left out."""
-    if problem.packed is not None or problem.mask is not None or not 2 <= problem.k.shape[2] <= 100 or problem.is_causal:
+    if problem.packed is not None or problem.hidden is not None or problem.k.shape[2] < 2:
         return None
     return problem._replace(k=problem.k[:, :, :-1], v=problem.v[:, :, :-1])
 
 
-@pytest.mark.parametrize(
-    ("fault", "share"),
-    [(another_column, 0.6), (another_head, 0.5), (beyond_the_last_key, 0.9), (one_key_too_few, 0.5)],
-)
-def test_faults_are_seen(fault: Callable[[Problem], Problem | None], share: float) -> None:
+# All but where a score is so large that its rounding decides.
+@pytest.mark.parametrize("fault", [another_column, another_head, another_block, beyond_the_last_key, one_key_fewer])
+def test_faults_are_seen(fault: Callable[[Problem], Problem | None]) -> None:
     seen, of = found(fault, range(FIRST, FIRST + 400))
-    assert of >= 20
-    assert seen >= share * of, f"{seen} of {of}"
+    print(f"{fault.__name__}: {seen} of {of}")
+    assert of >= 10
+    assert seen >= 0.75 * of
 
 
 def test_written_inputs_are_seen() -> None:
