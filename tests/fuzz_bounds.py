@@ -77,6 +77,7 @@ class Exact:
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
         self._errors: dict[bool, Errors] = {}
+        self._allowed: dict[tuple[Rounding, bool, bool], tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = {}
         self.dtype = torch.bfloat16 if problem.q.dtype == torch.float32 else problem.q.dtype
         q, k, v = (x.to(self.dtype).double() for x in (problem.q, problem.k, problem.v))
         if problem.packed is not None:
@@ -133,6 +134,11 @@ class Exact:
         return self.q.norm(dim=-1, keepdim=True) * self.k.norm(dim=-1)[:, :, None, None] * abs(self.problem.factor)
 
     @functools.cached_property
+    def beyond(self) -> torch.Tensor:
+        """Rows whose scores may be clipped, or larger than float32 holds."""
+        return largest(self.norms, -1) > TOO_LARGE
+
+    @functools.cached_property
     def weighed(self) -> torch.Tensor:
         """What relative errors of p · v are multiplied by."""
         return ((self.p if self.problem.alike else self.p2) @ self.v.square()).sqrt()
@@ -149,9 +155,8 @@ class Exact:
         keys = 1.0 if self.problem.alike else self.p2.sum(dim=-1, keepdim=True).sqrt()
         return keys * (self.v.square().sum(dim=-2, keepdim=True) / max(1, self.v.shape[-2])).sqrt()
 
-    def deviation(self, kernel: str, smooth_k: bool, smooth_v: bool) -> torch.Tensor:
-        """Standard deviation of each element of the output."""
-        rounded = rounding(kernel, self.dtype)
+    def deviation(self, rounded: Rounding, smooth_k: bool, smooth_v: bool) -> torch.Tensor:
+        """Standard deviation of each element of the output; next to nothing where a query sees no key and gets zeros."""
         variance = self.errors(smooth_k).of_output.square() + (rounded.relative * self.weighed).square()
         if rounded.smallest_v:
             if smooth_v:
@@ -161,32 +166,38 @@ class Exact:
             keys = 1.0 if self.problem.alike else self.p2.sum(dim=-1, keepdim=True).sqrt()
             variance = variance + (rounded.smallest_v * self.largest_v * keys).square()
         smallest = float(torch.finfo(self.dtype).smallest_normal) * unit(self.dtype) + 1e-24
-        return variance.sqrt() + unit(self.dtype) * self.out.abs() + 2.0**-24 * self.largest_v + smallest
+        deviation = variance.sqrt() + unit(self.dtype) * self.out.abs() + (2.0**-24 * self.largest_v + smallest)
+        return deviation.masked_fill(self.blind.unsqueeze(-1), 1e-300)
+
+    def allowed(self, rounded: Rounding, smooth_k: bool, smooth_v: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """What errors may add up to: over the call, over each row, and each element's."""
+        key = (rounded, smooth_k, smooth_v and rounded.smallest_v > 0.0)
+        if key not in self._allowed:
+            deviation = self.deviation(*key)
+            rows, keys = self.blind.numel(), self.k.numel()
+            together = 1.0 if self.problem.v_alike else self.v.shape[-1]
+            by_row = deviation.sum(dim=-1)
+            (a, b), (c, d) = LIMITS.call, LIMITS.row
+            call = by_row.sum() * (a + b / math.sqrt(max(1, min(rows, keys))))
+            row = by_row * (c + d / self.independent.clamp(1.0, together).sqrt())
+            self._allowed[key] = (call, row, deviation * LIMITS.element)
+        return self._allowed[key]
 
     def figures(self, kernel: str, smooth_k: bool, smooth_v: bool, out: torch.Tensor, lse: torch.Tensor | None) -> torch.Tensor:
-        """Quotients over their limits, on the device: call, row, element, and of log-sum-exp the largest; infinity where it is wrong
-        in kind: not finite, or not the zeros and -infinity of a query that sees no key."""
-        deviation = self.deviation(kernel, smooth_k, smooth_v)
-        found = out.double().unflatten(1, self.heads)
-        error = (found - self.out).abs().nan_to_num(nan=math.inf)
-        error = error.masked_fill((self.blind[..., None]) & (found != 0.0), math.inf)
-        rows, keys = self.p[..., 0].numel() if self.p.shape[-1] else 1, self.k[..., 0].numel() * self.k.shape[-1]
-        a, b = LIMITS.call
-        call = error.sum() / deviation.sum() / (a + b / math.sqrt(max(1, min(rows, keys))))
-        a, b = LIMITS.row
-        together = 1.0 if self.problem.v_alike else found.shape[-1]
-        allowed = a + b / self.independent.clamp(1.0, together).sqrt()
-        row = (error.sum(dim=-1) / deviation.sum(dim=-1) / allowed).max()
-        element = (error / deviation).max() / LIMITS.element
-        of_lse = element.new_zeros(())
-        if lse is not None:
+        """Errors over what is allowed, on the device: of the call, and the largest of a row, an element, a log-sum-exp. They are no more
+        than 1 if all is well; NaN and infinity are what they are made of."""
+        call, row, element = self.allowed(rounding(kernel, self.dtype), smooth_k, smooth_v)
+        error = (out.double().unflatten(1, self.heads) - self.out).abs()
+        by_row = error.sum(dim=-1)
+        found = [by_row.sum() / call, (by_row / row).max(), (error / element).max()]
+        if lse is None:
+            found.append(torch.zeros_like(found[0]))
+        else:
             got = lse.double().unflatten(1, self.heads)
-            off = torch.where(self.blind, torch.where(got == -math.inf, 0.0, math.inf), (got - self.lse).abs())
-            off = off.nan_to_num(nan=math.inf) / self.errors(smooth_k).of_lse
-            # What is clipped, or larger than float32 holds, is no log-sum-exp any more.
-            off = off.masked_fill(largest(self.norms, -1) > TOO_LARGE, 0.0)
-            of_lse = off.max() / LIMITS.lse
-        return torch.stack([call, row, element, of_lse]).nan_to_num(nan=math.inf)
+            # -infinity is right where it is expected; what is beyond float32 is not looked at.
+            right = (got == self.lse) | self.beyond
+            found.append(((got - self.lse).masked_fill(right, 0.0).abs() / self.errors(smooth_k).of_lse).max() / LIMITS.lse)
+        return torch.stack(found)
 
 
 class Errors:
