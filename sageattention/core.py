@@ -100,7 +100,7 @@ def sageattn(
         smooth_k: subtract an estimate of K's mean over the tokens before rounding K to 8 bits. Softmax does not see
             it, and log-sum-exp is corrected for it. Off, K with large per-channel offsets loses accuracy.
         attn_mask: broadcastable to [batch, q_heads, qo_len, kv_len] whatever the layout: bool (True: attend) or float16,
-            bfloat16, float32, added to the scores (below -1e30: hidden). Beside `is_causal` both hold. A query that sees no
+            bfloat16, float32, added to the scores (-5e5 and less: hidden). Beside `is_causal` both hold. A query that sees no
             key gets zeros, and log-sum-exp -inf.
         dropout_p, scale, enable_gqa: as `scaled_dot_product_attention` calls them, whose place `sageattn` may be put in:
             dropout_p must be 0, scale is sm_scale, grouped heads need no permission. Its order of arguments is understood too
@@ -154,13 +154,13 @@ def sageattn_qk_int8_pv_fp16_cuda(
     """Attention with INT8 scores and 16-bit probabilities and values: compute capability 8.0 and later.
 
     Q is rounded with one scale a row, K with one for each 16 keys. P and V are multiplied in the inputs' dtype with "fp32",
-    so that bfloat16 values keep their range.
+    so that bfloat16 values keep their range; else in float16, V with scales that keep it in range.
 
     Args:
         q, k, v, tensor_layout, is_causal, sm_scale, smooth_k, return_lse, attn_mask: as in `sageattn`.
         qk_quant_gran: "per_thread" or "per_warp". Every kernel serves both names: its scales are finer than either's.
         pv_accum_dtype: "fp32", which no model's values overflow; "fp16+fp32" and "fp16" sum a few keys in float16 where the tensors
-            are float16: up to twice as fast on GeForce. Of bfloat16 the sums are float32 whatever is asked.
+            are float16: up to twice as fast on GeForce.
         smooth_v: of no effect: V is not rounded to 8 bits, and float16 sums do not exceed V's largest value.
 
     Returns, Raises: as in `sageattn`.
