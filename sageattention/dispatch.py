@@ -177,7 +177,7 @@ def choose(request: Request, gpu: Gpu, present: frozenset[str] | None = None, *,
                 KERNELS[row.kernel].few_queries > 0
                 and request.function == "sageattn"
                 and not (request.masked or request.packed)
-                and request.head_dim <= 128  # noqa: PLR2004
+                and request.head_dim <= 128
                 and cudnn >= MEASURED_CUDNN
             )
             return Choice(row.kernel, row.reason, name, tuple(passed_over), or_pytorch)

@@ -56,7 +56,9 @@ class Twice(NamedTuple):
 _F8 = Precision(torch.float8_e4m3fn, level=4.0, limit=448.0, largest_v=4.5, summed=32, twice=True)
 PRECISION = {
     "sm80_qk_int8_pv_f16": Precision(),
-    "sm80_qk_int8_pv_f16_accum_f16": Precision(torch.float16, level=3.0, limit=1024.0, largest_v=4.5, sums=torch.float16, summed=32),
+    "sm80_qk_int8_pv_f16_accum_f16": Precision(
+        torch.float16, level=3.0, limit=1024.0, largest_v=4.5, sums=torch.float16, summed=32
+    ),
     "sm89_qk_int8_pv_f8": _F8,
     "sm89_qk_int8_pv_f8_accum_f16": _F8._replace(sums=torch.float16),
     "sm90_qk_int8_pv_f16": Precision(level=0.0, bfloat16_level=-60.0, headroom=(12.0, 40.0), tile=64, rounded_sums=True),
@@ -149,7 +151,10 @@ def quantise_v(v: torch.Tensor, precision: Precision, *, smooth_v: bool) -> Valu
         mean, spread = sampled_mean(values)
         mean = mean.masked_fill(mean.abs() < WORTH_IT * spread, 0.0)
         # Of 64 channels each.
-        parts = [torch.nn.functional.pad(x.abs() / 1024, (0, -v.shape[3] % 64)).unflatten(3, (-1, 64)) for x in (values, values - mean)]
+        parts = [
+            torch.nn.functional.pad(x.abs() / 1024, (0, -v.shape[3] % 64)).unflatten(3, (-1, 64))
+            for x in (values, values - mean)
+        ]
         before, after = (x.sum(dim=4) for x in parts)
         grown = torch.nn.functional.pad((after > GROWTH * before).any(dim=3), (0, blocks * BLOCK_N - v.shape[2]))
         smoothed = ~grown.unflatten(2, (blocks, BLOCK_N)).any(dim=3).repeat_interleave(BLOCK_N, 2)[:, :, : v.shape[2]]

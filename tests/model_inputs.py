@@ -95,7 +95,7 @@ def error_with_mean(kernel: str, inputs: Inputs, mean: torch.Tensor) -> float:
 
 
 # Numbers with which masks hide, in every dtype that holds them.
-HIDING = [-1e4, -3e4, -1e6, -1e8, -1e9, -1e10, -1e12, -1e20, -1e29, "least", -math.inf]
+HIDING: list[float | str] = [-1e4, -3e4, -1e6, -1e8, -1e9, -1e10, -1e12, -1e20, -1e29, "least", -math.inf]
 
 
 def hiding_masks(rows: int, keys: int) -> Iterator[tuple[str, torch.Tensor]]:

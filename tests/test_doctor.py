@@ -219,16 +219,6 @@ def test_gpus(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
     assert rows[1][3:] == ["2.000", "200"]
 
 
-@pytest.mark.parametrize("kernel", dispatch.KERNELS)
-def test_a_kernel_is_tried_with_a_dtype_that_it_takes(monkeypatch: pytest.MonkeyPatch, kernel: str) -> None:
-    def spy(kernel: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        assert q.dtype == k.dtype == v.dtype == (torch.bfloat16 if dispatch.KERNELS[kernel].bfloat16 else torch.float16)
-        return torch.zeros_like(q)
-
-    monkeypatch.setattr(doctor, "call", spy)
-    assert doctor.error_of(kernel, "cpu") == 1.0
-
-
 @pytest.mark.parametrize("kind", [RuntimeError, TypeError, ValueError])
 @pytest.mark.usefixtures("two_gpus")
 def test_a_kernel_that_fails(monkeypatch: pytest.MonkeyPatch, kind: type[Exception]) -> None:

@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import rattler
 import tools
 import yaml
+from pip._internal.models.index import PyPI
 
 from conda_forge import model
 
@@ -63,7 +65,7 @@ class Pixi:
 def installed(home: Path, address: str) -> Pixi:
     """Pixi in an empty home, told once where its packages come from."""
     (home / ".pixi").mkdir(parents=True)
-    mirrors = {"https://conda.anaconda.org/conda-forge": "conda-forge", "https://pypi.org/simple": "simple"}
+    mirrors = {rattler.Channel("conda-forge").base_url.rstrip("/"): "conda-forge", PyPI.simple_url: "simple"}
     lines = [f'"{original}" = ["{address}/{mirror}"]' for original, mirror in mirrors.items()]
     (home / ".pixi" / "config.toml").write_text("\n".join(["[mirrors]", *lines]) + "\n", encoding="utf-8")
     return Pixi(tools.program("pixi"), home, address)

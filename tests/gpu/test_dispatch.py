@@ -137,9 +137,9 @@ def test_log_sum_exp_of_short_calls(causal: bool) -> None:
 def test_export_with_a_dynamic_length() -> None:
     """One graph serves both sides of the lengths at which short calls end."""
 
-    class Layer(torch.nn.Module):
-        def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-            return sageattention.sageattn(q, k, v)  # type: ignore[return-value]
+    class Layer(torch.nn.Module):  # type: ignore[misc]
+        def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
+            return sageattention.sageattn(q, k, v)
 
     def qkv(tokens: int) -> tuple[torch.Tensor, ...]:
         return tuple(randn(1, 2, tokens, 64, seed=seed, dtype=torch.bfloat16) for seed in range(3))
