@@ -358,13 +358,18 @@ def sageattn_varlen(
     factor = q.shape[-1] ** -0.5 if sm_scale is None else validation.number("sm_scale", sm_scale)
     dtype = q.dtype
     if dtype == torch.float32:
-        q, k, v = q.bfloat16(), k.bfloat16(), v.bfloat16()
+        q, k, v = (_as_bfloat16(x) for x in (q, k, v))
     kernel, _ = _choice("sageattn", None, q, v, masked=False, packed=True)
     out, lse = _ops.attention_varlen(
         q, k, v, cu_seqlens_q, cu_seqlens_k, longest_q, longest_k, is_causal, factor, smooth_k, True, return_lse, kernel
     )
     out = out.float() if dtype == torch.float32 else out
     return (out, lse) if return_lse else out
+
+
+def _as_bfloat16(x: torch.Tensor) -> torch.Tensor:
+    # Contiguous: of views that overlap PyTorch would choose strides, that of head_dim among them.
+    return x.to(torch.bfloat16, memory_format=torch.contiguous_format)
 
 
 def _attend(
@@ -393,7 +398,7 @@ def _attend(
     factor = q.shape[-1] ** -0.5 if sm_scale is None else validation.number("sm_scale", sm_scale)
     dtype = q.dtype
     if dtype == torch.float32:
-        q, k, v = q.bfloat16(), k.bfloat16(), v.bfloat16()
+        q, k, v = (_as_bfloat16(x) for x in (q, k, v))
     kernel, or_pytorch = _choice(function, pv_accum_dtype, q, v, masked=attn_mask is not None, packed=False)
     out, lse = _ops.attention(
         q, k, v, attn_mask, tensor_layout, is_causal, factor, smooth_k, smooth_v, return_lse, or_pytorch, kernel

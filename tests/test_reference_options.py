@@ -229,6 +229,26 @@ def test_a_mean_that_gains_nothing_is_none() -> None:
     assert not mean[..., torch.arange(64) != 3].any()
 
 
+@pytest.mark.parametrize("strides", [(36, 3, 6, 1), (770, 1, 2, 1), (1, 1, 1, 1)])
+def test_float32_of_any_strides_reaches_the_operator_with_rows(
+    monkeypatch: pytest.MonkeyPatch, strides: tuple[int, ...]
+) -> None:
+    """Of views that overlap, as sliding windows do, the operator's CPU reference would take any strides, its kernels would not."""
+    seen: list[int] = []
+    operator = _ops.attention
+
+    def spy(*arguments: Any) -> Any:
+        seen.extend(x.stride(3) for x in arguments[:3])
+        return operator(*arguments)
+
+    monkeypatch.setattr(_ops, "attention", spy)
+    x = randn(1, 1, 1, 4000, seed=0, dtype=torch.float32).flatten().as_strided((1, 2, 20, 3), strides)
+    out: Any = sageattn(x, x, x)
+    assert seen == [1, 1, 1]
+    half = x.contiguous().bfloat16()
+    assert torch.equal(out, sageattn(half, half, half).float())  # type: ignore[union-attr]
+
+
 def test_float32_is_computed_as_bfloat16() -> None:
     q, k, v = (randn(1, 2, 40, 64, seed=seed, dtype=torch.float32) for seed in range(3))
     out, lse = sageattn(q, k, v, return_lse=True)
