@@ -103,7 +103,13 @@ def calls(seed: int, device: str, problem: Problem) -> Iterator[Call]:
             named["sm_scale"] = problem.sm_scale
         if packed is not None:
             kernel = sageattention.explain(q, k, v, function="sageattn_varlen").kernel
-            yield Call(words, kernel, smooth_k, True, _bound(sageattention.sageattn_varlen, (q, k, v, *lengths), named))
+            yield Call(
+                f"{words} -> {kernel}",
+                kernel,
+                smooth_k,
+                True,
+                _bound(sageattention.sageattn_varlen, (q, k, v, *lengths), named),
+            )
             continue
         named["tensor_layout"] = problem.tensor_layout
         if problem.mask is not None:

@@ -19,7 +19,8 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 # Kinds of keys whose errors of rounding are alike from key to key, or go with the values: they do not average out.
 ALIKE = {"constant", "zero", "half zero", "trend", "grid", "repeated", "huge", "overlapping"}
-V_ALIKE = {"offset", "constant", "trend", "huge", "overlapping"}
+# Kinds of values of which one error moves a whole row: of one key, in one channel, or in all channels together.
+V_ALIKE = {"loud token", "outlier channels", "offset", "constant", "trend", "huge", "overlapping"}
 K_KINDS = {
     "randn": 8, "offset": 4, "outlier channels": 3, "loud token": 2, "sink": 3, "constant": 1, "zero": 1, "half zero": 2,
     "trend": 2, "grid": 2, "repeated": 1, "tiny": 1, "huge": 1,
@@ -69,7 +70,7 @@ class Problem(NamedTuple):
     is_causal: bool
     sm_scale: float | None
     alike: bool  # errors of rounding may not average out
-    v_alike: bool  # an error of P moves all channels of a row together
+    v_alike: bool  # one error may move a whole row
     buffer: torch.Tensor  # bytes, in which everything lies
     before: torch.Tensor  # the same bytes, copied
     words: str  # describes it
