@@ -23,6 +23,14 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(rest=[])
 
 
+def apart(rest: list[str]) -> list[str]:
+    """Arguments of Python that keep the checkout, with its sageattention/ that has no _C, off the import path.
+
+    A script has its own folder there, which has its neighbours.
+    """
+    return ["-P", *rest] if rest[0].startswith("-") else rest
+
+
 def run(args: argparse.Namespace) -> int:
     if not args.rest:
         raise FactoryError("say what to run: -m MODULE or a script")
@@ -31,8 +39,7 @@ def run(args: argparse.Namespace) -> int:
     if faults := installed.import_faults(python):
         raise FactoryError("; ".join(faults))
     print(f"{wheel.name} is installed", flush=True)
-    # -P keeps the checkout, with its sageattention/ that has no _C, off the import path.
-    command = [str(python), "-P", *args.rest]
+    command = [str(python), *apart(args.rest)]
     if os.name == "posix":
         os.chdir(ROOT)
         os.execv(command[0], command)

@@ -65,6 +65,21 @@ def test_what_is_run_is_handed_on_as_it_is(capsys: pytest.CaptureFixture[str]) -
     assert "say what to run" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("rest", [["bench/tried.py"], ["-m", "tried"]])
+def test_what_is_run_sees_its_neighbours_and_not_the_checkout(tmp_path: Path, rest: list[str]) -> None:
+    folder = tmp_path / "bench"
+    folder.mkdir()
+    (tmp_path / "sageattention").mkdir()
+    (tmp_path / "sageattention" / "__init__.py").write_text("", encoding="utf-8")
+    (folder / "neighbour.py").write_text("", encoding="utf-8")
+    say = "import importlib.util as u; print(*(bool(u.find_spec(n)) for n in ('sageattention', 'neighbour')))"
+    (folder / "tried.py").write_text(say, encoding="utf-8")
+    environment = {**os.environ, "PYTHONPATH": str(folder) if rest[0] == "-m" else ""}
+    command = [sys.executable, *with_wheel.apart(rest)]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "True"]
+
+
 def test_the_command_without_a_wheel_fails_in_one_line(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text("import sys; print(sys.argv[1:])", encoding="utf-8")
