@@ -246,7 +246,7 @@ def test_float32_of_any_strides_reaches_the_operator_with_rows(
     out: Any = sageattn(x, x, x)
     assert seen == [1, 1, 1]
     half = x.contiguous().bfloat16()
-    assert torch.equal(out, sageattn(half, half, half).float())  # type: ignore[union-attr]
+    assert torch.equal(out, sageattn(half, half, half).float())
 
 
 def test_float32_is_computed_as_bfloat16() -> None:
