@@ -1,0 +1,68 @@
+"""What is known of each card. None of it was measured here but where the H200's row says so."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from cards.units import Rates
+
+# CUDA programming guide, throughput of native arithmetic instructions, by compute capability.
+AMPERE_100 = Rates(float32=64, half=128, narrow=32)  # 8.0
+AMPERE = ADA = BLACKWELL = Rates(float32=128, half=64, narrow=32)  # 8.6, 8.9, 12.0: of half pairs 128 results
+HOPPER = Rates(float32=128, half=128, narrow=32)  # 9.0
+
+
+class Card(NamedTuple):
+    """A GPU. Multiply-adds a clock and multiprocessor are the vendor's dense TFLOPS / 2 / multiprocessors / boost clock, which come out whole."""
+
+    name: str
+    device: str  # as the driver names it
+    architecture: str
+    multiprocessors: int
+    ghz: float  # boost clock
+    int8: int  # multiply-adds a clock and multiprocessor: …
+    f16_f32: int  # of 16-bit numbers, with float32 sums
+    f16_f16: int  # with FP16 sums
+    e4m3_f32: int
+    e4m3_f16: int
+    rates: Rates
+    gb_s: int  # of memory
+    l2_mb: int
+    source: str
+    mma_sync_share: float = 1.0  # of the tensor cores' rate
+    wgmma_ghz: float = 0.0  # sustained with wgmma, where power sets it; 0: as `ghz`
+
+    @property
+    def tensor(self) -> dict[tuple[str, str], float]:
+        return {
+            ("int8", "int32"): self.int8, ("f16", "f32"): self.f16_f32, ("f16", "f16"): self.f16_f16,
+            ("e4m3", "f32"): self.e4m3_f32, ("e4m3", "f16"): self.e4m3_f16,
+        }  # fmt: skip
+
+
+_GA102 = "GA102 whitepaper, appendix A: 284.6 INT8, 71.2 / 142.3 FP16 TFLOPS"
+_ADA = "Ada whitepaper, appendix A: 660.6 INT8, 165.2 / 330.3 FP16, 330.3 / 660.6 FP8"
+_RTX_BLACKWELL = "RTX Blackwell whitepaper, appendix A: 838 INT8, 209.5 / 419 FP16, 419 / 838 FP8"
+
+CARDS = (
+    Card("A100", "NVIDIA A100", "sm_80", 108, 1.410, 2048, 1024, 1024, 0, 0, AMPERE_100, 1555, 40,
+         "A100 whitepaper: 624 INT8, 312 FP16 whatever the sums; the 40 GB card's memory"),
+    Card("RTX 3090", "NVIDIA GeForce RTX 3090", "sm_86", 82, 1.695, 1024, 256, 512, 0, 0, AMPERE, 936, 6, _GA102),
+    Card("RTX 4090", "NVIDIA GeForce RTX 4090", "sm_89", 128, 2.520, 1024, 256, 512, 512, 1024, ADA, 1008, 72, _ADA),
+    Card("L4", "NVIDIA L4", "sm_89", 58, 2.040, 1024, 512, 512, 1024, 1024, ADA, 300, 48,
+         "L4 datasheet: 242 INT8 and FP8, 121 FP16 with float32 sums; its 72 W hold a lower clock than this"),
+    Card("L40S", "NVIDIA L40S", "sm_89", 142, 2.520, 1024, 512, 512, 1024, 1024, ADA, 864, 96,
+         "L40S datasheet: 733 INT8 and FP8, 362 FP16 with float32 sums"),
+    Card("RTX 5090", "NVIDIA GeForce RTX 5090", "sm_120", 170, 2.407, 1024, 256, 512, 512, 1024, BLACKWELL, 1792, 96, _RTX_BLACKWELL),
+    Card("RTX PRO 6000", "NVIDIA RTX PRO 6000 Blackwell Workstation Edition", "sm_120", 188, 2.617, 1024, 512, 512, 1024, 1024,
+         BLACKWELL, 1792, 128, "RTX PRO Blackwell whitepaper: 1008 INT8 and FP8, 504 FP16, whatever the sums"),
+    Card("H200", "NVIDIA H200", "sm_90a", 132, 1.980, 4096, 2048, 2048, 0, 0, HOPPER, 4300, 50,
+         "H100 datasheet's rates; bench/notes.md: mma.sync's share, memory, the clock that wgmma leaves",
+         mma_sync_share=0.652, wgmma_ghz=1.69),
+)  # fmt: skip
+BY_NAME = {card.name: card for card in CARDS}
+
+
+def card_of(device: str) -> Card | None:
+    """The card that the driver names so; None: not among them."""
+    return next((card for card in CARDS if device == card.device or device.startswith(f"{card.device} ")), None)

@@ -1,0 +1,157 @@
+"""Which instructions a warp of an attention kernel executes for each block of keys, nearly always.
+
+Kernels hold much that is rare: keys to hide, maxima that have risen. The way round the main loop that counts is the shortest
+on which every product is computed once, Q·Kᵀ and P·V alike, the next block of keys is fetched, and nothing is written.
+"""
+
+from __future__ import annotations
+
+import heapq
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from sage_factory.inspect.cubin import Code, Instruction
+
+WARPGROUP = 4  # warps that compute a wgmma together
+
+
+class Product(NamedTuple):
+    """A tensor instruction: its operands' kind, what it adds in, and multiply-adds for each warp."""
+
+    kind: str  # "int8", "f16" or "e4m3"
+    sums: str  # "int32", "f32" or "f16"
+    multiply_adds: int
+
+
+def product(instruction: Instruction) -> Product | None:
+    """What a tensor instruction computes; None for others."""
+    name = instruction.name
+    if found := re.fullmatch(r"(IMMA|HMMA|QMMA)\.(\d+)(\..*)", name):
+        m, n, k = {"16832": (16, 8, 32), "16816": (16, 8, 16), "1688": (16, 8, 8), "16864": (16, 8, 64)}[found[2]]
+        size = m * n * k
+    elif found := re.fullmatch(r"([IHQ]GMMA)\.(\d+)x(\d+)x(\d+)(\..*)", name):
+        size = int(found[2]) * int(found[3]) * int(found[4]) // WARPGROUP
+    else:
+        return None
+    kind = {"I": "int8", "H": "f16", "Q": "e4m3"}[found[1][0]]
+    sums = "int32" if kind == "int8" else "f16" if ".F16" in found[found.lastindex or 0] else "f32"
+    return Product(kind, sums, size)
+
+
+class _Block(NamedTuple):
+    """Instructions that are executed one after the other, and where to go from them."""
+
+    instructions: list[Instruction]
+    successors: list[int]
+    scores: int  # multiply-adds of Q·Kᵀ
+    values: int  # … of P·V
+    copies: int  # instructions that copy from global to shared memory
+    stores: bool  # whether there are any to global memory: not in the main loop
+
+
+def _targets(instruction: Instruction, labels: dict[str, int]) -> tuple[list[int], bool]:
+    """Where a branch leads, and whether what stands behind it is reached too."""
+    text, opcode = instruction.text, instruction.opcode
+    predicated = text.startswith("@") or re.search(r"\s!?U?P\d+,", text) is not None
+    if opcode in {"EXIT", "RET", "BRX", "BPT"}:
+        return [], predicated
+    label = re.search(r"`\((\.L_\S+?)\)", text)
+    # A call of a label is a jump that the compiler found too far for a branch; one of a function comes back.
+    if label and opcode in {"BRA", "CALL"} and ".DIV" not in instruction.name:  # where it is hot a warp's lanes go together
+        return [labels[label[1]]], predicated
+    return [], True
+
+
+def _blocks(code: Code) -> dict[int, _Block]:
+    """By the index of the first instruction."""
+    starts = {0, *code.labels.values()}
+    for i, instruction in enumerate(code.instructions):
+        if instruction.opcode in {"BRA", "CALL", "EXIT", "RET", "BRX"}:
+            starts.add(i + 1)
+    ordered = sorted(start for start in starts if start < len(code.instructions))
+    blocks = {}
+    for start, end in zip(ordered, [*ordered[1:], len(code.instructions)], strict=True):
+        instructions = code.instructions[start:end]
+        targets, falls = _targets(instructions[-1], code.labels)
+        products = [p for p in map(product, instructions) if p]
+        blocks[start] = _Block(
+            instructions,
+            [t for t in (*targets, *([end] if falls else [])) if t < len(code.instructions)],
+            sum(p.multiply_adds for p in products if p.kind == "int8"),
+            sum(p.multiply_adds for p in products if p.kind != "int8"),
+            sum(i.opcode == "LDGSTS" for i in instructions),
+            any(i.opcode == "STG" for i in instructions),
+        )
+    return blocks
+
+
+class _State(NamedTuple):
+    """How far a way has come: where it goes on, and what it has done."""
+
+    at: int
+    scores: int
+    values: int
+    fetched: frozenset[int]  # blocks with copies that it came through
+
+
+def _around(blocks: dict[int, _Block], head: int, products: int) -> list[int] | None:
+    """The shortest way from a block back to it on which so many multiply-adds of each kind are done, and most copies.
+
+    Of P·V there may be some more: kernels add up the rows of P so, too.
+    """
+    start = _State(head, 0, 0, frozenset())
+    distance, before = {start: 0}, {start: start}
+    heap = [(0, 0, start)]
+    number = 0  # of a state: lengths may be equal
+    best: dict[int, list[int]] = {}
+    while heap:
+        length, _, state = heapq.heappop(heap)
+        if length > distance[state]:
+            continue
+        block = blocks[state.at]
+        scores, values = state.scores + block.scores, state.values + block.values
+        if scores > products or values > products * 5 // 4 or block.stores or state.at in state.fetched:
+            continue
+        fetched = state.fetched | {state.at} if block.copies else state.fetched
+        for successor in block.successors:
+            following = _State(successor, scores, values, fetched)
+            if successor == head and scores == products <= values:
+                way = [state]
+                while way[-1] != start:
+                    way.append(before[way[-1]])
+                best.setdefault(sum(blocks[at].copies for at in fetched), [s.at for s in reversed(way)])
+            elif length + len(block.instructions) < distance.get(following, 1 << 60):
+                distance[following], before[following] = length + len(block.instructions), state
+                heapq.heappush(heap, (distance[following], number := number + 1, following))
+    return best[max(best)] if best else None
+
+
+def _heads(blocks: dict[int, _Block]) -> Iterator[int]:
+    """Blocks that something behind them leads back to."""
+    ends = defaultdict(int)
+    for start, block in blocks.items():
+        for successor in block.successors:
+            if successor <= start:
+                ends[successor] = max(ends[successor], start)
+    for head, end in sorted(ends.items()):
+        inside = [block for start, block in blocks.items() if head <= start <= end]
+        if any(block.scores for block in inside) and any(block.values for block in inside):
+            yield head
+
+
+def hot_path(code: Code, head_dim: int, rows: int, keys: int = 64) -> tuple[list[Instruction], int]:
+    """The instructions of a warp with so many rows, once round the main loop, and how many keys that is (a multiple of `keys`).
+
+    Raises ValueError where there is no such way.
+    """
+    blocks = _blocks(code)
+    heads = list(_heads(blocks))
+    for multiple in (1, 2, 4):
+        products = rows * keys * multiple * head_dim
+        ways = [way for head in heads if (way := _around(blocks, head, products))]
+        if ways:
+            cost = {tuple(way): (-sum(blocks[at].copies for at in way), sum(len(blocks[at].instructions) for at in way)) for way in ways}
+            return [i for at in min(cost, key=cost.__getitem__) for i in blocks[at].instructions], keys * multiple
+    raise ValueError(f"no way round a loop with the products of {rows} rows and 64, 128 or 256 keys of head_dim {head_dim}")

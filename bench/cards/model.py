@@ -1,0 +1,210 @@
+"""From a kernel's cubin and a card's rates to clocks for a tile of scores, and from those to the time of a call."""
+
+from __future__ import annotations
+
+import heapq
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+from cards.gpus import Card
+from cards.hot import hot_path
+from cards.simulate import simulate
+from cards.units import UNITS, unit_of
+from sage_factory.inspect.cubin import Instruction, disassemble, resources
+
+TILE = 128 * 128  # scores
+L2_BYTES = 64  # a clock and multiprocessor, from L2
+SCHEDULERS = 4
+REGISTERS = 65536  # of a multiprocessor
+
+# What the simulation leaves out (instruction fetch, banks of registers, barriers): the share of its speed that the H200's kernels
+# reach, and the clocks that a block of threads takes before and after its loop.
+REACHED = 0.87
+AROUND = 6000
+LAUNCH = 3e-6  # seconds until a kernel's first instruction where it cannot be launched ahead of the last one's end
+
+
+class Kernel(NamedTuple):
+    """An attention kernel's main loop."""
+
+    name: str
+    architecture: str
+    head_dim: int
+    path: tuple[Instruction, ...]
+    scores: int  # that a warp computes once round
+    warps: int  # a scheduler's, at a time
+    rows: int  # of a block of threads
+    blocks: int  # of threads on a multiprocessor
+    copied: float  # bytes of K and V that a tile takes from L2
+
+    @property
+    def asynchronous(self) -> bool:
+        """Whether it multiplies with wgmma."""
+        return any("GMMA" in i.name for i in self.path)
+
+
+@cache
+def read_kernel(path: Path, head_dim: int, threads: int = 0) -> Kernel:
+    """A kernel of which a block of threads computes 128 rows, or with wgmma 64 for each warpgroup but the first, which loads.
+
+    `threads` of a block, where the cubin does not say. Raises ValueError where the loop is not found.
+    """
+    used, code = resources(path), disassemble(path)
+    threads = used.threads or threads
+    asynchronous = any("GMMA" in i.name for i in code.instructions)
+    computing = threads // 32 - (4 if asynchronous else 0)
+    rows = computing * 16 if asynchronous else 128
+    found, keys = hot_path(code, head_dim, rows // computing)
+    registers = (used.registers + 7) // 8 * 8 * threads
+    blocks = 1 if asynchronous else max(1, min(REGISTERS // registers, 16))
+    copies = 512 * sum(i.opcode == "LDGSTS" for i in found) * computing / (rows * keys)
+    # Copied by another warp: K in 8 bits and V in 16, for the two blocks of a cluster at once.
+    multicast = head_dim * 3 / rows / 2
+    return Kernel(
+        path.stem, path.parent.name, head_dim, tuple(found), rows // computing * keys, blocks * computing // SCHEDULERS, rows, blocks,
+        TILE * (multicast if asynchronous else copies),
+    )  # fmt: skip
+
+
+class Load(NamedTuple):
+    """Clocks of a multiprocessor for a tile."""
+
+    units: dict[str, float]  # by unit
+    with_blocks: tuple[float, ...]  # simulated, with 1, 2, … blocks of threads on it
+
+    @property
+    def simulated(self) -> float:
+        """With as many as fit."""
+        return self.with_blocks[-1]
+
+    @property
+    def bound(self) -> str:
+        """The unit that takes longest."""
+        return max(self.units, key=self.units.__getitem__)
+
+
+@cache
+def load(kernel: Kernel, card: Card) -> Load:
+    """What a tile takes on a card."""
+    units = [unit_of(i, card.rates, card.tensor, card.mma_sync_share) for i in kernel.path]
+    rounds = TILE / (SCHEDULERS * kernel.scores)  # of a scheduler's warps, in all
+    clocks = {name: rounds * sum(u.busy for u in units if u.name == name) for name in UNITS}
+    clocks["issue"] = rounds * len(kernel.path)
+    clocks["L2"] = kernel.copied / L2_BYTES
+    warps = [kernel.warps * blocks // kernel.blocks for blocks in range(1, kernel.blocks + 1)]
+    return Load(clocks, tuple(rounds / n * simulate(kernel.path, units, n) for n in warps))
+
+
+class Shape(NamedTuple):
+    """What is asked for."""
+
+    batch: int
+    heads: int
+    tokens: int
+    head_dim: int
+    causal: bool = False
+
+    @property
+    def operations(self) -> float:
+        return 4 * self.batch * self.heads * self.tokens**2 * self.head_dim / (2 if self.causal else 1)
+
+    @property
+    def elements(self) -> int:
+        """Of Q, K, V or the output."""
+        return self.batch * self.heads * self.tokens * self.head_dim
+
+
+def _makespan(blocks: list[float], multiprocessors: int, clocks: tuple[float, ...]) -> float:
+    """Clocks until all blocks of threads are done that start, in this order, as others end.
+
+    A multiprocessor with k of them does a unit of their work in clocks[k - 1], and they share it alike.
+    """
+    todo = iter(blocks)
+    running: list[list[float]] = [[] for _ in range(multiprocessors)]  # what each has left
+    for _ in clocks:
+        for left, work in zip(running, todo, strict=False):
+            left.append(work)
+    ends = [(min(left) * len(left) * clocks[len(left) - 1], number) for number, left in enumerate(running) if left]
+    heapq.heapify(ends)
+    clock = 0.0
+    while ends:
+        clock, number = heapq.heappop(ends)
+        done = min(running[number])
+        left = [work - done for work in running[number]]
+        left.remove(0.0)
+        if (work := next(todo, None)) is not None:
+            left.append(work)
+        running[number] = left
+        if left:
+            heapq.heappush(ends, (clock + min(left) * len(left) * clocks[len(left) - 1], number))
+    return clock
+
+
+def attention_seconds(kernel: Kernel, card: Card, shape: Shape, *, rows_descend: bool = True) -> float:
+    """Of the attention kernel alone. Blocks of threads start as others end, the last rows' first or, if not, each head's in order."""
+    clocks = tuple(c / REACHED for c in load(kernel, card).with_blocks)
+    blocks = []  # in tiles
+    for first in range(0, shape.tokens, kernel.rows):
+        keys = min(shape.tokens, first + kernel.rows) if shape.causal else shape.tokens
+        blocks.append(-(-keys // 64) * 64 * kernel.rows / TILE + AROUND / clocks[-1] / kernel.blocks)
+    heads = shape.batch * shape.heads
+    queue = [b for b in reversed(blocks) for _ in range(heads)] if rows_descend else blocks * heads
+    ghz = card.wgmma_ghz if kernel.asynchronous and card.wgmma_ghz else card.ghz
+    return max(_makespan(queue, card.multiprocessors, clocks) / (ghz * 1e9), 4.0 * shape.elements / (card.gb_s * 1e9))
+
+
+class Quantiser(NamedTuple):
+    """A kernel that passes over K, V or Q before attention."""
+
+    name: str
+    bytes: float  # read and written for an element
+    # Clocks of a multiprocessor for an element: measured on the H200, where they and not memory are the limit; 0: not known.
+    clocks: float = 0.0
+
+
+# Microseconds on the H200 for 2 x 32 heads x 4096 tokens of head_dim 128, float16, each kernel alone.
+MEASURED = {
+    "sm80_qk_int8_pv_f16": 1170,
+    "sm80_qk_int8_pv_f16_accum_f16": 1625,
+    "sm89_qk_int8_pv_f8": 1525,
+    "sm89_qk_int8_pv_f8_accum_f16": 1525,  # there the same code
+    "sm90_qk_int8_pv_f16": 650,
+    "quant_k_int8": 30,
+    "quant_v_f16": 48,
+    "quant_v_f8": 66,
+}
+
+
+def _quantiser(name: str, size: float) -> Quantiser:
+    return Quantiser(name, size, MEASURED[name] * 1e-6 * 132 * 1.98e9 / (2 * 32 * 4096 * 128))
+
+
+_K, _V_F16, _V_F8 = _quantiser("quant_k_int8", 3), _quantiser("quant_v_f16", 4), _quantiser("quant_v_f8", 3)
+# What goes before each attention kernel.
+OURS = {
+    "sm80_qk_int8_pv_f16": (_K,),
+    "sm80_qk_int8_pv_f16_accum_f16": (_K, _V_F16),
+    "sm89_qk_int8_pv_f8": (_K, _V_F8),
+    "sm89_qk_int8_pv_f8_accum_f16": (_K, _V_F8),
+    "sm90_qk_int8_pv_f16": (_K,),
+}
+
+
+def quantisation_seconds(quantisers: tuple[Quantiser, ...], card: Card, shape: Shape, *, overlapped: bool) -> float:
+    """Of kernels one after the other; `overlapped`: each is launched ahead of the last one's end."""
+    seconds = 0.0 if overlapped else LAUNCH * len(quantisers)
+    for quantiser in quantisers:
+        memory = quantiser.bytes / (card.gb_s * 1e9)
+        units = quantiser.clocks / (card.multiprocessors * card.ghz * 1e9)
+        seconds += shape.elements * max(memory, units)
+    return seconds
+
+
+def call_seconds(kernel: Kernel, card: Card, shape: Shape) -> float:
+    """Of a call of ours, as the GPU sees it: quantisation, attention, and a launch that nothing hides."""
+    name = kernel.name.split("-", 1)[0]
+    # Only from 9.0 on can kernels be launched ahead.
+    overlapped = kernel.architecture in {"sm_90a", "sm_100", "sm_103", "sm_120", "sm_121"}
+    quantisation = quantisation_seconds(OURS[name], card, shape, overlapped=overlapped)
+    return quantisation + attention_seconds(kernel, card, shape) + LAUNCH

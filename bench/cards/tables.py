@@ -1,0 +1,115 @@
+"""The model's predictions as the Markdown tables of docs/kernels.md."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from cards.gpus import CARDS, Card
+from cards.model import MEASURED, OURS, Kernel, Shape, attention_seconds, call_seconds, load, quantisation_seconds, read_kernel
+from cards.original import original_cards, original_seconds
+
+# As docs/kernels.md calls them.
+SHORT = {
+    "sm80_qk_int8_pv_f16": "`f16`",
+    "sm80_qk_int8_pv_f16_accum_f16": "`f16_accum_f16`",
+    "sm89_qk_int8_pv_f8": "`f8`",
+    "sm89_qk_int8_pv_f8_accum_f16": "`f8_accum_f16`",
+    "sm90_qk_int8_pv_f16": "wgmma",
+}
+BATCH, HEADS, TOKENS = 2, 32, 4096
+
+
+def kernels_of(cubins: Path, card: Card, head_dim: int) -> Iterator[Kernel]:
+    """Ours for a card's architecture, those that are there."""
+    for name in OURS:
+        path = cubins / card.architecture / f"{name}-d{head_dim}-fp16.cubin"
+        if path.is_file():
+            yield read_kernel(path, head_dim)
+
+
+def _table(head: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
+    lines = [list(head)]
+    lines += [["---"] * len(lines[0]), *([str(cell) for cell in row] for row in rows)]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines).replace("| --- ", "|---").replace("--- |", "---|")
+
+
+def cards_table() -> str:
+    """What the model takes each card to be."""
+    head = ("GPU", "multiprocessors", "GHz", "INT8", "FP16, float32 sums", "FP16 sums", "e4m3, float32 sums", "FP16 sums", "memory GB/s", "from")
+    rows = (
+        (
+            f"{c.name} ({c.architecture})", c.multiprocessors, f"{c.ghz:.2f}",
+            *(rate or "–" for rate in (c.int8, c.f16_f32, c.f16_f16, c.e4m3_f32, c.e4m3_f16)), c.gb_s, c.source,
+        )
+        for c in CARDS
+    )  # fmt: skip
+    return _table(head, rows)
+
+
+def tflops(kernel: Kernel, card: Card, *, causal: bool) -> float:
+    """Of a whole call."""
+    shape = Shape(BATCH, HEADS, TOKENS, kernel.head_dim, causal)
+    return shape.operations / call_seconds(kernel, card, shape) / 1e12
+
+
+def kernels_table(cubins: Path) -> str:
+    """Clocks of each unit for a tile at head_dim 128, and what a call then reaches."""
+    head = ("GPU", "kernel", "tensor", "exponentials", "FMA", "ALU", "shared memory", "issue", "L2", "simulated",
+            "TFLOPS, D=128", "causal", "D=64", "causal")  # fmt: skip
+    rows = []
+    for card in CARDS:
+        narrow = {kernel.name.split("-")[0]: kernel for kernel in kernels_of(cubins, card, 64)}
+        for kernel in kernels_of(cubins, card, 128):
+            name = kernel.name.split("-")[0]
+            found = load(kernel, card)
+            clocks = [f"**{round(c)}**" if unit == found.bound else f"{round(c)}" for unit, c in found.units.items()]
+            speeds = [f"{tflops(k, card, causal=causal):.0f}" for k in (kernel, narrow[name]) for causal in (False, True)]
+            rows.append((card.name, SHORT[name], *clocks, round(found.simulated), *speeds))
+    return _table(head, rows)
+
+
+def checked_table(cubins: Path) -> str:
+    """What was measured, beside the prediction."""
+    card = next(c for c in CARDS if c.name == "H200")
+    rows = []
+    for kernel in kernels_of(cubins, card, 128):
+        name = kernel.name.split("-")[0]
+        measured = MEASURED[name]
+        predicted = 1e6 * attention_seconds(kernel, card, Shape(2, 32, 4096, 128))
+        rows.append((SHORT[name], f"{predicted:.0f}", measured, f"{predicted / measured:.2f}"))
+    return _table(("kernel", "predicted, µs", "measured, µs", "ratio"), rows)
+
+
+def generated(cubins: Path) -> str:
+    """All that stands between the markers of docs/kernels.md."""
+    return f"""\
+Multiply-adds a clock and multiprocessor of the tensor cores, dense, at the boost clock:
+
+{cards_table()}
+A tile in clocks, and TFLOPS of a whole call at batch {BATCH}, {HEADS} heads, N={TOKENS}, quantisation included:
+
+{kernels_table(cubins)}
+The H200, attention kernel alone, batch 2, 32 heads, N=4096, D=128, float16:
+
+{checked_table(cubins)}"""
+
+
+def original_table(cubins: Path, original: Path) -> str:
+    """Ours beside SageAttention's own `sageattn`, in microseconds: attention and quantisation of each."""
+    head = ("GPU", "D", "causal", "N", "original: attention", "quantisation", "kernel of ours", "attention", "quantisation", "original / ours")
+    rows = []
+    for card in original_cards():
+        for head_dim in (64, 128):
+            for causal in (False, True):
+                for tokens in (1024, 4096, 16384):
+                    shape = Shape(BATCH, HEADS, tokens, head_dim, causal)
+                    theirs = original_seconds(original, card, shape)
+                    for kernel in kernels_of(cubins, card, head_dim):
+                        alone, whole = attention_seconds(kernel, card, shape), call_seconds(kernel, card, shape)
+                        rows.append((
+                            card.name, head_dim, "yes" if causal else "", tokens, *(f"{1e6 * t:.0f}" for t in theirs),
+                            SHORT[kernel.name.split("-")[0]], f"{1e6 * alone:.0f}", f"{1e6 * (whole - alone):.0f}",
+                            f"{sum(theirs) / whole:.2f}",
+                        ))  # fmt: skip
+    return _table(head, rows)

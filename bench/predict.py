@@ -1,0 +1,58 @@
+"""What the kernels should reach on cards that are not at hand, from their machine code: the tables of docs/kernels.md.
+
+    python bench/predict.py [--cubins FOLDER] [--write]
+    python bench/predict.py --original FOLDER       beside SageAttention's own kernels, from cubins built elsewhere
+
+FOLDER has a folder for each architecture, as build/kernels-cu128/cubins has after `python3 scripts/run.py kernels`. Needs nvdisasm.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from pathlib import Path
+
+from cards.tables import generated, original_table
+
+from sage_factory.inspect.cubin import CubinError
+
+ROOT = Path(__file__).resolve().parent.parent
+CUBINS = ROOT / "build" / "kernels-cu128" / "cubins"
+PAGE = ROOT / "docs" / "kernels.md"
+# What stands between them in the page is written by --write.
+BETWEEN = re.compile(r"(?<=<!-- bench/predict.py: from here -->\n).*?(?=<!-- bench/predict.py: to here -->)", re.DOTALL)
+
+
+def main() -> int:
+    """Print the tables, or write them into the page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cubins", type=Path, default=CUBINS, help=f"the kernels (default: {CUBINS.relative_to(ROOT)})")
+    parser.add_argument("--original", type=Path, help="cubins of SageAttention's own, as bench/cards/original.py names them")
+    parser.add_argument("--write", action="store_true", help=f"write into {PAGE.relative_to(ROOT)}")
+    arguments = parser.parse_args()
+    if not any(arguments.cubins.glob("sm_*/*.cubin")):
+        print(f"error: no cubins in {arguments.cubins}: run `python3 scripts/run.py kernels`, or name --cubins", file=sys.stderr)
+        return 1
+    try:
+        if arguments.original:
+            print(original_table(arguments.cubins, arguments.original))
+            return 0
+        text = generated(arguments.cubins)
+    except (CubinError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    if not arguments.write:
+        print(text)
+        return 0
+    page = PAGE.read_text(encoding="utf-8")
+    written, count = BETWEEN.subn(lambda _: f"\n{text}\n", page)
+    if count != 1:
+        print(f"error: {PAGE} has {count} places between the markers, not one", file=sys.stderr)
+        return 1
+    PAGE.write_text(written, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
