@@ -1,10 +1,11 @@
 """Speed and accuracy of `sageattn` beside PyTorch's own attention and installed peers, in one run on one GPU.
 
-    python bench/bench.py [--output bench/results/NAME.json] [--quick]
+    python bench/bench.py [--output FILE.json] [--quick]
 
 Speed is end to end: the call a user makes, quantisation included. The methods take turns, round after round, each running
 long enough to reach the clocks it can sustain, timed with CUDA events; a row gives the median TFLOPS and the median over
-rounds of the ratio to cuDNN bf16. Beside the JSON file a plot of the same name is drawn (plot.py).
+rounds of the ratio to cuDNN bf16. Beside the JSON file a plot of the same name is drawn (plot.py). On a card that
+bench/cards knows, what its model predicts is shown beside what was measured.
 """
 
 from __future__ import annotations
@@ -16,11 +17,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from cards import model
+from cards.gpus import Card, card_of
 from measure import Shape, environment, error, packed_speed, speed
-from methods import methods
+from methods import KERNELS, methods
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
+
+import sageattention
+from sage_factory.inspect.cubin import CubinError
+
+ROOT = Path(__file__).resolve().parent.parent
 
 
 def shapes(quick: bool) -> list[Shape]:
@@ -58,10 +66,49 @@ def report(result: dict[str, Any]) -> tuple[Table, Table]:
     return table, errors
 
 
+def predict(card: Card, shape: Shape) -> dict[str, float]:
+    """TFLOPS that the model gives ours, by name, where the kernels' machine code is at hand."""
+    cubins = next(d for d in sageattention._library.KERNEL_DIRECTORIES if (d / "manifest.json").is_file()) / card.architecture
+    q = torch.empty(1, 1, shape.tokens, shape.head_dim, device="cuda", dtype=torch.bfloat16)
+    kernels = {"sageattn": sageattention.explain(q, q, q).kernel, **KERNELS}
+    found = {}
+    for name, kernel in kernels.items():
+        path = cubins / f"{kernel}-d{shape.head_dim}-bf16.cubin"
+        if path.is_file():
+            asked = model.Shape(*shape)
+            found[name] = asked.operations / model.call_seconds(model.read_kernel(path, shape.head_dim), card, asked) / 1e12
+    return found
+
+
+def comparison(result: dict[str, Any]) -> Table:
+    """Measured TFLOPS and what they are of those predicted."""
+    names = ["sageattn", *KERNELS]
+    table = Table(title="measured TFLOPS / those that bench/predict.py predicts")
+    for column in ("batch", "heads", "N", "head_dim", "causal", *names):
+        table.add_column(column, justify="right")
+    for row in result["speed"]:
+        measured, predicted = row["tflops"], row["predicted"]
+        cells = [
+            f"{measured[n]:.0f} / {predicted[n]:.0f} = {measured[n] / predicted[n]:.2f}"
+            if n in measured and n in predicted
+            else ""
+            for n in names
+        ]
+        shape = row["shape"]
+        causal = "yes" if shape["causal"] else ""
+        table.add_row(*(str(shape[key]) for key in ("batch", "heads", "tokens", "head_dim")), causal, *cells)
+    return table
+
+
 def main() -> None:
     """Measure, print the tables, write the JSON and the plot."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, help="where to write the numbers as JSON, and beside them the plot")
+    parser.add_argument(
+        "--output",
+        type=Path,
+        default=ROOT / "build" / "bench.json",
+        help="where to write the numbers as JSON, and beside them the plot (default: build/bench.json)",
+    )
     parser.add_argument("--quick", action="store_true", help="leave out some lengths")
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
@@ -79,15 +126,27 @@ def main() -> None:
     console = Console(width=160)
     for table in report(result):
         console.print(table)
-    if arguments.output:
-        arguments.output.parent.mkdir(parents=True, exist_ok=True)
-        arguments.output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    if card := card_of(result["environment"]["gpu"]):
         try:
-            from plot import draw
-        except ImportError:
-            console.print(f"no plot: matplotlib is not installed; later: python bench/plot.py {arguments.output}")
+            for row in result["speed"]:
+                row["predicted"] = predict(card, Shape(**row["shape"]))
+        except CubinError as fault:
+            console.print(f"no prediction: {fault}")
         else:
-            draw(result, arguments.output.with_suffix(".svg"))
+            console.print(comparison(result))
+    arguments.output.parent.mkdir(parents=True, exist_ok=True)
+    arguments.output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    try:
+        from plot import draw
+    except ImportError:
+        console.print(f"no plot: matplotlib is not installed; later: python bench/plot.py {arguments.output}")
+    else:
+        draw(result, arguments.output.with_suffix(".svg"))
+    if card is None or card.name != "H200":
+        console.print(
+            f"Nobody here has a {result['environment']['gpu']}: what was promised for it is calculated. Please open an issue with "
+            f"{arguments.output} attached, whatever it says."
+        )
 
 
 if __name__ == "__main__":

@@ -14,6 +14,8 @@ import sageattention
 # q, k, v as [batch, heads, tokens, head_dim], and whether causal.
 Attention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, bool], Any]
 BASELINE = "cuDNN bf16"
+# Kernels of ours that `sageattn` does not take everywhere.
+KERNELS = {"mma.sync, FP16 PV": "sm80_qk_int8_pv_f16", "mma.sync, FP8 PV": "sm89_qk_int8_pv_f8"}
 
 
 def sdpa(backend: SDPBackend) -> Attention:
@@ -26,8 +28,11 @@ def sdpa(backend: SDPBackend) -> Attention:
     return attention
 
 
-def ours(kernel: str) -> Attention:
-    """`sageattn` on a kernel of our choosing."""
+def ours(kernel: str) -> Attention | None:
+    """`sageattn` on a kernel of our choosing; None: not for this GPU."""
+    major, minor = torch.cuda.get_device_capability()
+    if int(kernel[2:4]) > major * 10 + minor:
+        return None
 
     def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> torch.Tensor:
         operator = torch.ops.sageattention.attention
@@ -56,8 +61,7 @@ def methods() -> dict[str, Attention]:
         BASELINE: sdpa(SDPBackend.CUDNN_ATTENTION),
         "FlashAttention-2 bf16": sdpa(SDPBackend.FLASH_ATTENTION),
         "sageattn": lambda q, k, v, causal: sageattention.sageattn(q, k, v, is_causal=causal),
-        "mma.sync, FP16 PV": ours("sm80_qk_int8_pv_f16"),
-        "mma.sync, FP8 PV": ours("sm89_qk_int8_pv_f8"),
+        **{name: ours(kernel) for name, kernel in KERNELS.items()},
         "FlashAttention-3 bf16": peer("flash_attn_interface"),
     }
     return {name: attention for name, attention in table.items() if attention is not None}

@@ -32,7 +32,9 @@ def main() -> int:
     parser.add_argument("--write", action="store_true", help=f"write into {PAGE.relative_to(ROOT)}")
     arguments = parser.parse_args()
     if not any(arguments.cubins.glob("sm_*/*.cubin")):
-        print(f"error: no cubins in {arguments.cubins}: run `python3 scripts/run.py kernels`, or name --cubins", file=sys.stderr)
+        print(
+            f"error: no cubins in {arguments.cubins}: run `python3 scripts/run.py kernels`, or name --cubins", file=sys.stderr
+        )
         return 1
     try:
         if arguments.original:

@@ -6,12 +6,9 @@ from __future__ import annotations
 
 import fnmatch
 import hashlib
-import importlib.util
 import json
 import os
 import re
-import shutil
-import struct
 import subprocess
 from collections import Counter
 from collections.abc import Callable
@@ -20,10 +17,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from elftools.elf.elffile import ELFFile
-from elftools.elf.sections import SymbolTableSection
 
-from sage_factory.inspect import content
+from sage_factory.inspect import content, cubin
 from sage_factory.what import matrix
 from sageattention import _library
 
@@ -36,9 +31,6 @@ REGISTERS_PER_SM = 65536
 # KiB of shared memory of a multiprocessor, by compute capability (CUDA C++ Programming Guide, technical specifications).
 SHARED_KIB = {80: 164, 86: 100, 87: 164, 89: 100, 90: 228, 100: 228, 103: 228, 120: 100, 121: 100}
 RESERVED_SHARED = 1024  # per block, by the system
-
-# .nv.info attributes that compilers from 12.6 to 13.0 write alike (the register count in sh_info went away with ABI 8).
-MAX_THREADS, FRAME_SIZE, MIN_STACK_SIZE, PARAMETER_BYTES, REGISTERS = 0x05, 0x11, 0x12, 0x19, 0x2F
 
 
 class Expected(NamedTuple):
@@ -155,78 +147,16 @@ every_cubin = pytest.mark.parametrize("kernel", [k for k in KERNELS if k.archite
 every_ptx = pytest.mark.parametrize("kernel", [k for k in KERNELS if k.architecture.startswith("compute_")], ids=str)
 
 
-class Resources(NamedTuple):
-    """What a cubin says its kernel uses."""
-
-    registers: int
-    stack: int
-    local: int
-    static_shared: int
-    threads: int
-    parameter_bytes: int
-
-
 @cache
-def resources(kernel: Kernel) -> Resources:
-    """Read from the ELF file; a missing attribute is a KeyError."""
-    with kernel.path.open("rb") as file:
-        elf = ELFFile(file)
-        assert elf["e_machine"] in {190, "EM_CUDA"}
-        table = elf.get_section_by_name(".symtab")
-        assert isinstance(table, SymbolTableSection)
-        symbols = [symbol.name for symbol in table.iter_symbols()]
-        assert symbols.count(kernel.stem) == 1, f"{kernel}: expected the entry {kernel.stem}, got {symbols}"
-        words: dict[int, list[tuple[int, int]]] = {}  # attribute → (symbol, value) of kernel and subroutines
-        own: dict[int, int] = {}
-        for section in elf.iter_sections():
-            if section.name not in {".nv.info", f".nv.info.{kernel.stem}"}:
-                continue
-            data, at = section.data(), 0
-            while at < len(data):
-                form, attribute, size = struct.unpack_from("<BBH", data, at)
-                at += 4
-                if form != 4:  # the value is in the place of the size
-                    own[attribute] = size
-                    continue
-                if section.name == ".nv.info" and size == 8:
-                    words.setdefault(attribute, []).append(struct.unpack_from("<II", data, at))
-                elif attribute == MAX_THREADS:
-                    x, y, z = struct.unpack_from("<III", data, at)
-                    own[attribute] = x * y * z
-                at += size
-        sizes = {section.name: section["sh_size"] for section in elf.iter_sections()}
-        return Resources(
-            registers=max(value for symbol, value in words[REGISTERS] if symbols[symbol] == kernel.stem),
-            stack=max(value for _, value in words[FRAME_SIZE] + words[MIN_STACK_SIZE]),
-            local=sum(size for name, size in sizes.items() if name.startswith(".nv.local")),
-            static_shared=sizes.get(f".nv.shared.{kernel.stem}", 0),
-            threads=own[MAX_THREADS],
-            parameter_bytes=own[PARAMETER_BYTES],
-        )
-
-
-@cache
-def disassembler() -> str:
-    """nvdisasm of the Triton that PyTorch depends on, or one on the path."""
-    spec = importlib.util.find_spec("triton")
-    for place in (spec.submodule_search_locations or []) if spec else []:
-        found = Path(place) / "backends" / "nvidia" / "bin" / "nvdisasm"
-        if found.is_file():
-            return str(found)
-    on_path = shutil.which("nvdisasm")
-    if on_path is None:
-        pytest.fail("no nvdisasm: neither in an installed triton (backends/nvidia/bin) nor on PATH")
-    return on_path
+def resources(kernel: Kernel) -> cubin.Resources:
+    """What the cubin says its kernel uses."""
+    return cubin.resources(kernel.path, kernel.stem)
 
 
 @cache
 def instructions(kernel: Kernel) -> Counter[str]:
     """How often each instruction stands in a cubin, told apart by its modifiers."""
-    command = [disassembler(), "-c", str(kernel.path)]
-    text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    found = re.findall(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:\{\s*)?(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.x]*)", text, re.MULTILINE)
-    assert len(found) > 100, f"{kernel}: cannot read the disassembly: {text[:500]}"
-    return Counter(found)
+    return Counter(instruction.name for instruction in cubin.disassemble(kernel.path).instructions)
 
 
 class HostView(NamedTuple):

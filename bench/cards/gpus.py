@@ -13,14 +13,14 @@ HOPPER = Rates(float32=128, half=128, narrow=32)  # 9.0
 
 
 class Card(NamedTuple):
-    """A GPU. Multiply-adds a clock and multiprocessor are the vendor's dense TFLOPS / 2 / multiprocessors / boost clock, which come out whole."""
+    """A GPU. Multiply-adds of the tensor cores are the vendor's dense TFLOPS / 2 / multiprocessors / boost clock: they come out whole."""
 
     name: str
     device: str  # as the driver names it
     architecture: str
     multiprocessors: int
     ghz: float  # boost clock
-    int8: int  # multiply-adds a clock and multiprocessor: …
+    int8: int  # multiply-adds a clock and multiprocessor
     f16_f32: int  # of 16-bit numbers, with float32 sums
     f16_f16: int  # with FP16 sums
     e4m3_f32: int

@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from sage_factory.inspect.cubin import Code, Instruction
@@ -96,11 +96,32 @@ class _State(NamedTuple):
     fetched: frozenset[int]  # blocks with copies that it came through
 
 
+def _reached(start: int, edges: Mapping[int, Iterable[int]]) -> set[int]:
+    """Whatever can be reached from a block, itself too."""
+    found, todo = {start}, [start]
+    while todo:
+        new = set(edges[todo.pop()]) - found
+        found |= new
+        todo += new
+    return found
+
+
+def _loop(blocks: dict[int, _Block], head: int) -> set[int]:
+    """The blocks that can be gone through on a way from one back to it on which nothing is stored."""
+    forward = {start: [] if block.stores else block.successors for start, block in blocks.items()}
+    backward: dict[int, list[int]] = {start: [] for start in blocks}
+    for start, successors in forward.items():
+        for successor in successors:
+            backward[successor].append(start)
+    return _reached(head, forward) & _reached(head, backward)
+
+
 def _around(blocks: dict[int, _Block], head: int, products: int) -> list[int] | None:
     """The shortest way from a block back to it on which so many multiply-adds of each kind are done, and most copies.
 
     Of P·V there may be some more: kernels add up the rows of P so, too.
     """
+    loop = _loop(blocks, head)
     start = _State(head, 0, 0, frozenset())
     distance, before = {start: 0}, {start: start}
     heap = [(0, 0, start)]
@@ -112,10 +133,10 @@ def _around(blocks: dict[int, _Block], head: int, products: int) -> list[int] | 
             continue
         block = blocks[state.at]
         scores, values = state.scores + block.scores, state.values + block.values
-        if scores > products or values > products * 5 // 4 or block.stores or state.at in state.fetched:
+        if scores > products or values > products * 5 // 4 or state.at in state.fetched:
             continue
         fetched = state.fetched | {state.at} if block.copies else state.fetched
-        for successor in block.successors:
+        for successor in loop.intersection(block.successors):
             following = _State(successor, scores, values, fetched)
             if successor == head and scores == products <= values:
                 way = [state]
@@ -128,17 +149,17 @@ def _around(blocks: dict[int, _Block], head: int, products: int) -> list[int] | 
     return best[max(best)] if best else None
 
 
-def _heads(blocks: dict[int, _Block]) -> Iterator[int]:
-    """Blocks that something behind them leads back to."""
-    ends = defaultdict(int)
+def _heads(blocks: dict[int, _Block]) -> list[int]:
+    """Where loops start that have all products in them, and the copies if there are any: inner ones alone do not fetch."""
+    ends: dict[int, int] = defaultdict(int)
     for start, block in blocks.items():
         for successor in block.successors:
             if successor <= start:
                 ends[successor] = max(ends[successor], start)
-    for head, end in sorted(ends.items()):
-        inside = [block for start, block in blocks.items() if head <= start <= end]
-        if any(block.scores for block in inside) and any(block.values for block in inside):
-            yield head
+    loops = {head: [blocks[start] for start in blocks if head <= start <= end] for head, end in ends.items()}
+    whole = {head for head, loop in loops.items() if any(b.scores for b in loop) and any(b.values for b in loop)}
+    fetching = {head for head in whole if any(b.copies for b in loops[head])}
+    return sorted(fetching or whole)
 
 
 def hot_path(code: Code, head_dim: int, rows: int, keys: int = 64) -> tuple[list[Instruction], int]:
@@ -147,11 +168,14 @@ def hot_path(code: Code, head_dim: int, rows: int, keys: int = 64) -> tuple[list
     Raises ValueError where there is no such way.
     """
     blocks = _blocks(code)
-    heads = list(_heads(blocks))
+    heads = _heads(blocks)
     for multiple in (1, 2, 4):
         products = rows * keys * multiple * head_dim
         ways = [way for head in heads if (way := _around(blocks, head, products))]
         if ways:
-            cost = {tuple(way): (-sum(blocks[at].copies for at in way), sum(len(blocks[at].instructions) for at in way)) for way in ways}
+            cost = {
+                tuple(way): (-sum(blocks[at].copies for at in way), sum(len(blocks[at].instructions) for at in way))
+                for way in ways
+            }
             return [i for at in min(cost, key=cost.__getitem__) for i in blocks[at].instructions], keys * multiple
     raise ValueError(f"no way round a loop with the products of {rows} rows and 64, 128 or 256 keys of head_dim {head_dim}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 from functools import cache
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -133,8 +134,7 @@ def _makespan(blocks: list[float], multiprocessors: int, clocks: tuple[float, ..
         done = min(running[number])
         left = [work - done for work in running[number]]
         left.remove(0.0)
-        if (work := next(todo, None)) is not None:
-            left.append(work)
+        left += islice(todo, 1)
         running[number] = left
         if left:
             heapq.heappush(ends, (clock + min(left) * len(left) * clocks[len(left) - 1], number))

@@ -34,7 +34,10 @@ def simulate(path: Sequence[Instruction], units: Sequence[Unit], warps: int) -> 
     """Clocks for one way round of each of so many warps, in the long run; `units` are those of the path's instructions."""
     kinds = [(p.kind, p.sums) if (p := product(i)) else None for i in path]
     asynchronous = ["GMMA" in i.name for i in path]
-    queued = [i.writes < 6 or i.reads < 6 or a or u.name in {"shared", "mufu"} for i, u, a in zip(path, units, asynchronous, strict=True)]
+    queued = [
+        i.writes < 6 or i.reads < 6 or a or u.name in {"shared", "mufu"}
+        for i, u, a in zip(path, units, asynchronous, strict=True)
+    ]
     outstanding = [int(w[1]) if (w := re.search(r"WARPGROUP\.DEPBAR\.LE gsb0, 0x(\d+)", i.text)) else None for i in path]
     free: dict[str, float] = {}
     kind: tuple[str, str] | None = None

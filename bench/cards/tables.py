@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from cards.gpus import CARDS, Card
-from cards.model import MEASURED, OURS, Kernel, Shape, attention_seconds, call_seconds, load, quantisation_seconds, read_kernel
+from cards.model import MEASURED, OURS, Kernel, Shape, attention_seconds, call_seconds, load, read_kernel
 from cards.original import original_cards, original_seconds
 
 # As docs/kernels.md calls them.
@@ -36,7 +36,18 @@ def _table(head: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
 
 def cards_table() -> str:
     """What the model takes each card to be."""
-    head = ("GPU", "multiprocessors", "GHz", "INT8", "FP16, float32 sums", "FP16 sums", "e4m3, float32 sums", "FP16 sums", "memory GB/s", "from")
+    head = (
+        "GPU",
+        "multiprocessors",
+        "GHz",
+        "INT8",
+        "FP16, float32 sums",
+        "FP16 sums",
+        "e4m3, float32 sums",
+        "FP16 sums",
+        "memory GB/s",
+        "from",
+    )
     rows = (
         (
             f"{c.name} ({c.architecture})", c.multiprocessors, f"{c.ghz:.2f}",
@@ -97,7 +108,18 @@ The H200, attention kernel alone, batch 2, 32 heads, N=4096, D=128, float16:
 
 def original_table(cubins: Path, original: Path) -> str:
     """Ours beside SageAttention's own `sageattn`, in microseconds: attention and quantisation of each."""
-    head = ("GPU", "D", "causal", "N", "original: attention", "quantisation", "kernel of ours", "attention", "quantisation", "original / ours")
+    head = (
+        "GPU",
+        "D",
+        "causal",
+        "N",
+        "original: attention",
+        "quantisation",
+        "kernel of ours",
+        "attention",
+        "quantisation",
+        "original / ours",
+    )
     rows = []
     for card in original_cards():
         for head_dim in (64, 128):

@@ -61,8 +61,8 @@ class Code(NamedTuple):
     labels: dict[str, int]
 
 
-def resources(path: Path) -> Resources:
-    """Of the one kernel in it. A missing attribute is a KeyError."""
+def resources(path: Path, kernel: str | None = None) -> Resources:
+    """Of the one kernel in it, which has this name if one is given. A missing attribute is a KeyError."""
     with path.open("rb") as file:
         elf = ELFFile(file)
         if elf["e_machine"] not in {190, "EM_CUDA"}:
@@ -70,7 +70,7 @@ def resources(path: Path) -> Resources:
         table = elf.get_section_by_name(".symtab")
         assert isinstance(table, SymbolTableSection)
         symbols = [symbol.name for symbol in table.iter_symbols()]
-        kernel = _kernel(path, elf)
+        kernel = _kernel(path, elf, kernel)
         words: dict[int, list[tuple[int, int]]] = {}  # attribute → (symbol, value) of kernel and subroutines
         own: dict[int, int] = {}
         for section in elf.iter_sections():
@@ -100,29 +100,23 @@ def resources(path: Path) -> Resources:
         )
 
 
-def kernel_name(path: Path) -> str:
-    """The entry's name."""
-    with path.open("rb") as file:
-        return _kernel(path, ELFFile(file))
-
-
-def _kernel(path: Path, elf: ELFFile) -> str:
-    names = [section.name.removeprefix(".text.") for section in elf.iter_sections() if section.name.startswith(".text.")]
-    if len(names) != 1:
-        raise CubinError(f"{path}: expected one kernel, got {names}")
+def _kernel(path: Path, elf: ELFFile, expected: str | None) -> str:
+    names = [str(section.name).removeprefix(".text.") for section in elf.iter_sections() if section.name.startswith(".text.")]
+    if len(names) != 1 or names[0] != (expected or names[0]):
+        raise CubinError(f"{path}: expected the kernel {expected or 'alone'}, got {names}")
     return names[0]
 
 
 @cache
 def disassembler() -> str:
-    """nvdisasm on the path, of a CUDA toolkit, or of the Triton that PyTorch depends on."""
-    toolkit = Path(os.environ.get("CUDA_HOME", "/usr/local/cuda")) / "bin" / "nvdisasm"
+    """nvdisasm of the Triton that PyTorch depends on, of a CUDA toolkit, or on the path."""
     spec = importlib.util.find_spec("triton")
-    places = [Path(place) / "backends" / "nvidia" / "bin" / "nvdisasm" for place in (spec.submodule_search_locations or [])] if spec else []
-    # Triton's first: of whatever CUDA PyTorch was built with, so new enough for its cards.
-    for place in (*places, toolkit):
-        if place.is_file():
-            return str(place)
+    packages = spec.submodule_search_locations or [] if spec else []
+    # Triton's first: of about the CUDA that PyTorch was built with, so new enough for its cards.
+    places = [Path(package) / "backends" / "nvidia" / "bin" for package in packages]
+    for place in (*places, Path(os.environ.get("CUDA_HOME", "/usr/local/cuda")) / "bin"):
+        if (place / "nvdisasm").is_file():
+            return str(place / "nvdisasm")
     on_path = shutil.which("nvdisasm")
     if on_path is None:
         raise CubinError(

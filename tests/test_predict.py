@@ -1,0 +1,138 @@
+"""bench/predict.py: that it finds each kernel's main loop, that docs/kernels.md has what it prints, and how it adds up."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from cards import model, tables
+from cards.gpus import BY_NAME, CARDS
+from cards.hot import hot_path, product
+from predict import BETWEEN, PAGE
+from test_kernels import CUBINS, KERNELS, Kernel
+
+from sage_factory.inspect import cubin
+from sage_factory.inspect.cubin import Code, Instruction
+from sageattention import _library
+
+# The compiler whose kernels the page is about.
+CUDA = "12.8"
+# Numbers of the page and of the package under test may differ by so much: other builds of that compiler order instructions otherwise.
+TOLERANCE = 0.03
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _disassembler() -> None:
+    try:
+        cubin.disassembler()
+    except cubin.CubinError as error:
+        pytest.skip(str(error))
+
+
+ATTENTION = [
+    k for k in KERNELS if "_qk_" in k.stem and k.dtype == "fp16" and k.architecture in {card.architecture for card in CARDS}
+]
+
+
+@pytest.mark.parametrize("kernel", ATTENTION, ids=str)
+def test_the_main_loop_computes_every_score_once(kernel: Kernel) -> None:
+    found = model.read_kernel(kernel.path, kernel.head_dim)
+    scores = sum(p.multiply_adds for i in found.path if (p := product(i)) and p.kind == "int8") // kernel.head_dim
+    assert scores == found.scores
+    # An exponential for each score of 32 lanes, and nothing that is done for a new maximum alone.
+    exponentials = sum(i.name.startswith("MUFU.EX2") for i in found.path)
+    assert exponentials == scores // 32
+    assert not any(i.opcode == "SHFL" for i in found.path)
+    # K and V arrive once: in 8 bits both, or V in 16; and V's scales.
+    if not found.asynchronous:
+        size = 2 if "f8" in kernel.stem else 3
+        expected = model.TILE / 128 * kernel.head_dim * size
+        assert expected <= found.copied <= expected * 1.6
+
+
+def numbers(text: str) -> tuple[list[float], str]:
+    """A text's numbers, and the rest of it. Which unit is the limit may change sides where two are near."""
+    return [float(n) for n in re.findall(r"\d+(?:\.\d+)?", text)], re.sub(r"\d+(?:\.\d+)?", "#", text.replace("**", ""))
+
+
+@pytest.mark.slow
+def test_the_page_has_what_the_script_prints() -> None:
+    if _library.build.cuda != CUDA:
+        pytest.skip(f"docs/kernels.md is about the kernels of CUDA {CUDA}, these are of {_library.build.cuda}")
+    between = BETWEEN.findall(PAGE.read_text(encoding="utf-8"))
+    assert len(between) == 1
+    there, printed = numbers(between[0].strip()), numbers(tables.generated(CUBINS).strip())
+    remedy = "run `python3 scripts/run.py kernels`, then `python3 scripts/run.py predict --write`"
+    assert there[1] == printed[1], remedy
+    assert there[0] == pytest.approx(printed[0], rel=TOLERANCE, abs=1.0), remedy
+
+
+@pytest.mark.slow
+def test_the_h200_is_predicted() -> None:
+    """Within 15% of what was measured there, every kernel."""
+    card = BY_NAME["H200"]
+    shape = model.Shape(2, 32, 4096, 128)
+    kernels = list(tables.kernels_of(CUBINS, card, 128))
+    assert len(kernels) == 5
+    for kernel in kernels:
+        predicted = 1e6 * model.attention_seconds(kernel, card, shape)
+        measured = model.MEASURED[kernel.name.split("-")[0]]
+        assert predicted == pytest.approx(measured, rel=0.15), kernel.name
+
+
+def instruction(text: str) -> Instruction:
+    return Instruction(text.split(maxsplit=1)[0] if text[0] != "@" else text.split()[1], text, 1, 7, 7, 0)
+
+
+def test_the_hot_path_leaves_out_what_is_rare() -> None:
+    """A loop of one IMMA, one HMMA pair and a copy, with a branch that computes the scores again, and one round a copy."""
+    lines = [
+        "IADD3 R0, R0, 1, RZ",  # .L_head
+        "@P0 BRA `(.L_next)",
+        "LDGSTS.E.BYPASS.128 [R1], [R2]",
+        "IMMA.16832.S8.S8 R4, R8.ROW, R12.COL, R4",  # .L_next
+        "@!P1 BRA `(.L_values)",
+        "IMMA.16832.S8.S8 R4, R8.ROW, R12.COL, R4",
+        "SHFL.BFLY PT, R3, R4, 0x1, 0x1f",
+        "HMMA.16816.F32 R4, R8, R12, R4",  # .L_values
+        "HMMA.16816.F32 R4, R8, R12, R4",
+        "@P2 BRA `(.L_head)",
+        "STG.E [R2], R4",
+        "@P3 BRA `(.L_head)",
+        "EXIT",
+    ]
+    code = Code([instruction(line) for line in lines], {".L_head": 0, ".L_next": 3, ".L_values": 7})
+    path, keys = hot_path(code, head_dim=32, rows=2)
+    assert keys == 64
+    assert [i.text for i in path] == [lines[i] for i in (0, 1, 2, 3, 4, 7, 8, 9)]
+    with pytest.raises(ValueError, match="no way round a loop with the products of 2 rows"):
+        hot_path(code, head_dim=33, rows=2)
+
+
+def test_blocks_of_threads_are_spread_over_the_multiprocessors() -> None:
+    def makespan(blocks: list[float], multiprocessors: int) -> float:
+        return model._makespan(blocks, multiprocessors, (12.0, 10.0))
+
+    assert makespan([1.0], 2) == 12.0
+    assert makespan([1.0] * 4, 2) == 20.0  # two each, which share it
+    assert makespan([1.0] * 5, 2) == 32.0  # and the last one alone
+    assert makespan([2.0, 1.0], 1) == 32.0  # alone once the other has ended
+
+
+def test_what_quantisation_moves() -> None:
+    card, shape = BY_NAME["RTX 3090"], model.Shape(1, 1, 1024, 64)
+    bytes_alone = model.quantisation_seconds((model.Quantiser("x", 3),), card, shape, overlapped=True)
+    assert bytes_alone == pytest.approx(3 * 1024 * 64 / 936e9)
+    launched = model.quantisation_seconds((model.Quantiser("x", 3),) * 2, card, shape, overlapped=False)
+    assert launched == pytest.approx(2 * (bytes_alone + model.LAUNCH))
+
+
+def test_a_missing_disassembler_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    cubin.disassembler.cache_clear()
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(cubin.CubinError, match=r"no nvdisasm: .*pip install triton"):
+        cubin.disassembler()
+    cubin.disassembler.cache_clear()
