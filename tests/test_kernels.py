@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from cards.model import OURS, shared_bytes
 
 from sage_factory.inspect import content, cubin
 from sage_factory.what import matrix
@@ -26,11 +27,6 @@ ROOT = Path(__file__).resolve().parent.parent
 CSRC = ROOT / "csrc"
 ENTRIES: list[dict[str, Any]] = json.loads((CSRC / "kernels" / "kernels.json").read_text(encoding="utf-8"))
 CUBINS = next((d for d in _library.KERNEL_DIRECTORIES if (d / "manifest.json").is_file()), _library.KERNEL_DIRECTORIES[0])
-
-REGISTERS_PER_SM = 65536
-# KiB of shared memory of a multiprocessor, by compute capability (CUDA C++ Programming Guide, technical specifications).
-SHARED_KIB = {80: 164, 86: 100, 87: 164, 89: 100, 90: 228, 100: 228, 103: 228, 120: 100, 121: 100}
-RESERVED_SHARED = 1024  # per block, by the system
 
 
 class Expected(NamedTuple):
@@ -225,13 +221,9 @@ def test_nothing_spills_and_blocks_fit(kernel: Kernel, host: dict[str, HostView]
     assert used.stack == 0, f"{kernel}: {used.stack} bytes of stack"
     assert used.local == 0, f"{kernel}: {used.local} bytes of local memory"
     blocks = expected.blocks_per_sm(kernel.head_dim)
-    # The hardware hands out registers to a warp in multiples of 256.
-    registers = (used.registers + 7) // 8 * 8 * used.threads
-    assert registers * blocks <= REGISTERS_PER_SM, f"{kernel}: {used.registers} registers a thread"
-    # From 9.0 on the compiler counts the system's share as the kernel's own.
-    reserved = 0 if kernel.capability >= 90 else RESERVED_SHARED
-    shared = used.static_shared + reserved + view.shared[kernel.head_dim]
-    assert shared * blocks <= SHARED_KIB[kernel.capability] * 1024, f"{kernel}: {shared} bytes a block"
+    fit = cubin.blocks_per_sm(used, used.threads, view.shared[kernel.head_dim], kernel.capability)
+    shared = used.static_shared + view.shared[kernel.head_dim]
+    assert fit >= blocks, f"{kernel}: {fit} blocks fit with {used.registers} registers a thread and {shared} bytes a block"
 
 
 @every_cubin
@@ -274,6 +266,11 @@ def test_host_and_device_agree(kernel: Kernel, host: dict[str, HostView]) -> Non
     padding = -0x210 % 64 if kernel.stem == "sm90_qk_int8_pv_f16" else 0
     assert used.parameter_bytes == view.parameter_bytes + padding
     assert used.threads == view.threads[kernel.head_dim]
+
+
+def test_the_model_knows_how_much_shared_memory_a_block_has(host: dict[str, HostView]) -> None:
+    asked = {(name, d): size for name in OURS if name[:4] != "sm90" for d, size in host[name].shared.items()}
+    assert {(name, d): shared_bytes(name, d) for name, d in asked} == asked
 
 
 @every_ptx

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import re
 from functools import cache
 from itertools import islice
 from pathlib import Path
@@ -12,12 +13,11 @@ from cards.gpus import Card
 from cards.hot import hot_path
 from cards.simulate import simulate
 from cards.units import UNITS, unit_of
-from sage_factory.inspect.cubin import Instruction, disassemble, resources
+from sage_factory.inspect.cubin import Instruction, blocks_per_sm, disassemble, resources
 
 TILE = 128 * 128  # scores
 L2_BYTES = 64  # a clock and multiprocessor, from L2
 SCHEDULERS = 4
-REGISTERS = 65536  # of a multiprocessor
 
 # What the simulation leaves out (instruction fetch, banks of registers, barriers): the share of its speed that the H200's kernels
 # reach, and the clocks that a block of threads takes before and after its loop.
@@ -45,20 +45,31 @@ class Kernel(NamedTuple):
         return any("GMMA" in i.name for i in self.path)
 
 
+def shared_bytes(name: str, head_dim: int) -> int:
+    """Dynamic shared memory of a block of threads of ours: csrc/kernels/attention/mma_sync/tiles.h; 0 for wgmma's, which is alone."""
+    if name.startswith("sm90"):
+        return 0
+    in_8_bits, scaled = "pv_f8" in name, "pv_f8" in name or "accum" in name
+    stage = 64 * head_dim * (2 if in_8_bits else 3) + (4 * (head_dim + 4) if scaled else 0)
+    return 2 * (-(-stage // 1024) * 1024) + 128 + 4 * 128 + 2 * 16 + (16 * 128 if in_8_bits else 0)
+
+
 @cache
-def read_kernel(path: Path, head_dim: int, threads: int = 0) -> Kernel:
+def read_kernel(path: Path, head_dim: int, *, shared: int | None = None, threads: int = 0) -> Kernel:
     """A kernel of which a block of threads computes 128 rows, or with wgmma 64 for each warpgroup but the first, which loads.
 
-    `threads` of a block, where the cubin does not say. Raises ValueError where the loop is not found.
+    `shared` bytes and `threads` of a block, where it is not one of ours, and the cubin does not say. Raises ValueError where the
+    loop is not found.
     """
+    name, capability = path.stem.split("-")[0], int(re.sub(r"\D", "", path.parent.name))
     used, code = resources(path), disassemble(path)
     threads = used.threads or threads
     asynchronous = any("GMMA" in i.name for i in code.instructions)
     computing = threads // 32 - (4 if asynchronous else 0)
     rows = computing * 16 if asynchronous else 128
     found, keys = hot_path(code, head_dim, rows // computing)
-    registers = (used.registers + 7) // 8 * 8 * threads
-    blocks = 1 if asynchronous else max(1, min(REGISTERS // registers, 16))
+    shared = shared_bytes(name, head_dim) if shared is None else shared
+    blocks = 1 if asynchronous else blocks_per_sm(used, threads, shared, capability)
     copies = 512 * sum(i.opcode == "LDGSTS" for i in found) * computing / (rows * keys)
     # Copied by another warp: K in 8 bits and V in 16, for the two blocks of a cluster at once.
     multicast = head_dim * 3 / rows / 2

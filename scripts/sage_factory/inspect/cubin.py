@@ -18,6 +18,11 @@ from elftools.elf.sections import SymbolTableSection
 # .nv.info attributes that compilers from 12.6 to 13.0 write alike (the register count in sh_info went away with ABI 8).
 MAX_THREADS, REQUIRED_THREADS, FRAME_SIZE, MIN_STACK_SIZE, PARAMETER_BYTES, REGISTERS = 0x05, 0x10, 0x11, 0x12, 0x19, 0x2F
 
+REGISTERS_PER_SM = 65536
+# KiB of shared memory of a multiprocessor, by compute capability (CUDA C++ Programming Guide, technical specifications).
+SHARED_KIB = {80: 164, 86: 100, 87: 164, 89: 100, 90: 228, 100: 228, 103: 228, 120: 100, 121: 100}
+RESERVED_SHARED = 1024  # per block, by the system: from 9.0 on the compiler counts it as the kernel's own
+
 
 class CubinError(Exception):
     """The cubin cannot be read; the message says why and what to do."""
@@ -98,6 +103,14 @@ def resources(path: Path, kernel: str | None = None) -> Resources:
             threads=own.get(MAX_THREADS, 0),
             parameter_bytes=own[PARAMETER_BYTES],
         )
+
+
+def blocks_per_sm(used: Resources, threads: int, shared: int, capability: int) -> int:
+    """How many blocks of so many threads and bytes of dynamic shared memory a multiprocessor holds."""
+    # The hardware hands out registers to a warp in multiples of 256.
+    registers = (used.registers + 7) // 8 * 8 * threads
+    shared += used.static_shared + (0 if capability >= 90 else RESERVED_SHARED)
+    return min(REGISTERS_PER_SM // registers, SHARED_KIB[capability] * 1024 // shared)
 
 
 def _kernel(path: Path, elf: ELFFile, expected: str | None) -> str:
