@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
+import torch
 from cards import model, tables
-from cards.gpus import BY_NAME, CARDS
+from cards.gpus import BY_NAME, CARDS, card_of
 from cards.hot import hot_path, product
 from predict import BETWEEN, PAGE
 from test_kernels import CUBINS, KERNELS, Kernel
@@ -118,6 +120,45 @@ def test_blocks_of_threads_are_spread_over_the_multiprocessors() -> None:
     assert makespan([1.0] * 4, 2) == 20.0  # two each, which share it
     assert makespan([1.0] * 5, 2) == 32.0  # and the last one alone
     assert makespan([2.0, 1.0], 1) == 32.0  # alone once the other has ended
+
+
+@pytest.mark.parametrize(
+    ("device", "name"),
+    [
+        ("NVIDIA GeForce RTX 4090", "RTX 4090"),
+        ("NVIDIA A100-SXM4-40GB", "A100"),
+        ("NVIDIA L40S", "L40S"),
+        ("NVIDIA L40", None),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
+        ("NVIDIA GeForce RTX 4090 D", None),
+    ],
+)
+def test_a_card_is_known_by_the_drivers_name(device: str, name: str | None) -> None:
+    card = card_of(device)
+    assert (card and card.name) == name
+
+
+def test_the_benchmark_shows_the_prediction_beside_the_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
+    from measure import Shape
+    from rich.console import Console
+
+    import bench
+
+    class Choice(NamedTuple):
+        kernel: str
+
+    empty = torch.empty
+    monkeypatch.setattr(torch, "empty", lambda *size, device, dtype: empty(*size, dtype=dtype))
+    monkeypatch.setattr("sageattention.explain", lambda *_: Choice("sm89_qk_int8_pv_f8"))
+    shape = Shape(2, 32, 4096, 128, False)
+    monkeypatch.setattr(model, "call_seconds", lambda kernel, card, shape: shape.operations / 400e12)
+    found = bench.predict(BY_NAME["RTX 4090"], shape)
+    assert found == pytest.approx(dict.fromkeys(("sageattn", "mma.sync, FP16 PV", "mma.sync, FP8 PV"), 400))
+    row = {"shape": shape._asdict(), "tflops": {"sageattn": 300.0, "cuDNN bf16": 150.0}, "predicted": {"sageattn": 400.0}}
+    console = Console(width=160)
+    with console.capture() as captured:
+        console.print(bench.comparison({"speed": [row]}))
+    assert "300 / 400 = 0.75" in captured.get()
 
 
 def test_what_quantisation_moves() -> None:

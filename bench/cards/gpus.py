@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple
 
 from cards.units import Rates
@@ -16,7 +17,7 @@ class Card(NamedTuple):
     """A GPU. Multiply-adds of the tensor cores are the vendor's dense TFLOPS / 2 / multiprocessors / boost clock: they come out whole."""
 
     name: str
-    device: str  # as the driver names it
+    device: str  # as the driver names it: a pattern
     architecture: str
     multiprocessors: int
     ghz: float  # boost clock
@@ -45,7 +46,7 @@ _ADA = "Ada whitepaper, appendix A: 660.6 INT8, 165.2 / 330.3 FP16, 330.3 / 660.
 _RTX_BLACKWELL = "RTX Blackwell whitepaper, appendix A: 838 INT8, 209.5 / 419 FP16, 419 / 838 FP8"
 
 CARDS = (
-    Card("A100", "NVIDIA A100", "sm_80", 108, 1.410, 2048, 1024, 1024, 0, 0, AMPERE_100, 1555, 40,
+    Card("A100", r"NVIDIA A100-.*40GB.*", "sm_80", 108, 1.410, 2048, 1024, 1024, 0, 0, AMPERE_100, 1555, 40,
          "A100 whitepaper: 624 INT8, 312 FP16 whatever the sums; the 40 GB card's memory"),
     Card("RTX 3090", "NVIDIA GeForce RTX 3090", "sm_86", 82, 1.695, 1024, 256, 512, 0, 0, AMPERE, 936, 6, _GA102),
     Card("RTX 4090", "NVIDIA GeForce RTX 4090", "sm_89", 128, 2.520, 1024, 256, 512, 512, 1024, ADA, 1008, 72, _ADA),
@@ -54,9 +55,9 @@ CARDS = (
     Card("L40S", "NVIDIA L40S", "sm_89", 142, 2.520, 1024, 512, 512, 1024, 1024, ADA, 864, 96,
          "L40S datasheet: 733 INT8 and FP8, 362 FP16 with float32 sums"),
     Card("RTX 5090", "NVIDIA GeForce RTX 5090", "sm_120", 170, 2.407, 1024, 256, 512, 512, 1024, BLACKWELL, 1792, 96, _RTX_BLACKWELL),
-    Card("RTX PRO 6000", "NVIDIA RTX PRO 6000 Blackwell Workstation Edition", "sm_120", 188, 2.617, 1024, 512, 512, 1024, 1024,
+    Card("RTX PRO 6000", r"NVIDIA RTX PRO 6000 Blackwell (Workstation|Server) Edition", "sm_120", 188, 2.617, 1024, 512, 512, 1024, 1024,
          BLACKWELL, 1792, 128, "RTX PRO Blackwell whitepaper: 1008 INT8 and FP8, 504 FP16, whatever the sums"),
-    Card("H200", "NVIDIA H200", "sm_90a", 132, 1.980, 4096, 2048, 2048, 0, 0, HOPPER, 4300, 50,
+    Card("H200", r"NVIDIA H200", "sm_90a", 132, 1.980, 4096, 2048, 2048, 0, 0, HOPPER, 4300, 50,
          "H100 datasheet's rates; bench/notes.md: mma.sync's share, memory, the clock that wgmma leaves",
          mma_sync_share=0.652, wgmma_ghz=1.69),
 )  # fmt: skip
@@ -64,5 +65,5 @@ BY_NAME = {card.name: card for card in CARDS}
 
 
 def card_of(device: str) -> Card | None:
-    """The card that the driver names so; None: not among them."""
-    return next((card for card in CARDS if device == card.device or device.startswith(f"{card.device} ")), None)
+    """The card that the driver names so; None: not among them, as a laptop's is not."""
+    return next((card for card in CARDS if re.fullmatch(card.device, device)), None)
