@@ -1,4 +1,6 @@
-"""What is known of each card. None of it was measured here but where the H200's row says so."""
+"""What is known of each card. None of it was measured here but where the H200's row says so; the vendor's documents were read as others
+reproduce them, the float32 sums of the RTX 5090 from its predecessor's ratio, which its whitepaper is said to keep.
+"""
 
 from __future__ import annotations
 
