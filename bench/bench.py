@@ -21,6 +21,7 @@ from cards import model
 from cards.gpus import Card, card_of
 from measure import Shape, environment, error, packed_speed, speed
 from methods import KERNELS, methods
+from predict import installed_cubins
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -68,7 +69,7 @@ def report(result: dict[str, Any]) -> tuple[Table, Table]:
 
 def predict(card: Card, shape: Shape) -> dict[str, float]:
     """TFLOPS that the model gives ours, by name, where the kernels' machine code is at hand."""
-    cubins = next(d for d in sageattention._library.KERNEL_DIRECTORIES if (d / "manifest.json").is_file()) / card.architecture
+    cubins = installed_cubins() / card.architecture
     q = torch.empty(1, 1, shape.tokens, shape.head_dim, device="cuda", dtype=torch.bfloat16)
     kernels = {"sageattn": sageattention.explain(q, q, q).kernel, **KERNELS}
     found = {}

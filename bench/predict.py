@@ -3,7 +3,8 @@
     python bench/predict.py [--cubins FOLDER] [--write]
     python bench/predict.py --original FOLDER       beside SageAttention's own kernels, from cubins built elsewhere
 
-FOLDER has a folder for each architecture, as build/kernels-cu128/cubins has after `python3 scripts/run.py kernels`. Needs nvdisasm.
+The kernels are the installed package's, as `python3 scripts/run.py predict` installs it. FOLDER has a folder for each architecture, as
+build/kernels-cu128/cubins has after `python3 scripts/run.py kernels`: then nothing need be installed. Needs nvdisasm.
 """
 
 from __future__ import annotations
@@ -18,29 +19,34 @@ from cards.tables import generated, original_table
 from sage_factory.inspect.cubin import CubinError
 
 ROOT = Path(__file__).resolve().parent.parent
-CUBINS = ROOT / "build" / "kernels-cu128" / "cubins"
 PAGE = ROOT / "docs" / "kernels.md"
 # What stands between them in the page is written by --write.
 BETWEEN = re.compile(r"(?<=<!-- bench/predict.py: from here -->\n).*?(?=<!-- bench/predict.py: to here -->)", re.DOTALL)
 
 
+def installed_cubins() -> Path:
+    """The installed package's kernels."""
+    from sageattention import _library
+
+    return next(d for d in _library.KERNEL_DIRECTORIES if (d / "manifest.json").is_file())
+
+
 def main() -> int:
     """Print the tables, or write them into the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cubins", type=Path, default=CUBINS, help=f"the kernels (default: {CUBINS.relative_to(ROOT)})")
+    parser.add_argument("--cubins", type=Path, help="the kernels (default: the installed package's)")
     parser.add_argument("--original", type=Path, help="cubins of SageAttention's own, as bench/cards/original.py names them")
     parser.add_argument("--write", action="store_true", help=f"write into {PAGE.relative_to(ROOT)}")
     arguments = parser.parse_args()
-    if not any(arguments.cubins.glob("sm_*/*.cubin")):
-        print(
-            f"error: no cubins in {arguments.cubins}: run `python3 scripts/run.py kernels`, or name --cubins", file=sys.stderr
-        )
+    cubins = arguments.cubins or installed_cubins()
+    if not any(cubins.glob("sm_*/*.cubin")):
+        print(f"error: no cubins in {cubins}", file=sys.stderr)
         return 1
     try:
         if arguments.original:
-            print(original_table(arguments.cubins, arguments.original))
+            print(original_table(cubins, arguments.original))
             return 0
-        text = generated(arguments.cubins)
+        text = generated(cubins)
     except (CubinError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -8,4 +8,4 @@ of SageAttention's own kernels.
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))  # cubin.py
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))  # sage_factory

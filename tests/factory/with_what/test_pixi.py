@@ -73,7 +73,7 @@ def test_the_tests_use_the_pytorch_that_their_wheel_is_built_for() -> None:
     torch = matrix.load().default_torch(cuda)
     assert MANIFEST["feature"]["torch"]["dependencies"] == {"pytorch": ".".join(torch.split(".")[:2]) + ".*"}
     assert MANIFEST["tool"]["run"]["environments"]["test"] == ["test", f"torch-{torch}"]
-    for name in ("test", "bench"):
+    for name in ("test", "bench", "predict"):
         assert MANIFEST["tasks"][name]["depends-on"] == [{"task": f"build-{tag(cuda)}", "environment": tag(cuda)}]
 
 
