@@ -1,5 +1,5 @@
-"""What is known of each card. None of it was measured here but where the H200's row says so; the vendor's documents were read as others
-reproduce them, the float32 sums of the RTX 5090 from its predecessor's ratio, which its whitepaper is said to keep.
+"""What is known of each card. None of it was measured here but where the H200's row says so, and none of the vendor's documents was
+opened: `source` says which figures were seen in tables that third parties publish, and which are from memory alone.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from typing import NamedTuple
 
 from cards.units import Rates
 
-# CUDA programming guide, throughput of native arithmetic instructions, by compute capability.
+# From memory of the CUDA programming guide (throughput of native arithmetic instructions), by compute capability.
 AMPERE_100 = Rates(float32=64, half=128, narrow=32)  # 8.0
 AMPERE = ADA = BLACKWELL = Rates(float32=128, half=64, narrow=32)  # 8.6, 8.9, 12.0: of half pairs 128 results
 HOPPER = Rates(float32=128, half=128, narrow=32)  # 9.0
 
 
 class Card(NamedTuple):
-    """A GPU. Multiply-adds of the tensor cores are the vendor's dense TFLOPS / 2 / multiprocessors / boost clock: they come out whole."""
+    """A GPU. Multiply-adds of the tensor cores are the published dense TFLOPS / 2 / multiprocessors / boost clock: they come out whole."""
 
     name: str
     device: str  # as the driver names it: a pattern
@@ -43,24 +43,24 @@ class Card(NamedTuple):
         }  # fmt: skip
 
 
-_GA102 = "GA102 whitepaper, appendix A: 284.6 INT8, 71.2 / 142.3 FP16 TFLOPS"
-_ADA = "Ada whitepaper, appendix A: 660.6 INT8, 165.2 / 330.3 FP16, 330.3 / 660.6 FP8"
-_RTX_BLACKWELL = "RTX Blackwell whitepaper, appendix A: 838 INT8, 209.5 / 419 FP16, 419 / 838 FP8"
+_GA102 = "seen: clocks, memory, 71.2 and 142 FP16 TFLOPS (sums not said); remembered: 284.6 INT8, whose sums"
+_ADA = "seen: 660.6 INT8, 165.2 / 330.3 FP16, 330.3 / 660.6 FP8"
+_RTX_BLACKWELL = "seen: 838 INT8, 209.5 FP16; remembered: 419 FP16, 419 / 838 FP8 (the RTX 4090's ratios)"
 
 CARDS = (
     Card("A100", r"NVIDIA A100-.*40GB.*", "sm_80", 108, 1.410, 2048, 1024, 1024, 0, 0, AMPERE_100, 1555, 40,
-         "A100 whitepaper: 624 INT8, 312 FP16 whatever the sums; the 40 GB card's memory"),
+         "seen: 624 INT8, 312 FP16 whatever the sums; remembered: 108 multiprocessors, the 40 GB card's 1555 GB/s"),
     Card("RTX 3090", "NVIDIA GeForce RTX 3090", "sm_86", 82, 1.695, 1024, 256, 512, 0, 0, AMPERE, 936, 6, _GA102),
     Card("RTX 4090", "NVIDIA GeForce RTX 4090", "sm_89", 128, 2.520, 1024, 256, 512, 512, 1024, ADA, 1008, 72, _ADA),
     Card("L4", "NVIDIA L4", "sm_89", 58, 2.040, 1024, 512, 512, 1024, 1024, ADA, 300, 48,
-         "L4 datasheet: 242 INT8 and FP8, 121 FP16 with float32 sums; its 72 W hold a lower clock than this"),
+         "seen: 242 INT8 and FP8, 121 FP16 whatever the sums; remembered: 58 multiprocessors; its 72 W hold a lower clock than this"),
     Card("L40S", "NVIDIA L40S", "sm_89", 142, 2.520, 1024, 512, 512, 1024, 1024, ADA, 864, 96,
-         "L40S datasheet: 733 INT8 and FP8, 362 FP16 with float32 sums"),
+         "seen: 733 INT8 and FP8, 366 FP16 whatever the sums"),
     Card("RTX 5090", "NVIDIA GeForce RTX 5090", "sm_120", 170, 2.407, 1024, 256, 512, 512, 1024, BLACKWELL, 1792, 96, _RTX_BLACKWELL),
     Card("RTX PRO 6000", r"NVIDIA RTX PRO 6000 Blackwell (Workstation|Server) Edition", "sm_120", 188, 2.617, 1024, 512, 512, 1024, 1024,
-         BLACKWELL, 1792, 128, "RTX PRO Blackwell whitepaper: 1008 INT8 and FP8, 504 FP16, whatever the sums"),
+         BLACKWELL, 1792, 128, "seen: 1010 INT8 and FP8, 504 FP16, whatever the sums (of the RTX PRO 5000 half with float32 sums)"),
     Card("H200", r"NVIDIA H200", "sm_90a", 132, 1.980, 4096, 2048, 2048, 0, 0, HOPPER, 4300, 50,
-         "H100 datasheet's rates; bench/notes.md: mma.sync's share, memory, the clock that wgmma leaves",
+         "remembered: the H100's rates; measured (bench/notes.md): mma.sync's share, memory, the clock that wgmma leaves",
          mma_sync_share=0.652, wgmma_ghz=1.69),
 )  # fmt: skip
 BY_NAME = {card.name: card for card in CARDS}

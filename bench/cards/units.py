@@ -8,7 +8,7 @@ from typing import NamedTuple
 from cards.hot import product
 from sage_factory.inspect.cubin import Instruction
 
-# By unit, as Nsight Compute documents the pipelines; an opcode that is not named goes to the ALU.
+# By unit, from memory of the pipelines that Nsight Compute names; an opcode that is not named goes to the ALU.
 _FLOAT = {"FFMA", "FMUL", "FADD"}
 _HEAVY = {"IMAD", "IDP"}
 _HALF = {"HADD2", "HFMA2", "HMUL2"}
@@ -21,7 +21,7 @@ _NONE = {
 }  # fmt: skip
 
 # Clocks from a unit's being done with an instruction until what waits for its result may start. Their sum with the unit's own time
-# is what micro-benchmarks of these architectures find: some 30 for shared memory, some 24 for an exponential.
+# is from memory of what micro-benchmarks of these architectures find: some 30 for shared memory, some 24 for an exponential.
 _LATENCY = {"shared": 24.0, "mufu": 16.0, "tensor": 24.0, "none": 30.0}
 SHARED_BYTES = 128  # a clock and multiprocessor, on every architecture from 7.0 on
 
@@ -29,7 +29,7 @@ UNITS = ("tensor", "mufu", "fma", "alu", "shared")
 
 
 class Rates(NamedTuple):
-    """Of a multiprocessor, in results a clock. From the CUDA programming guide's table of arithmetic throughput unless said."""
+    """Of a multiprocessor, in results a clock. From memory of the CUDA programming guide's table of arithmetic throughput unless said."""
 
     float32: int
     half: int  # instructions, each of a pair
