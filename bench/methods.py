@@ -28,11 +28,8 @@ def sdpa(backend: SDPBackend) -> Attention:
     return attention
 
 
-def ours(kernel: str) -> Attention | None:
-    """`sageattn` on a kernel of our choosing; None: not for this GPU."""
-    major, minor = torch.cuda.get_device_capability()
-    if int(kernel[2:4]) > major * 10 + minor:
-        return None
+def ours(kernel: str) -> Attention:
+    """`sageattn` on a kernel of our choosing."""
 
     def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> torch.Tensor:
         operator = torch.ops.sageattention.attention
@@ -57,11 +54,12 @@ def peer(module: str) -> Attention | None:
 
 def methods() -> dict[str, Attention]:
     """By name; the baseline is the first."""
+    major, minor = torch.cuda.get_device_capability()
     table = {
         BASELINE: sdpa(SDPBackend.CUDNN_ATTENTION),
         "FlashAttention-2 bf16": sdpa(SDPBackend.FLASH_ATTENTION),
         "sageattn": lambda q, k, v, causal: sageattention.sageattn(q, k, v, is_causal=causal),
-        **{name: ours(kernel) for name, kernel in KERNELS.items()},
+        **{name: ours(kernel) for name, kernel in KERNELS.items() if int(kernel[2:4]) <= major * 10 + minor},
         "FlashAttention-3 bf16": peer("flash_attn_interface"),
     }
     return {name: attention for name, attention in table.items() if attention is not None}
