@@ -174,16 +174,16 @@ class Quantiser(NamedTuple):
     clocks: float = 0.0
 
 
-# Microseconds on the H200 for 2 x 32 heads x 4096 tokens of head_dim 128, float16, each kernel alone.
-MEASURED = {
-    "sm80_qk_int8_pv_f16": 1170,
-    "sm80_qk_int8_pv_f16_accum_f16": 1625,
-    "sm89_qk_int8_pv_f8": 1525,
-    "sm89_qk_int8_pv_f8_accum_f16": 1525,  # there the same code
-    "sm90_qk_int8_pv_f16": 650,
-    "quant_k_int8": 30,
-    "quant_v_f16": 48,
-    "quant_v_f8": 66,
+# Microseconds on the H200 for 2 x 32 heads x 4096 tokens of head_dim 128, float16, each kernel alone (bench/notes-mma-sync.md).
+MEASURED: dict[str, float] = {
+    "sm80_qk_int8_pv_f16": 1213,
+    "sm80_qk_int8_pv_f16_accum_f16": 1582,
+    "sm89_qk_int8_pv_f8": 1559,
+    "sm89_qk_int8_pv_f8_accum_f16": 1559,  # there the same code
+    "sm90_qk_int8_pv_f16": 658,
+    "quant_k_int8": 31.4,
+    "quant_v_f16": 52,
+    "quant_v_f8": 67.9,
 }
 
 
