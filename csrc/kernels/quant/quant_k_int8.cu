@@ -19,6 +19,12 @@ struct Config : QuantKInt8 {
   // keys in each pass, the same pair modulo 8 every time: exactly one scale group.
   static constexpr int kPasses = kBlockN / 8;
   static_assert(kThreads / 2 / kThreadsPerKey == 8 && kWarps == 2 * kGroups);
+  // Blocks of threads that the registers of a multiprocessor shall hold. From 10.0 on CUDA 12 needs more for the same.
+#if __CUDA_ARCH__ >= 1000
+  static constexpr int kBlocksPerSm = kHeadDim <= 128 ? 3 : 1;
+#else
+  static constexpr int kBlocksPerSm = kHeadDim <= 128 ? 4 : 1;
+#endif
 };
 
 // Bytes that are written at once.
@@ -91,7 +97,7 @@ __device__ __forceinline__ void quantise(const Config::Params& p, const KvSpan& 
   }
 }
 
-extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kHeadDim <= 128 ? 4 : 1)
+extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     quant_k_int8(const __grid_constant__ Config::Params p) {
   using Element = Config::Element;
   constexpr int kChannels = Config::kChannels;

@@ -91,7 +91,7 @@ __device__ __forceinline__ void attend(const AttentionParams& p) {
     __syncthreads();  // this stage has arrived for all warps, and all have left the other one
     KeyBlock<Config> keys;
     keys.hidden = hidden_of(p, tile, block);
-    keys.unsmoothed = Config::kUnsmoothedBytes > 0 && ptx::load_shared_float(stage + Config::kUnsmoothedFlagOffset) != 0.0f;
+    keys.unsmoothed = Config::kUnsmoothedBytes > 0 && ptx::load_shared_float(v_scales<Config>(shared, stage) + Config::kUnsmoothedFlag) != 0.0f;
     keys.look_in_first = (block & (block - 1)) == 0;
     keys.look_in_all = block == 0;
     const float k_scale = ptx::load_shared_float(k_scales<Config>(shared, stage) + lane % 4 * 4);
@@ -108,7 +108,7 @@ __device__ __forceinline__ void attend(const AttentionParams& p) {
                              state, probabilities)) {
           continue;
         }
-        const uint32_t v_scale = stage + Config::kVScaleOffset + lane % 4 * 8;
+        const uint32_t v_scale = v_scales<Config>(shared, stage) + lane % 4 * 8;
         if constexpr (Config::kValues == Values::kE4m3) {
           accumulate_f8<Config>(probabilities, stage + v_lane, v_scale, p.kv_heads, state);
         } else {

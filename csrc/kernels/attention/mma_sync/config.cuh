@@ -30,6 +30,12 @@ struct MmaSyncConfig : Kernel {
 #else
   static constexpr bool kConvert = false;
 #endif
+  // For each product anew: for 10.x CUDA 12 has no registers to keep it.
+#if __CUDA_ARCH__ / 100 == 10
+  static constexpr bool kConvertAnew = kConvert && kHeadDim == 128;
+#else
+  static constexpr bool kConvertAnew = false;
+#endif
 
   // V with a scale for each channel of a block of keys, from quant_v_f16 or quant_v_f8.
   static constexpr bool kScaled = kValues != Values::kAsGiven;
@@ -56,22 +62,22 @@ struct MmaSyncConfig : Kernel {
   static constexpr int kPvSteps = kGatherN / kStepN;
   static constexpr int kOFragments = kHeadDim / 8;
 
-  // A stage: K [64 keys][head_dim], then V [64 keys][head_dim] or, in 8 bits, transposed [head_dim][64 keys], and what quant_v says of
-  // it: scales, and whether its mean was left where others' is not.
+  // A stage: K [64 keys][head_dim], then V [64 keys][head_dim] or, in 8 bits, transposed [head_dim][64 keys].
   static constexpr int kKRowBytes = kHeadDim < 128 ? kHeadDim : 128;  // of a panel
   static constexpr int kVRowBytes = kValues == Values::kE4m3 ? Kernel::kBlockN : kHeadDim * 2;
   static constexpr int kKBlockBytes = Kernel::kBlockN * kHeadDim;
-  static constexpr int kVBlockBytes = Kernel::kBlockN * kHeadDim * (kValues == Values::kE4m3 ? 1 : 2);
-  static constexpr int kVScaleBytes = Kernel::scale_bytes(kHeadDim);
-  static constexpr int kVScaleOffset = kKBlockBytes + kVBlockBytes;
-  static constexpr int kUnsmoothedFlagOffset = kVScaleOffset + kHeadDim * 4;
+  static constexpr int kVBlockBytes = Kernel::kBlockN * kHeadDim * Kernel::kValueBytes;
   static constexpr int kStageBytes = Kernel::stage_bytes(kHeadDim);
-  static_assert(kVScaleOffset + kVScaleBytes <= kStageBytes && kStageBytes % 1024 == 0);
+  static_assert(kKBlockBytes + kVBlockBytes == kStageBytes && kStageBytes % 1024 == 0);
   static constexpr int kTileOffset = Kernel::kStages * kStageBytes;
   static constexpr int kQScaleOffset = kTileOffset + Kernel::kTileBytes;
   static constexpr int kKScaleOffset = kQScaleOffset + Kernel::kQScaleBytes;
   static constexpr int kUnsmoothedOffset = kKScaleOffset + Kernel::kStages * Kernel::kKScaleBytes;
-  static_assert(kUnsmoothedOffset + Kernel::kUnsmoothedBytes == Kernel::shared_bytes(kHeadDim));
+  // What quant_v says of V: scales, and whether its mean was left where others' is not.
+  static constexpr int kVScaleOffset = kUnsmoothedOffset + Kernel::kUnsmoothedBytes;
+  static constexpr int kVScaleBytes = Kernel::scale_bytes(kHeadDim);
+  static constexpr int kUnsmoothedFlag = kHeadDim * 4;  // behind the scales
+  static_assert(kVScaleOffset + Kernel::kStages * kVScaleBytes == Kernel::shared_bytes(kHeadDim));
   static_assert(Kernel::kBlockN == QuantKInt8::kBlockN, "one set of K scales a stage");
 
   // The int32 accumulators of QK^T start at the bits of 1.5 * 2^23, so that they read as that float plus the score:

@@ -78,10 +78,14 @@ __device__ __forceinline__ void load_v(const AttentionParams& p, const MmaSyncTi
   }
 }
 
-// Where K's scales of a stage lie.
+// Where K's and V's scales of a stage lie.
 template <typename Config>
 __device__ __forceinline__ uint32_t k_scales(uint32_t shared, uint32_t stage) {
   return shared + Config::kKScaleOffset + (stage == shared ? 0 : Config::kKScaleBytes);
+}
+template <typename Config>
+__device__ __forceinline__ uint32_t v_scales(uint32_t shared, uint32_t stage) {
+  return shared + Config::kVScaleOffset + (stage == shared ? 0 : Config::kVScaleBytes);
 }
 
 // Starts the copies of a block of 64 keys of K and V into a stage.
@@ -95,7 +99,7 @@ __device__ __forceinline__ void load(const AttentionParams& p, const MmaSyncTile
   }
   if constexpr (Config::kScaled) {
     copy_block<Config::kVBlockBytes, Config::kThreads>(v_block, tile.v, block);
-    copy_block<Config::kVScaleBytes, Config::kThreads>(stage + Config::kVScaleOffset, tile.v_scale, block);
+    copy_block<Config::kVScaleBytes, Config::kThreads>(v_scales<Config>(shared, stage), tile.v_scale, block);
   } else {
     load_v<Config>(p, tile, block, v_block);
   }

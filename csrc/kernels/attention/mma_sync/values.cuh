@@ -57,6 +57,15 @@ __device__ __forceinline__ void accumulate_f16(const Probabilities<Config>& prob
   }
 }
 
+// P's fragment of 16 rows and the group-th 16 keys in FP16.
+template <typename Config>
+__device__ __forceinline__ void convert(uint32_t (&fragment)[4], const Probabilities<Config>& probabilities, int m, int group) {
+#pragma unroll
+  for (int row = 0; row < 2; ++row) {
+    ptx::unpack_e4m3x4(fragment[row], fragment[row + 2], probabilities[m][group / 2][row + group % 2 * 2]);
+  }
+}
+
 // V in e4m3: the sum of a stage's keys times V's scale.
 template <typename Config>
 __device__ __forceinline__ void accumulate_f8(const Probabilities<Config>& probabilities, uint32_t v_lane,
@@ -64,14 +73,11 @@ __device__ __forceinline__ void accumulate_f8(const Probabilities<Config>& proba
   ptx::keep(v_lane);
   ptx::keep(v_scale);
   uint32_t halves[Config::kMFragments][4][4];  // P in FP16 where mma takes no e4m3
-  if constexpr (Config::kConvert) {
+  if constexpr (Config::kConvert && !Config::kConvertAnew) {
 #pragma unroll
-    for (int row = 0; row < Config::kRows; ++row) {
+    for (int m = 0; m < Config::kMFragments; ++m) {
 #pragma unroll
-      for (int group = 0; group < 4; ++group) {
-        uint32_t(&fragment)[4] = halves[row / 2][group];
-        ptx::unpack_e4m3x4(fragment[row % 2], fragment[row % 2 + 2], probabilities[row / 2][group / 2][row % 2 + group % 2 * 2]);
-      }
+      for (int group = 0; group < 4; ++group) convert<Config>(halves[m][group], probabilities, m, group);
     }
   }
 #pragma unroll
@@ -91,6 +97,7 @@ __device__ __forceinline__ void accumulate_f8(const Probabilities<Config>& proba
             for (int step = 0; step < 4; ++step) {
               uint32_t low, high;
               ptx::unpack_e4m3x4(low, high, v[step / 2][half * 2 + step % 2]);
+              if constexpr (Config::kConvertAnew) convert<Config>(halves[m][step], probabilities, m, step);
               ptx::mma_m16n8k16_f32<__half>(sum, halves[m][step], low, high);
             }
           } else if constexpr (Config::kSums == Sums::kFloat) {
