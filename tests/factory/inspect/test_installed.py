@@ -69,10 +69,9 @@ def test_what_is_run_is_handed_on_as_it_is(capsys: pytest.CaptureFixture[str]) -
 def test_what_is_run_sees_its_neighbours_and_not_the_checkout(tmp_path: Path, rest: list[str]) -> None:
     folder = tmp_path / "bench"
     folder.mkdir()
-    (tmp_path / "sageattention").mkdir()
-    (tmp_path / "sageattention" / "__init__.py").write_text("", encoding="utf-8")
+    (tmp_path / "checkout.py").write_text("", encoding="utf-8")
     (folder / "neighbour.py").write_text("", encoding="utf-8")
-    say = "import importlib.util as u; print(*(bool(u.find_spec(n)) for n in ('sageattention', 'neighbour')))"
+    say = "import importlib.util as u; print(*(bool(u.find_spec(n)) for n in ('checkout', 'neighbour')))"
     (folder / "tried.py").write_text(say, encoding="utf-8")
     environment = {**os.environ, "PYTHONPATH": str(folder) if rest[0] == "-m" else ""}
     command = [sys.executable, *with_wheel.apart(rest)]
