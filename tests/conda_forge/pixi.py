@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import subprocess
@@ -14,7 +15,6 @@ from typing import Any
 import rattler
 import tools
 import yaml
-from pip._internal.models.index import PyPI
 
 from conda_forge import model
 
@@ -65,7 +65,8 @@ class Pixi:
 def installed(home: Path, address: str) -> Pixi:
     """Pixi in an empty home, told once where its packages come from."""
     (home / ".pixi").mkdir(parents=True)
-    mirrors = {rattler.Channel("conda-forge").base_url.rstrip("/"): "conda-forge", PyPI.simple_url: "simple"}
+    pypi = importlib.import_module("pip._internal.models.index").PyPI  # where pip's own default stands
+    mirrors = {rattler.Channel("conda-forge").base_url.rstrip("/"): "conda-forge", pypi.simple_url: "simple"}
     lines = [f'"{original}" = ["{address}/{mirror}"]' for original, mirror in mirrors.items()]
     (home / ".pixi" / "config.toml").write_text("\n".join(["[mirrors]", *lines]) + "\n", encoding="utf-8")
     return Pixi(tools.program("pixi"), home, address)
