@@ -2,7 +2,7 @@
 //
 // A block of warps computes 128 rows of the output; a warp owns 32 of them (16 at head_dim 256) and keeps Q (quantised in
 // registers, one scale a row), the scores of a few keys and the output in registers. K (INT8, from quant_k_int8) and V (as the
-// caller left it, or in e4m3 from quant_v_f8) stream through shared memory, 64 keys a stage, double buffered with cp.async.
+// caller left it, or from quant_v_f8 or quant_v_f16) stream through shared memory, 64 keys a stage, double buffered with cp.async.
 #pragma once
 
 #include "kernels/attention/mma_sync/load.cuh"

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kernels/attention/mma_sync/scores.cuh"
+#include "kernels/attention/quad.cuh"
 #include "kernels/element.cuh"
 #include "kernels/ptx/math.cuh"
 
@@ -38,8 +39,7 @@ __device__ __forceinline__ void quantise_q(const AttentionParams& p, const Tile&
         magnitude = ptx::max_nan(magnitude, fabsf(x[i][j]));
       }
     }
-    magnitude = ptx::max_nan(magnitude, __shfl_xor_sync(0xffffffffu, magnitude, 1));
-    magnitude = ptx::max_nan(magnitude, __shfl_xor_sync(0xffffffffu, magnitude, 2));
+    magnitude = reduce_quad(magnitude, ptx::max_nan);
 
     if (p.lse != nullptr && p.k_mean != nullptr) {
       // Smoothing took q . mean(K) off every score of this row; log-sum-exp gets it back at the end.
@@ -50,8 +50,7 @@ __device__ __forceinline__ void quantise_q(const AttentionParams& p, const Tile&
 #pragma unroll
         for (int j = 0; j < 4; ++j) shift += x[i][j] * mean[i * 16 + j];
       }
-      shift += __shfl_xor_sync(0xffffffffu, shift, 1);
-      shift += __shfl_xor_sync(0xffffffffu, shift, 2);
+      shift = sum_of_quad(shift);
       if (lane % 4 == 0 && token < tile.qo_len) p.lse[tile.lse + token] = shift;
     }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kernels/attention/mma_sync/scores.cuh"
+#include "kernels/attention/quad.cuh"
 #include "kernels/element.cuh"
 #include "kernels/ptx/cp_async.cuh"
 #include "kernels/ptx/float8.cuh"
@@ -130,8 +131,7 @@ __device__ __forceinline__ float raise_base(const AttentionParams& p, uint32_t s
   float largest = -INFINITY;
 #pragma unroll
   for (int i = 0; i < Config::kNFragments * 2; ++i) largest = fmaxf(largest, scores[i / 2][row % 2 * 2 + i % 2]);
-  largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
-  largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
+  largest = max_of_quad(largest);
   const bool raise = any_of_row(exceeded);
   const float rise = raise ? largest - Config::kLevel - state.base[row] : 0.0f;
   const float factor = ptx::ex2(-rise);
@@ -261,7 +261,6 @@ __device__ __forceinline__ void lower_bases(const AttentionParams& p, uint32_t s
 }
 
 // Where to go on after a pass with care. False: the block is not to meet V yet.
-template <typename Config>
 __device__ __forceinline__ bool proceed(Progress& progress) {
   switch (progress.pass) {
     case Pass::kFirst:
@@ -301,7 +300,7 @@ __device__ __forceinline__ bool softmax(const AttentionParams& p, uint32_t share
     }
   }
   static_assert(!Config::kTwice || Config::kGatherN == Config::kBlockN);
-  return !Config::kTwice || !with_care || proceed<Config>(progress);
+  return !Config::kTwice || !with_care || proceed(progress);
 }
 
 }  // namespace sage

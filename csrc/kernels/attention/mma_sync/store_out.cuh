@@ -2,25 +2,22 @@
 #pragma once
 
 #include "kernels/attention/mma_sync/softmax.cuh"
+#include "kernels/attention/quad.cuh"
 
 namespace sage {
 
 template <typename Config>
 __device__ __forceinline__ void store_out(const AttentionParams& p, uint32_t shared, const Tile& tile, const State<Config>& state) {
-  const auto quad_sum = [](float x) {
-    x += __shfl_xor_sync(0xffffffffu, x, 1);
-    return x + __shfl_xor_sync(0xffffffffu, x, 2);
-  };
   const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int row = 0; row < Config::kRows; ++row) {
-    const float sum = quad_sum(state.sum[row]);
+    const float sum = sum_of_quad(state.sum[row]);
     // A row that sees no key is zero.
     const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;
     const float unit = Config::kScaled ? inverse * QuantV::kScaleUnit : inverse;
     float smoothed = 0.0f;  // the share of P that fell on keys whose V was
     if constexpr (Config::kUnsmoothedBytes > 0) {
-      if (p.v_mean != nullptr) smoothed = (sum - quad_sum(ptx::load_shared_float(unsmoothed_sum<Config>(shared, row)))) * inverse;
+      if (p.v_mean != nullptr) smoothed = (sum - sum_of_quad(ptx::load_shared_float(unsmoothed_sum<Config>(shared, row)))) * inverse;
     }
     const int token = tile.first_row + threadIdx.x / 32 * Config::kWarpM + row * 8 + lane / 4;
     if (token >= tile.qo_len) continue;

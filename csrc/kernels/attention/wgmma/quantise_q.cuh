@@ -42,9 +42,7 @@ __device__ __forceinline__ void quantise_q(const Config::Params& p, const Work& 
     for (int i = 0; i < kPieces; ++i) {
       largest = P::larger_magnitude(P::larger_magnitude(largest, bits[row][i][0]), bits[row][i][1]);
     }
-    largest = P::larger_magnitude(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
-    largest = P::larger_magnitude(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
-    const float2 pair = P::unpack(largest);
+    const float2 pair = P::unpack(reduce_quad(largest, P::larger_magnitude));
     // Positive, so that the scale of zeros is.
     const float magnitude = ptx::max_nan(1e-14f, ptx::max_nan(pair.x, pair.y));
     // A negative sm_scale turns Q's signs: scales are not negative.
@@ -58,8 +56,7 @@ __device__ __forceinline__ void quantise_q(const Config::Params& p, const Work& 
       square = __dp4a(static_cast<int>(packed), static_cast<int>(packed), square);
       q[i / 2][row + i % 2 * 2] = packed;
     }
-    square += __shfl_xor_sync(0xffffffffu, square, 1);
-    square += __shfl_xor_sync(0xffffffffu, square, 2);
+    square = sum_of_quad(square);
     rows.q_scale[row] = scale_of(magnitude, fabsf(p.scale_log2) / 127.0f);
     shared.at<float>(Shared::kQBound)[block_row] = rows.q_scale[row] * ptx::sqrt(static_cast<float>(square));
     if (p.lse != nullptr) {
@@ -75,8 +72,7 @@ __device__ __forceinline__ void quantise_q(const Config::Params& p, const Work& 
           for (int j = 0; j < 4; ++j) shift += x[j] * mean[i * 16 + j];
         }
       }
-      shift += __shfl_xor_sync(0xffffffffu, shift, 1);
-      shift += __shfl_xor_sync(0xffffffffu, shift, 2);
+      shift = sum_of_quad(shift);
       shared.at<float>(Shared::kQShift)[block_row] = shift * p.scale_log2;
     }
   }

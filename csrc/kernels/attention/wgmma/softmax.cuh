@@ -1,6 +1,7 @@
 // Hopper's attention kernel: from a block's scores to its probabilities.
 #pragma once
 
+#include "kernels/attention/quad.cuh"
 #include "kernels/attention/wgmma/config.cuh"
 #include "kernels/element.cuh"
 #include "kernels/ptx/math.cuh"
@@ -53,8 +54,7 @@ __device__ __forceinline__ void raise_references(const Scores& scores, float k_s
   rows.k_limit = INFINITY;
 #pragma unroll
   for (int row = 0; row < 2; ++row) {
-    largest[row] = fmaxf(largest[row], __shfl_xor_sync(0xffffffffu, largest[row], 1));
-    largest[row] = fmaxf(largest[row], __shfl_xor_sync(0xffffffffu, largest[row], 2));
+    largest[row] = max_of_quad(largest[row]);
     const bool grown = largest[row] > rows.reference[row] + Config::kHeadroom;
     // Where scores are beyond measure, one outweighs all others in any unit: a larger one, from here on, keeps their differences exact.
     if (grown && fabsf(largest[row]) > Config::kLargestScore) {

@@ -30,9 +30,7 @@ __device__ __forceinline__ void store_out(const Config::Params& p, const Work& w
     const int block_row = warp_row + lane / 4 + row * 8;
     const int token = work.first_row + block_row;
     const bool inside = token < work.qo_len;
-    float sum = rows.sum[row];
-    sum += __shfl_xor_sync(0xffffffffu, sum, 1);
-    sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+    const float sum = sum_of_quad(rows.sum[row]);
     // A row that sees no key is zero.
     const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;
     if (p.lse != nullptr && lane % 4 == 0 && inside) {
