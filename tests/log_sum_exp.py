@@ -46,10 +46,7 @@ def exact_lse(inputs: Inputs, mask: torch.Tensor | None, causal: bool) -> torch.
 
 def error(kernel: str, inputs: Inputs, mask: torch.Tensor | None = None, *, causal: bool = False) -> Error:
     """What a kernel's differs by; where a query sees no key it must be -infinity, and nowhere else."""
-    q, k, v = inputs
-    scale = q.shape[-1] ** -0.5
-    operator = torch.ops.sageattention.attention.default
-    _, lse = operator(q, k, v, mask, "HND", causal, scale, True, False, True, False, kernel)
+    _, lse = attend(kernel, inputs, mask, is_causal=causal)
     expected = exact_lse(inputs, mask, causal)
     blind = expected == -math.inf
     assert torch.equal(lse == -math.inf, blind)

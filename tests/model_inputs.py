@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
@@ -32,12 +33,18 @@ def randn(*shape: int, seed: int = 0) -> torch.Tensor:
 
 
 def attend(
-    kernel: str, inputs: Inputs, mask: torch.Tensor | None = None, *, smooth_k: bool = True, smooth_v: bool = False
+    kernel: str,
+    inputs: Inputs,
+    mask: torch.Tensor | None = None,
+    *,
+    is_causal: bool = False,
+    smooth_k: bool = True,
+    smooth_v: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Output and log-sum-exp of one kernel."""
     scale = inputs.q.shape[-1] ** -0.5
     out: tuple[torch.Tensor, torch.Tensor] = _ops.attention(
-        *inputs, mask, "HND", False, scale, smooth_k, smooth_v, True, False, kernel
+        *inputs, mask, "HND", is_causal, scale, smooth_k, smooth_v, True, False, kernel
     )
     return out
 
@@ -115,6 +122,15 @@ def hiding_masks(rows: int, keys: int) -> Iterator[tuple[str, torch.Tensor]]:
                 yield f"{name} {number} {dtype}", torch.zeros(rows, keys, dtype=dtype).masked_fill(where, value)
 
 
+@contextmanager
+def named(name: str) -> Iterator[None]:
+    """A failure says of which."""
+    try:
+        yield
+    except AssertionError as error:
+        raise AssertionError(f"{name}: {error}") from error
+
+
 def check_mask(kernel: str, inputs: Inputs, mask: torch.Tensor, limit: float) -> None:
     """Rows that see a key are as exact as ever; those that see none are zero where the mask says so, and finite."""
     out, lse = attend(kernel, inputs, mask)
@@ -127,6 +143,13 @@ def check_mask(kernel: str, inputs: Inputs, mask: torch.Tensor, limit: float) ->
     sees = (mask == 0).any(dim=-1).expand_as(lse)
     assert relative_l1(out[sees], expected[sees]) <= limit
     assert (lse - expected_lse)[sees].abs().max() <= 0.1
+
+
+def check_hiding_masks(kernel: str, inputs: Inputs, limit: float) -> None:
+    """Of every value and shape."""
+    for name, mask in hiding_masks(inputs.q.shape[2], inputs.k.shape[2]):
+        with named(name):
+            check_mask(kernel, inputs, mask.to(inputs.q.device), limit)
 
 
 def huge(dtype: torch.dtype) -> Iterator[tuple[str, Inputs]]:
@@ -158,3 +181,10 @@ def check_finite(kernel: str, inputs: Inputs, *, smooth_v: bool) -> None:
     out, _ = attend(kernel, inputs, smooth_v=smooth_v)
     assert out.isfinite().all()
     assert out.abs().max() <= inputs.v.abs().max() * 1.01
+
+
+def check_huge(kernel: str, device: str, dtype: torch.dtype, *, smooth_v: bool) -> None:
+    """All of them."""
+    for name, inputs in huge(dtype):
+        with named(name):
+            check_finite(kernel, inputs.to(device, dtype), smooth_v=smooth_v)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import timeit
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -201,6 +203,15 @@ def test_every_kernel_has_a_row_a_reference_and_a_tolerance() -> None:
         assert row.gpus in dispatch.GPUS
         assert hasattr(sageattention, row.function)
         assert row.reason
+
+
+def test_calls_are_short_where_the_operator_says() -> None:
+    """It decides by the lengths; Python says beforehand which calls it may take to be short."""
+    source = (Path(__file__).parents[1] / "csrc" / "torch" / "attention_kernels.cpp").read_text(encoding="utf-8")
+    few = {name: int(number) for name, number in re.findall(r"kernel\.(few_\w+) = (\d+);", source)}
+    hopper = dispatch.KERNELS[HOPPER]
+    assert few == {"few_queries": hopper.few_queries, "few_keys": hopper.few_keys}
+    assert not any(kernel.few_queries or kernel.few_keys for name, kernel in dispatch.KERNELS.items() if name != HOPPER)
 
 
 @pytest.fixture

@@ -134,16 +134,7 @@ def packages() -> Iterator[channel.Thin]:
 def write(package: channel.Thin, folder: Path) -> str:
     """Pack it; its file's name."""
     stage = folder / "stage" / package.name / package.digest()[:8]
-    for place, text in package.texts.items():
-        path = stage / place
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
-        path.chmod(0o755 if place.startswith("bin/") else 0o644)
-    for place, source in package.links.items():
-        path = stage / place
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.symlink_to(UP / source.relative_to("/"))
-    stage.mkdir(parents=True, exist_ok=True)
+    package.write(stage, lambda source: UP / source.relative_to("/"))
     suffix = {"python": "cpython", "python_abi": f"cp{channel.PYTHON.replace('.', '')}"}.get(package.name, "0")
     made = assemble_package(
         package.name, package.version, HERE, f"h{package.digest()[:8]}_{suffix}", folder / "conda-forge" / HERE,

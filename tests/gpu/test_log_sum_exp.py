@@ -5,7 +5,6 @@ from __future__ import annotations
 import log_sum_exp
 import pytest
 import torch
-from accuracy import TOLERANCES
 
 from sageattention import dispatch
 
@@ -14,15 +13,6 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
 ]
 dtypes = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-
-
-@pytest.fixture(params=TOLERANCES)
-def kernel(request: pytest.FixtureRequest) -> str:
-    name: str = request.param
-    gpu, _ = dispatch.gpu_of("cuda", None)
-    if not dispatch.GPUS[dispatch.KERNELS[name].gpus](gpu):
-        pytest.skip(f"runs on compute capability {dispatch.KERNELS[name].gpus}")
-    return name
 
 
 @dtypes

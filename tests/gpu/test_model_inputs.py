@@ -20,15 +20,6 @@ pytestmark = [
 DTYPES = [torch.float16, torch.bfloat16]
 
 
-@pytest.fixture(params=TOLERANCES)
-def kernel(request: pytest.FixtureRequest) -> str:
-    name: str = request.param
-    gpu, _ = dispatch.gpu_of("cuda", None)
-    if not dispatch.GPUS[dispatch.KERNELS[name].gpus](gpu):
-        pytest.skip(f"runs on compute capability {dispatch.KERNELS[name].gpus}")
-    return name
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("v_offset", [0.0, 8.0])
 @pytest.mark.parametrize(("place", "width"), [(0, 1), (1000, 1), (0, 16), (5, 40)])
@@ -47,21 +38,13 @@ def test_masks_that_hide_with_numbers(kernel: str, dtype: torch.dtype) -> None:
     if not dispatch.KERNELS[kernel].masks:
         pytest.skip("takes no mask")
     inputs = Inputs(*(model_inputs.randn(1, 2, n, 64, seed=n + i) for i, n in enumerate((150, 700, 700)))).to("cuda", dtype)
-    for name, mask in model_inputs.hiding_masks(150, 700):
-        try:
-            model_inputs.check_mask(kernel, inputs, mask.cuda(), 2 * TOLERANCES[kernel].relative_l1)
-        except AssertionError as error:
-            raise AssertionError(f"{name}: {error}") from error
+    model_inputs.check_hiding_masks(kernel, inputs, 2 * TOLERANCES[kernel].relative_l1)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("smooth_v", [False, True])
 def test_huge_values(kernel: str, smooth_v: bool, dtype: torch.dtype) -> None:
-    for name, inputs in model_inputs.huge(dtype):
-        try:
-            model_inputs.check_finite(kernel, inputs.to("cuda", dtype), smooth_v=smooth_v)
-        except AssertionError as error:
-            raise AssertionError(f"{name}: {error}") from error
+    model_inputs.check_huge(kernel, "cuda", dtype, smooth_v=smooth_v)
 
 
 @pytest.mark.parametrize("sides", [(32, 32), (64, 64), (128, 128), (256, 256), (13, 30, 52), (21, 45, 80), (33, 34, 60)])

@@ -18,16 +18,6 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(params=TOLERANCES)
-def kernel(request: pytest.FixtureRequest) -> str:
-    name: str = request.param
-    if name.startswith("sm89") and torch.cuda.get_device_capability() < (8, 9):
-        pytest.skip("e4m3 needs compute capability 8.9")
-    if name.startswith("sm90") and torch.cuda.get_device_capability() != (9, 0):
-        pytest.skip("wgmma needs compute capability 9.0")
-    return name
-
-
 @pytest.fixture
 def masking(kernel: str) -> str:
     """A kernel that takes masks."""

@@ -64,6 +64,19 @@ class Thin:
     links: dict[str, Path] = field(default_factory=dict)
     texts: dict[str, str] = field(default_factory=dict)
 
+    def write(self, folder: Path, target: Callable[[Path], Path] = lambda source: source) -> None:
+        """Its files, as they are installed; a link leads to what `target` makes of its source."""
+        folder.mkdir(parents=True, exist_ok=True)
+        for place, text in self.texts.items():
+            path = folder / place
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+            path.chmod(0o755 if place.startswith("bin/") else 0o644)
+        for place, source in self.links.items():
+            path = folder / place
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.symlink_to(target(source))
+
     def digest(self) -> str:
         content = [
             self.name,
@@ -235,15 +248,7 @@ def _write(packages: Sequence[Thin], target: Path, platform: str) -> None:
     try:
         for package in packages:
             stage = partial / "stage" / package.name / package.digest()[:8]
-            for place, text in package.texts.items():
-                path = stage / place
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_text(text, encoding="utf-8")
-                path.chmod(0o755 if place.startswith("bin/") else 0o644)
-            for place, source in package.links.items():
-                path = stage / place
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.symlink_to(source)
+            package.write(stage)
             assemble_package(
                 package.name,
                 package.version,
