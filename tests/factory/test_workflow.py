@@ -236,7 +236,7 @@ RELEASE = {"attest", "release", "channel", "index", "pages"}
     [
         ("pull request", "default", None, {"linux-64": 1, "win-64": 1}, ["12.9"]),
         ("main", "stable", None, {"linux-64": 3, "win-64": 3}, ["12.6", "12.8", "12.9"]),
-        ("tag", "sage2-all", None, {"linux-64": 10, "win-64": 10}, ["12.6", "12.8", "12.9"]),
+        ("tag", "release", None, {"linux-64": 80, "win-64": 80}, ["12.6", "12.8", "12.9", "13.0", "13.1"]),
         ("by hand", "python311", "linux-aarch64", {"linux-aarch64": 3}, ["12.6", "12.8", "12.9"]),
     ],
 )

@@ -13,7 +13,7 @@ import re
 import subprocess
 import zipfile
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from sage_factory import FactoryError
@@ -43,6 +43,7 @@ def ensure(version: str, cc: str) -> str:
 def _fill(name: str, lock: Path, cc: str) -> None:
     venvs.empty(name, lock)
     pins = dict(pins_of(lock.read_text(encoding="utf-8")))
+    cudnn = re.search(r"^nvidia-cudnn-cu\d+==(\d+)\.(\d+)\.(\d+)", "".join(pins.values()), re.M)
     torch, others = venvs.VENVS / name / "torch.txt", venvs.VENVS / name / "others.txt"
     torch.write_text(pins.pop("torch"), encoding="utf-8")
     others.write_text("".join(pin for of, pin in pins.items() if not of.startswith(GPU_WHEELS)), encoding="utf-8")
@@ -52,9 +53,9 @@ def _fill(name: str, lock: Path, cc: str) -> None:
     (wheel,) = folder.iterdir()
     unpack(wheel, venvs.site_packages(name))
     wheel.unlink()
-    stand_ins(venvs.site_packages(name) / "torch" / "lib", cc)
+    stand_ins(venvs.site_packages(name) / "torch" / "lib", cc, cudnn.groups() if cudnn else ())
     # The test of the above; and what a test of a package imports is compiled once.
-    venvs.run(name, "-c", "import torch; assert not torch.cuda.is_available()")
+    venvs.run(name, "-c", "import torch; torch.backends.cudnn.version(); assert not torch.cuda.is_available()")
 
 
 def pins_of(lock: str) -> Iterable[tuple[str, str]]:
@@ -75,8 +76,11 @@ def unpack(wheel: Path, site: Path) -> None:
                     path.chmod(0o755)
 
 
-def stand_ins(folder: Path, cc: str) -> None:
-    """Write a library for each that those in `folder` are linked with and that is neither there nor the system's."""
+def stand_ins(folder: Path, cc: str, cudnn: Sequence[str] = ()) -> None:
+    """Write a library for each that those in `folder` are linked with and that is neither there nor the system's.
+
+    That of cuDNN says the version `cudnn` (major, minor, patch): PyTorch compares it on a CPU, too.
+    """
     present = sorted(folder.glob("*.so*"))
     wanted = set(re.findall(r"\(NEEDED\).*\[(.*)\]", _said("readelf", "-dW", *present))) - {path.name for path in present}
     # The compiler knows the system's by a path.
@@ -95,10 +99,10 @@ def stand_ins(folder: Path, cc: str) -> None:
             # Libraries of CUDA call the version of their symbols by their own name, or have none.
             symbols[version.lstrip("@") if version.lstrip("@") in absent else CUDA_PART].append(name)
     for library in absent:
-        _compile(folder / library, symbols[library], cc)
+        _compile(folder / library, symbols[library], cc, cudnn)
 
 
-def _compile(library: Path, names: Iterable[str], cc: str) -> None:
+def _compile(library: Path, names: Iterable[str], cc: str, cudnn: Sequence[str]) -> None:
     source, versions = library.with_name("stand_in.c"), library.with_name("stand_in.map")
     lines = ["static char room[4096];", 'extern char type_info[] __asm__("_ZTVN10__cxxabiv117__class_type_infoE");']
     for i, name in enumerate(names):
@@ -108,6 +112,8 @@ def _compile(library: Path, names: Iterable[str], cc: str) -> None:
             lines.append(f'char s{i}[1024] __asm__("{name}");')
         elif name.startswith("_Z"):  # what returns a reference is written to when libraries are loaded
             lines.append(f'void *s{i}(void) __asm__("{name}"); void *s{i}(void) {{ return room; }}')
+        elif name == "cudnnGetProperty" and cudnn:
+            lines.append(f"int {name}(int part, int *value) {{ *value = (int[]){{{', '.join(cudnn)}}}[part]; return 0; }}")
         else:  # C interfaces: cudaErrorNoDevice, CUDA_ERROR_NO_DEVICE
             lines.append(f'int s{i}(void) __asm__("{name}"); int s{i}(void) {{ return 100; }}')
     source.write_text("\n".join(lines) + "\n", encoding="utf-8")

@@ -57,6 +57,18 @@ def test_a_library_loads_without_those_that_it_was_linked_with(tmp_path: Path) -
 
 
 @linux
+def test_cudnn_has_the_version_that_was_locked(tmp_path: Path) -> None:
+    (tmp_path / "map").write_text("libcudnn.so.9 { *; };", encoding="utf-8")
+    compiled(tmp_path, "libcudnn.so.9", 'extern "C" int cudnnGetProperty(int, int*) { return 0; }', "-Wl,--version-script=map")
+    user = 'extern "C" int cudnnGetProperty(int, int*); extern "C" int part(int i) { int n = -1; cudnnGetProperty(i, &n); return n; }'
+    compiled(tmp_path, "libuser.so", user, "-L.", "-l:libcudnn.so.9", "-Wl,-rpath,$ORIGIN")
+    (tmp_path / "libcudnn.so.9").unlink()
+    cpu_torch.stand_ins(tmp_path, "gcc", ("9", "1", "7"))
+    done = loaded(tmp_path / "libuser.so", "print(*map(found.part, range(3)))")
+    assert done.stdout.split() == ["9", "1", "7"], done.stderr
+
+
+@linux
 def test_what_needs_nothing_gets_nothing(tmp_path: Path) -> None:
     compiled(tmp_path, "libalone.so", 'extern "C" int one() { return 1; }')
     cpu_torch.stand_ins(tmp_path, "gcc")
