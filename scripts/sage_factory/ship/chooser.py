@@ -24,7 +24,7 @@ class Offer(NamedTuple):
 
     name: str
     url: str  # as the page links to it
-    index: str  # the folder of its index below the page, as cu128-torch28
+    folder: str  # of its index, below the page, as cu128-torch28
     sha256: str
 
 
@@ -34,7 +34,7 @@ def described(offer: Offer) -> dict[str, str]:
     python = re.sub(r"cp(\d)(\d+)", r"\1.\2", next(iter(tags)).interpreter)
     system = next(said for platform, said in SYSTEMS.items() if platform in {tag.platform for tag in tags})
     # cu128-torch28; of CUDA the last digit is the minor version, of PyTorch all but the first.
-    cuda, torch = re.findall(r"\d+", offer.index)
+    cuda, torch = re.findall(r"\d+", offer.folder)
     return {
         "os": system,
         "python": python,
@@ -42,7 +42,7 @@ def described(offer: Offer) -> dict[str, str]:
         "cuda": f"{cuda[:-1]}.{cuda[-1]}",
         "name": offer.name,
         "url": offer.url,
-        "index": offer.index,
+        "index": offer.folder,
         "sha256": offer.sha256,
     }
 
