@@ -103,7 +103,8 @@ def load_operators(package: Path, namespace: str) -> Any:
     if failure is not None:
         message = (
             f"sageattention: {library} cannot register torch.ops.{namespace}, which another copy of the package in this process "
-            f"has most likely done already: import one of them only, or build one with a namespace of its own ({failure.decode(errors='replace').splitlines()[0]})"
+            "has most likely done already: import one of them only, or build one with a namespace of its own "
+            f"({failure.decode(errors='replace').splitlines()[0]})"
         )
         raise ImportError(message)
     return getattr(torch.ops, namespace)
