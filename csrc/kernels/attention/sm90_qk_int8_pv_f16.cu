@@ -24,8 +24,6 @@ __device__ __forceinline__ void consume(const Config::Params& p, const Memory& s
   const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0);
   const int group = warp / 4 - 1;
   const int lane = threadIdx.x % 32;
-  const int warp_row = warp * 16 - 64;  // in the block's kBlockM rows
-  const int lane_row = warp_row + lane / 4;
   const ptx::Descriptor q_descriptor =
       ptx::wgmma_descriptor<Config::kKRowBytes>(shared.address + Shared::kQInt8 + group * 64 * Config::kKRowBytes);
   // Of the ring's stage.
@@ -69,7 +67,13 @@ __device__ __forceinline__ void consume(const Config::Params& p, const Memory& s
   const uint32_t empty = ptx::cluster_address(shared.address + Shared::kEmpty, releases ? lane : 0);
   const auto leave_stage = [&] {
     __syncwarp();
-    if (releases) ptx::mbarrier_arrive_at(empty + ring.stage * 8);
+    if constexpr (Masked) {  // has no registers to keep these
+      if (threadIdx.x % 32 < ptx::cluster_size()) {
+        ptx::mbarrier_arrive_at(ptx::cluster_address(shared.address + Shared::kEmpty + ring.stage * 8, threadIdx.x % 32));
+      }
+    } else if (releases) {
+      ptx::mbarrier_arrive_at(empty + ring.stage * 8);
+    }
     next_stage();
   };
   // The products with the stage's K or V of this index.
@@ -114,6 +118,8 @@ __device__ __forceinline__ void consume(const Config::Params& p, const Memory& s
     const int kv_len = same(work.kv_len);
     const int first_row = same(work.first_row) + group * 64;  // of this warpgroup
     const bool has_rows = first_row < qo_len;
+    int warp_row = warp * 16 - 64;         // in the block's kBlockM rows
+    if constexpr (Masked) ptx::keep(warp_row);  // nor to keep what derives from it from tile to tile
     if (has_rows) quantise_q(p, work, warp_row, shared, q, rows);
     if constexpr (!Config::kKeepQ) {
       if (has_rows) store_queries(q, warp_row, shared);
@@ -128,7 +134,7 @@ __device__ __forceinline__ void consume(const Config::Params& p, const Memory& s
     const int full_blocks = (p.causal ? min(kv_len, first_row + 1) : kv_len) / Config::kBlockN;
     int stages_left = all_blocks / Config::kStageBlocks + 1;
 
-    const float* q_bound = shared.at<float>(Shared::kQBound) + lane_row;
+    const float* q_bound = shared.at<float>(Shared::kQBound) + warp_row + lane / 4;
     const auto k_scales = [&](int index) {
       return shared.at<float>(Shared::kKScale + (ring.stage * Config::kStageBlocks + index) * Config::kScaleBytes) + lane_group;
     };
@@ -143,10 +149,11 @@ __device__ __forceinline__ void consume(const Config::Params& p, const Memory& s
       if (Masked && state == AttentionMask::kAdded) {
         ptx::mbarrier_wait(shared.address + Shared::kAddedFull + group * 8, turns >> 1);
         turns ^= 2;
-        add_mask(p, shared, group, lane_row, seen, k_scale, rows, scores);
-        find_largest_of_floats(scores, largest);
+        float log2[2];
+        add_mask(p, shared, group, seen, k_scale, rows, scores, log2);
+        find_largest_of_floats(scores, log2, largest);
         raise_references(largest, q_bound, rows, out, finish_pv);
-        make_probabilities_of_floats(shared, lane_row, rows, scores);
+        make_probabilities_of_floats(shared, rows, scores);
         return;
       }
       const bool some_hidden = Masked ? state != AttentionMask::kVisible : block >= full_blocks;

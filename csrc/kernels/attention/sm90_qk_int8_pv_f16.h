@@ -30,7 +30,7 @@ struct Sm90QkInt8PvF16 {
 
   // With what a mask adds to a tile of scores.
   static constexpr int masked_shared_bytes(int head_dim) {
-    return (shared_bytes(head_dim) + 1023) / 1024 * 1024 + consumers(head_dim) * (64 * kBlockN * 2 + 2 * 8 + 64 * 4);
+    return (shared_bytes(head_dim) + 1023) / 1024 * 1024 + consumers(head_dim) * (64 * kBlockN * 2 + 2 * 8);
   }
 
   struct Params : AttentionParams {

@@ -71,8 +71,7 @@ struct Shared {
   static constexpr int kAdded = (kTotal + 1023) / 1024 * 1024;
   static constexpr int kAddedFull = kAdded + Config::kConsumers * kAddedGroupBytes;
   static constexpr int kAddedEmpty = kAddedFull + Config::kConsumers * 8;
-  static constexpr int kUnit = kAddedEmpty + Config::kConsumers * 8;  // of each row's scores, when something was added to them
-  static_assert(kUnit + kRowBytes + 1024 <= Config::masked_shared_bytes(Config::kHeadDim));
+  static_assert(kAddedEmpty + Config::kConsumers * 8 + 1024 <= Config::masked_shared_bytes(Config::kHeadDim));
   static_assert(Config::masked_shared_bytes(Config::kHeadDim) <= 232448);
   static_assert(kQ % 1024 == 0 && kK % 1024 == 0 && kV % 1024 == 0 && Config::kKBlockBytes % 1024 == 0);
 };
