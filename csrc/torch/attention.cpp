@@ -291,7 +291,8 @@ void check_kernel(const Call& call) {
 // cuDNN's wants rows that start on 16 bytes.
 bool is_for_pytorch(const Call& call) {
   const AttentionShape& shape = call.shape;
-  if (shape.qo_len > call.kernel.few_queries && shape.kv_len > call.kernel.few_keys) return false;
+  const int32_t few_queries = call.is_causal ? call.kernel.few_causal_queries : call.kernel.few_queries;
+  if (shape.qo_len > few_queries && shape.kv_len > call.kernel.few_keys) return false;
   for (const at::Tensor* tensor : {&call.q, &call.k, &call.v}) {
     if (!copy_engine_reads(*tensor, view(*tensor, shape.heads_first))) return false;
   }
