@@ -24,10 +24,13 @@ from sage_factory.with_what import tasks
 GITHUB = ROOT / ".github"
 WORKFLOW = GITHUB / "workflows" / "build.yml"
 LOCK = GITHUB / "workflows" / "lock.yml"
+WORKFLOWS = sorted(GITHUB.glob("workflows/*.yml"))
 ACTION = GITHUB / "actions" / "pixi" / "action.yml"
 # YAML reads the key `on` as true.
-CONTENT: dict[Any, Any] = yaml.safe_load(WORKFLOW.read_text(encoding="utf-8"))
+CONTENTS: dict[str, dict[Any, Any]] = {path.name: yaml.safe_load(path.read_text(encoding="utf-8")) for path in WORKFLOWS}
+CONTENT = CONTENTS[WORKFLOW.name]
 JOBS: dict[str, dict[str, Any]] = CONTENT["jobs"]
+EVERY_JOB = {f"{path.stem}/{name}": job for path in WORKFLOWS for name, job in CONTENTS[path.name]["jobs"].items()}
 TRIGGERS = {
     "pull request": ("pull_request", "refs/pull/7/merge", {}),
     "main": ("push", "refs/heads/main", {}),
@@ -54,10 +57,9 @@ def tool(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 # Valid.
 
 
-@pytest.mark.parametrize(
-    ("path", "schema"), [(WORKFLOW, "github-workflows"), (LOCK, "github-workflows"), (ACTION, "github-actions")]
-)
-def test_fits_githubs_schema(path: Path, schema: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("path", [*WORKFLOWS, ACTION], ids=lambda path: path.name)
+def test_fits_githubs_schema(path: Path, tmp_path: Path) -> None:
+    schema = "github-actions" if path == ACTION else "github-workflows"
     done = tool("check-jsonschema", "--builtin-schema", f"vendor.{schema}", str(path))
     assert done.returncode == 0, done.stdout
     broken = tmp_path / "broken.yml"
@@ -72,12 +74,12 @@ def test_zizmor_finds_nothing() -> None:
 
 @pytest.mark.skipif(found("actionlint") is None, reason="actionlint is not on PyPI: `pixi run test` brings it")
 def test_actionlint_finds_nothing() -> None:
-    done = tool("actionlint", "-no-color", str(WORKFLOW), str(LOCK))
+    done = tool("actionlint", "-no-color", *map(str, WORKFLOWS))
     assert done.returncode == 0, done.stdout
 
 
 def test_everything_from_outside_is_pinned_by_digest() -> None:
-    text = "".join(path.read_text(encoding="utf-8") for path in (WORKFLOW, LOCK, ACTION))
+    text = "".join(path.read_text(encoding="utf-8") for path in (*WORKFLOWS, ACTION))
     used = re.findall(r"uses: (\S+)(.*)", text)
     assert len(used) > 10
     for name, rest in used:
@@ -94,11 +96,13 @@ def test_everything_from_outside_is_pinned_by_digest() -> None:
 
 def test_steps_are_tasks_that_a_developer_runs() -> None:
     manifest = tasks.Manifest.read(ROOT / "pixi.toml")
-    commands = [step["run"] for job in JOBS.values() for step in job["steps"] if "run" in step]
+    commands = [step["run"] for job in EVERY_JOB.values() for step in job["steps"] if "run" in step and job is not JOBS["site"]]
     assert len(commands) >= 8
     named = set()
     for command in commands:
         words = command.split()
+        if words[:2] == ["pixi", "update"]:
+            continue
         assert words[:2] == ["pixi", "run"], command
         named |= {words[2]} if words[2] != '"$TASK"' else set(JOBS["check"]["strategy"]["matrix"]["task"])
     assert named <= manifest.tasks.keys()
@@ -137,22 +141,25 @@ def test_every_job_takes_the_lock_as_it_is_where_there_is_one(there: bool, tmp_p
 
 
 def test_values_from_outside_do_not_become_shell_code() -> None:
-    for job in JOBS.values():
+    for job in EVERY_JOB.values():
         assert all("${{" not in step.get("run", "") for step in job["steps"])
 
 
 def test_each_job_has_what_it_needs_and_no_more() -> None:
-    assert CONTENT["permissions"] == {}
-    writes = {name: {k for k, v in job["permissions"].items() if v == "write"} for name, job in JOBS.items()}
+    assert all(content["permissions"] == {} for content in CONTENTS.values())
+    writes = {name: {k for k, v in job["permissions"].items() if v == "write"} for name, job in EVERY_JOB.items()}
     assert {name: found for name, found in writes.items() if found} == {
-        "attest": {"id-token", "attestations"},
-        "release": {"contents"},
-        "channel": {"id-token"},
-        "pages": {"pages", "id-token"},
+        "build/attest": {"id-token", "attestations"},
+        "build/release": {"contents"},
+        "build/channel": {"id-token"},
+        "build/site": {"actions"},
+        "lock/lock": {"contents", "pull-requests"},
+        "pages/pages": {"pages", "id-token"},
     }
-    for name in ("attest", "pages"):
-        assert all("run" not in step for step in JOBS[name]["steps"]), f"{name} signs, and runs no code of the project"
-    for name, job in JOBS.items():
+    for name in ("build/attest", "pages/pages"):
+        assert all("run" not in step for step in EVERY_JOB[name]["steps"]), f"{name} signs, and runs no code of the project"
+    assert not any("checkout@" in step.get("uses", "") for step in JOBS["site"]["steps"])
+    for name, job in EVERY_JOB.items():
         assert job["timeout-minutes"] <= 120, name
         for step in job["steps"]:
             if step.get("uses", "").startswith("actions/checkout@"):
@@ -228,7 +235,7 @@ def builds_of(jobs: Mapping[str, list[dict[str, Any]]]) -> Iterator[matrix.Build
         )
 
 
-RELEASE = {"attest", "release", "channel", "index", "pages"}
+RELEASE = {"attest", "release", "channel", "site"}
 
 
 @pytest.mark.parametrize(
@@ -271,6 +278,28 @@ def test_nothing_is_signed_or_released_before_it_was_tested_and_verified() -> No
         assert {"plan", "check", "kernels", "build", "collect"} <= before(name), name
     verified = [step.get("run", "") for step in JOBS["collect"]["steps"]]
     assert "pixi run verify" in verified
+
+
+def test_pages_are_deployed_from_the_default_branch_alone() -> None:
+    """GitHub's rule for the environment github-pages, by default: a tag's run, and that of the event `release`, is refused."""
+    deploying = {name for name, job in EVERY_JOB.items() if job.get("environment") == "github-pages"}
+    assert deploying == {"pages/pages"}
+    content = CONTENTS["pages.yml"]
+    assert content[True].keys() == {"workflow_dispatch"}, "on other events the ref is not a branch's"
+    assert content["jobs"]["index"]["if"] == "github.ref_name == github.event.repository.default_branch"
+    assert content["jobs"]["pages"]["needs"] == "index"
+    # By its name: a release that is made by a workflow's token starts no workflow.
+    (step,) = JOBS["site"]["steps"]
+    assert step["run"] == 'gh workflow run pages.yml --ref "$DEFAULT_BRANCH"'
+    assert step["env"]["DEFAULT_BRANCH"] == "${{ github.event.repository.default_branch }}"
+    assert "release" in JOBS["site"]["needs"], "the release is public by then, and listed"
+
+
+def test_an_older_index_is_never_deployed_over_a_newer() -> None:
+    """Two releases at once: who lists the releases last deploys last."""
+    content = CONTENTS["pages.yml"]
+    assert content["concurrency"] == {"group": "${{ github.workflow }}", "cancel-in-progress": False}
+    assert all("concurrency" not in job for job in content["jobs"].values()), "of the whole run, listing and deploying"
 
 
 def test_pull_requests_keep_their_files_for_a_week() -> None:
