@@ -219,6 +219,32 @@ def a_wheel(folder: Path, python: str = "3.12") -> Path:
     return wheels.emit(operators_conda(folder), cubins_conda(folder), build=build(python), out_dir=folder)
 
 
+def tiny_wheel(folder: Path, one: matrix.Build) -> Path:
+    """A wheel of any build that installers can choose, with next to nothing in it."""
+    info = f"{one.package}-{one.version}.dist-info"
+    files = {"sageattention/__init__.py": b"", f"{info}/METADATA": wheels._metadata(None, one, [])}
+    files[f"{info}/WHEEL"] = wheels._wheel(one)
+    return _packed(folder / one.wheel_name, files, info)
+
+
+def other_wheel(folder: Path, name: str, version: str) -> Path:
+    """A wheel of another project, for any Python."""
+    info = f"{name}-{version}.dist-info"
+    files = {
+        f"{name}.py": b"",
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n".encode(),
+        f"{info}/WHEEL": b"Wheel-Version: 1.0\nGenerator: samples\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    return _packed(folder / f"{name}-{version}-py3-none-any.whl", files, info)
+
+
+def _packed(path: Path, files: dict[str, bytes], info: str) -> Path:
+    files[f"{info}/RECORD"] = wheels._record(files, f"{info}/RECORD")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(wheels._zipped(files, last=f"{info}/"))
+    return path
+
+
 def contents(path: Path) -> dict[str, bytes]:
     """A wheel's files."""
     with zipfile.ZipFile(path) as archive:

@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
-import sysconfig
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+import tools
 import yaml
 
 from sage_factory import ROOT
@@ -39,17 +38,8 @@ TRIGGERS = {
 }
 
 
-def found(name: str) -> str | None:
-    """A program of the environment that the tests run in, which the wheel's own environment lies beside."""
-    places = [
-        sysconfig.get_path("scripts"),
-        *(str(Path(p).parents[2] / "bin") for p in sys.path if p.endswith("site-packages")),
-    ]
-    return shutil.which(name, path=os.pathsep.join([*places, os.environ.get("PATH", "")]))
-
-
 def tool(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    program = found(name)
+    program = tools.beside(name)
     assert program, f"{name} is not installed: it is among the tests' requirements"
     return subprocess.run([program, *arguments], capture_output=True, text=True, check=False, cwd=ROOT)
 
@@ -72,7 +62,7 @@ def test_zizmor_finds_nothing() -> None:
     assert done.returncode == 0, done.stdout
 
 
-@pytest.mark.skipif(found("actionlint") is None, reason="actionlint is not on PyPI: `pixi run test` brings it")
+@pytest.mark.skipif(tools.beside("actionlint") is None, reason="actionlint is not on PyPI: `pixi run test` brings it")
 def test_actionlint_finds_nothing() -> None:
     done = tool("actionlint", "-no-color", *map(str, WORKFLOWS))
     assert done.returncode == 0, done.stdout

@@ -18,7 +18,8 @@ from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 from sage_factory import ROOT, FactoryError
 from sage_factory.git import GitError, git
 from sage_factory.inspect import compare
-from sage_factory.make import archives
+from sage_factory.make import archives, wheels
+from sage_factory.ship import indexes
 from sage_factory.what import inputs, matrix
 from sage_factory.with_what import venvs
 
@@ -135,6 +136,11 @@ def build(place: Path, arguments: Sequence[str]) -> Path:
     return place / "dist"
 
 
+def _as_offered(path: Path, built: Path) -> Path:
+    """What was built, as pip's indexes have it: by the local version and with the address that the published one states."""
+    return wheels.for_index(built, build=indexes.build_of(path), out_dir=built.parent, index_url=wheels.index_url(path))
+
+
 def reproduce(path: Path, commit: str | None) -> list[str]:
     """Build again and compare: how the two differ."""
     made = origin(path)
@@ -143,6 +149,8 @@ def reproduce(path: Path, commit: str | None) -> list[str]:
     with checkout(chosen) as place:
         out = build(place, made.arguments)
         again = [p for p in out.rglob(f"*{path.suffix}") if p.name == path.name]
+        if "+" in path.name:
+            again = [_as_offered(path, p) for p in out.rglob("*.whl") if p.name == indexes.build_of(path).wheel_name]
         if again:
             return compare.differences(path, again[0])
         kind = path.name.partition("_h")[0]

@@ -101,6 +101,29 @@ class Build:
         return f"{self.package}-{self.version}-{self.build_tag}-{tag}-{tag}-{self.wheel_platform}.whl"
 
     @property
+    def index_version(self) -> str:
+        """The version by which pip's indexes have this build, a local one (PEP 440): 2.2.0+torch2.8.cu128, which is below
+        2.2.0+torch2.10.cu128. Build tags would not do: of equal versions pip keeps the one that is installed.
+        """
+        return f"{self.version}+torch{self.torch_series}.cu{self.cuda.replace('.', '')}"
+
+    @property
+    def index_folder(self) -> str:
+        """The index of its CUDA × PyTorch: cu128-torch28."""
+        return f"cu{self.cuda.replace('.', '')}-torch{self.torch_series.replace('.', '')}"
+
+    @property
+    def index_major(self) -> str:
+        """The index of its CUDA's major version, whose drivers run it: cu12."""
+        return f"cu{self.cuda.split('.')[0]}"
+
+    @property
+    def index_name(self) -> str:
+        """The wheel's file name there."""
+        tag = self.python_tag
+        return f"{self.package}-{self.index_version}-{tag}-{tag}-{self.wheel_platform}.whl"
+
+    @property
     def cubins_stem(self) -> str:
         """What the name of the kernels' conda package begins with, up to its digest."""
         return f"{self.package}-cubins-{self.version}-cu{self.cuda.replace('.', '')}_h"
@@ -127,6 +150,13 @@ class Matrix:
     def default_torch(self, cuda: str) -> str:
         """What a bare `--cuda X` means."""
         return known("CUDA version", cuda, self.cuda).pytorch
+
+    def first_python(self, series: str) -> str:
+        """The oldest Python of a PyTorch series."""
+        pythons = [p.python[0] for p in self.pytorch.values() if p.version.startswith(f"{series}.")]
+        if not pythons:
+            raise MatrixError(f"unknown PyTorch {series}: variants.yaml has {', '.join(self.pytorch)}")
+        return pythons[0]
 
     def all_builds(self) -> tuple[Build, ...]:
         version = self.packages["sageattention"]

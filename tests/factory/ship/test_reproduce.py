@@ -100,6 +100,10 @@ def test_a_wheel_is_built_again_in_a_checkout_of_its_own(
     assert list(reproduce.PLACE.iterdir()) == []
     assert git("worktree", "list").count("\n") == 0
 
+    offered = wheels.for_index(path, build=samples.build(), out_dir=tmp_path / "index", index_url="https://example.org/")
+    assert commands.main(["reproduce", str(offered)]) == 0
+    assert f"identical: {offered.name}, sha256 " in capsys.readouterr().out
+
     def other(folder: Path) -> None:
         again = a_wheel(folder, at)
         samples.rewrite(again, samples.contents(again) | {"sageattention/__init__.py": b"changed\n"})
