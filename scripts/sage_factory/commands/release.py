@@ -22,6 +22,7 @@ def options(parser: argparse.ArgumentParser) -> None:
         "--index-url", default=os.environ.get("INDEX_URL") or _pages(), help="where pip's indexes are, for the notes"
     )
     parser.add_argument("--channel-url", default=os.environ.get("CHANNEL_URL", ""), help="the conda channel, for the notes")
+    parser.add_argument("--repository", default=os.environ.get("GITHUB_REPOSITORY", ""), help="OWNER/NAME, for the notes")
     parser.add_argument("--dist", type=Path, default=ROOT / "dist", help="where the files are (default: dist)")
     parser.add_argument("--publish", action="store_true", help="make it a GitHub release")
 
@@ -30,7 +31,7 @@ def run(args: argparse.Namespace) -> int:
     if not args.index_url:
         raise FactoryError("say where pip's indexes are: --index-url or $INDEX_URL")
     files = collect.collect(args.dist, args.profile, args.platform)
-    made = release.prepare(args.tag, files, args.index_url, args.channel_url)
+    made = release.prepare(args.tag, files, args.index_url, args.channel_url, args.repository)
     ready = release.write(made, args.dist / "release")
     print(made.notes())
     if args.publish:

@@ -8,13 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from packaging.version import Version
-
 from sage_factory import FactoryError
 from sage_factory.files import put, sha256
-from sage_factory.make import archives
+from sage_factory.inspect import verify
+from sage_factory.make import archives, wheels
 from sage_factory.ship import collect, indexes
-from sage_factory.ship.summary import table
+from sage_factory.what import matrix, offers
 
 
 class ReleaseError(FactoryError):
@@ -29,58 +28,62 @@ class Release:
     files: collect.Collection
     index_url: str
     channel_url: str
+    repository: str  # OWNER/NAME on GitHub; empty where it is elsewhere
 
     @property
     def version(self) -> str:
         return self.files.builds[0].version
 
-    def sums(self) -> str:
-        """SHA256SUMS, as `sha256sum --check` takes it."""
-        named = {path.name: path for path in self.files.files}
-        return "".join(f"{sha256(named[name].read_bytes())}  {name}\n" for name in sorted(named))
-
     def notes(self) -> str:
         """Markdown: what there is for whom, how it is installed and checked."""
-        titles = ["PyTorch", "CUDA", "Python", "platforms", "GPU code"]
-        lines = [*table(titles, [self._row(groups) for groups in self._rows()]), ""]
-        lines += ["With pip, beside the PyTorch that is installed:", "", "```sh"]
-        for groups in self._rows():
-            build, folder = groups[0].builds[0], indexes.describe(groups[0].wheels[0].name, "", "").folder
-            where = f"{self.index_url.rstrip('/')}/{folder}/"
-            lines.append(
-                f"pip install sageattention=={self.version} --index-url {where}  # PyTorch {build.torch_series}, CUDA {build.cuda}"
-            )
-        lines += ["```", ""]
+        groups = offers.rows(self.files.builds)
+        rows = [[*offers.row(builds), self._code(builds[0])] for builds in groups]
+        lines = [*offers.table([*offers.TITLES, "GPU code"], rows), ""]
+        lines += [
+            "With pip or uv, beside the PyTorch that is installed, and once more when that was replaced by another:",
+            "",
+            "```sh",
+        ]
+        lines += [*offers.commands(self.files.builds, self.index_url.rstrip("/")), "```", ""]
+        for builds in groups:
+            lines += self._abi(builds)
         if self.channel_url:
             command = f"conda install -c {self.channel_url} -c conda-forge sageattention={self.version}"
             lines += ["With conda, which finds the build for the PyTorch that is there:", "", "```sh", command, "```", ""]
-        commit = self.files.groups[0].made["commit"]
+        checks = "`sha256sum --check --ignore-missing SHA256SUMS` says whether files are whole, "
+        if self.repository:
+            checks += f"`gh attestation verify FILE --repo {self.repository}` where they were built, "
         lines += [
-            f"Built of the sources of commit {commit}. `sha256sum --check SHA256SUMS` says whether files are whole, "
-            "`gh attestation verify FILE --repo OWNER/REPO` where they were built, `pixi run reproduce FILE` builds one again.",
-            "",
+            f"Built of the sources of commit {self.files.groups[0].made['commit']}. {checks}`pixi run reproduce FILE` builds one again."
         ]
-        return "\n".join(lines)
+        return "\n".join([*lines, ""])
 
-    def _rows(self) -> list[list[collect.Group]]:
-        """The platforms of each PyTorch × CUDA, in order of version."""
-        rows: dict[tuple[Version, Version], list[collect.Group]] = {}
-        for group in self.files.groups:
-            rows.setdefault((Version(group.builds[0].torch), Version(group.builds[0].cuda)), []).append(group)
-        return [rows[key] for key in sorted(rows)]
+    def _group(self, build: matrix.Build) -> collect.Group:
+        return next(group for group in self.files.groups if build in group.builds)
 
-    def _row(self, groups: Sequence[collect.Group]) -> list[str]:
-        build = groups[0].builds[0]
-        pythons = sorted({build.python for group in groups for build in group.builds}, key=Version)
-        platforms = [group.builds[0].platform for group in groups]
-        folders = collect.inside(groups[0].kernels, archives.CUBINS + "manifest.json")["architectures"]
-        code = sorted(folders, key=lambda name: (name.startswith("compute_"), int(re.sub(r"\D", "", name))))
-        return [build.torch_series, build.cuda, ", ".join(pythons), ", ".join(platforms), ", ".join(code)]
+    def _code(self, build: matrix.Build) -> str:
+        """What GPUs there is machine code for."""
+        folders = collect.inside(self._group(build).kernels, archives.CUBINS + "manifest.json")["architectures"]
+        return ", ".join(sorted(folders, key=lambda name: (name.startswith("compute_"), int(re.sub(r"\D", "", name)))))
+
+    def _abi(self, builds: Sequence[matrix.Build]) -> list[str]:
+        """Where to take a PyTorch from whose wheels on PyPI have another C++ ABI than those of its own index."""
+        old = matrix.load().pytorch[builds[0].torch].old_abi_on_pypi
+        linux = next((build for build in builds if not matrix.load().platforms[build.platform].windows), None)
+        if not old or linux is None:
+            return []
+        series, tag = linux.torch_series, f"cu{linux.cuda.replace('.', '')}"
+        if self._group(linux).made.get("cxx11_abi", True):
+            own = f"`uv pip install 'torch=={series}.*' --torch-backend {tag}`"
+            said = f"of conda-forge or of its own index for CUDA {linux.cuda} ({own}), not beside PyPI's, which has an older C++ ABI"
+        else:
+            said = "of PyPI alone, since all others have a newer C++ ABI"
+        return [f"On Linux the wheels for PyTorch {series} load beside that {said}.", ""]
 
 
-def prepare(tag: str, files: collect.Collection, index_url: str, channel_url: str = "") -> Release:
+def prepare(tag: str, files: collect.Collection, index_url: str, channel_url: str = "", repository: str = "") -> Release:
     """The release of these files, or ReleaseError if they are not to be released under this tag."""
-    release = Release(tag, files, index_url, channel_url)
+    release = Release(tag, files, index_url, channel_url, repository)
     if not re.fullmatch(rf"v{re.escape(release.version)}(-build\.[1-9]\d*)?", tag):
         raise ReleaseError(
             f"tag {tag} is not one of version {release.version}, which variants.yaml states: "
@@ -102,10 +105,24 @@ def prepare(tag: str, files: collect.Collection, index_url: str, channel_url: st
 
 
 def write(release: Release, folder: Path) -> list[Path]:
-    """Notes and sums; the files of the release with them."""
+    """Notes, the wheels as pip's indexes have them, and sums; all files of the release."""
     put(folder / "NOTES.md", release.notes().encode())
-    put(folder / "SHA256SUMS", release.sums().encode())
-    return [*release.files.files, folder / "SHA256SUMS"]
+    offered = [
+        wheels.for_index(path, build=build, out_dir=folder / "index", index_url=release.index_url)
+        for group in release.files.groups
+        for build, path in zip(group.builds, group.wheels, strict=True)
+    ]
+    if faults := [f"  {path.name}: {fault}" for path in offered for fault in verify.verify_wheel(path)]:
+        raise ReleaseError("the wheels for pip's indexes have faults:\n" + "\n".join(faults))
+    files = [*release.files.files, *offered]
+    put(folder / "SHA256SUMS", sums(files).encode())
+    return [*files, folder / "SHA256SUMS"]
+
+
+def sums(files: Sequence[Path]) -> str:
+    """SHA256SUMS, as `sha256sum --check` takes it."""
+    named = {path.name: path for path in files}
+    return "".join(f"{sha256(named[name].read_bytes())}  {name}\n" for name in sorted(named))
 
 
 # ── GitHub ────────────────────────────────────────────────────────────────────────────────────────────────

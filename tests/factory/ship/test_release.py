@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
@@ -15,6 +16,7 @@ import samples
 
 from sage_factory import commands
 from sage_factory.files import sha256
+from sage_factory.make import wheels
 from sage_factory.ship import collect, release
 from sage_factory.what import matrix
 
@@ -43,21 +45,46 @@ def test_notes_and_sums_say_what_was_built(dist: Path) -> None:
     notes = (dist / "release" / "NOTES.md").read_text(encoding="utf-8")
     promised = matrix.load().cuda[samples.CUDA]
     code = ", ".join([*matrix.targets(promised.architectures), *(f"compute_{a.replace('.', '')}" for a in promised.ptx)])
-    assert f"| 2.8 | 12.8 | 3.11, 3.12 | linux-64 | {code} |" in notes
-    assert f"pip install sageattention==2.2.0 --index-url {URL}/cu128-torch28/  # PyTorch 2.8, CUDA 12.8" in notes
+    assert f"| 2.8 | 12.8 | 3.11, 3.12 | linux-64 | `2.2.0+torch2.8.cu128` | `cu12`, `cu128-torch28` | {code} |" in notes
+    assert f"pip install --upgrade sageattention --index-url {URL}/cu12/  # PyTorch for CUDA 12\n" in notes
+    assert f"pip install sageattention==2.2.0+torch2.8.cu128 --index-url {URL}/cu12/  # this one, whatever was there\n" in notes
+    assert "gh attestation" not in notes, "of a repository that nobody named"
     assert "conda install -c https://prefix.dev/ours -c conda-forge sageattention=2.2.0" in notes
     assert "c" * 40 in notes
     sums = (dist / "release" / "SHA256SUMS").read_text(encoding="utf-8")
+    offered = [dist / "release" / "index" / build.index_name for build in BUILDS]
     assert dict(line.split("  ")[::-1] for line in sums.splitlines()) == {
-        path.name: sha256(path.read_bytes()) for path in collect.collect(dist, PROFILE).files
+        path.name: sha256(path.read_bytes()) for path in (*collect.collect(dist, PROFILE).files, *offered)
     }
+    assert [wheels.index_url(path) for path in offered] == [f"{URL}/"] * 2
+
+
+@pytest.mark.parametrize(
+    ("new", "said"),
+    [
+        (
+            True,
+            "of conda-forge or of its own index for CUDA 12.6 (`uv pip install 'torch==2.6.*' --torch-backend cu126`), not beside PyPI's",
+        ),
+        (False, "of PyPI alone"),
+    ],
+)
+def test_notes_say_which_pytorch_2_6_to_take(new: bool, said: str, dist: Path) -> None:
+    build = matrix.builds(platform="linux-64", torch="2.6.0", cuda="12.6", python="3.12")[0]
+    group = samples.a_group("linux-64")
+    group = dataclasses.replace(group, builds=(build,))
+    group.__dict__["made"] = {"commit": "c" * 40, "cxx11_abi": new}
+    made = release.prepare("v2.2.0", collect.Collection((group,), ()), URL)
+    assert said in "".join(made._abi([build]))
+    other = samples.a_group("linux-64")
+    assert release.prepare("v2.2.0", collect.Collection((other,), ()), URL)._abi(other.builds) == []
 
 
 def test_the_same_files_make_the_same_release(dist: Path) -> None:
     contents = []
     for _ in range(2):
         assert run(dist) == 0
-        contents.append({path.name: path.read_bytes() for path in (dist / "release").iterdir()})
+        contents.append({path.name: path.read_bytes() for path in (dist / "release").rglob("*") if path.is_file()})
     assert contents[0] == contents[1]
 
 
@@ -65,7 +92,9 @@ def test_the_index_is_githubs_pages_unless_told(dist: Path, monkeypatch: pytest.
     monkeypatch.setenv("GITHUB_REPOSITORY", "Someone/ours")
     assert commands.main(["release", "--tag", "v2.2.0", "--profile", PROFILE, "--dist", str(dist)]) == 0
     notes = (dist / "release" / "NOTES.md").read_text(encoding="utf-8")
-    assert "--index-url https://someone.github.io/ours/cu128-torch28/" in notes
+    assert "--index-url https://someone.github.io/ours/cu12/" in notes
+    assert "`gh attestation verify FILE --repo Someone/ours`" in notes
+    assert "OWNER/REPO" not in notes
     assert "conda install" not in notes, "no channel was named"
 
 
@@ -161,13 +190,15 @@ def test_a_release_is_a_draft_until_all_of_it_is_there(dist: Path, github: GitHu
     assert (there["draft"], len(there["assets"])) == (True, 3)
     github.refuse.write_text("")
     assert run(dist, "v2.2.0", "--publish") == 0
-    assert "release v2.2.0 is public: 2 files new, 5 in all" in capsys.readouterr().out
+    assert "release v2.2.0 is public: 4 files new, 7 in all" in capsys.readouterr().out
     (there,) = github.releases
-    names = {path.name for path in collect.collect(dist, PROFILE).files} | {"SHA256SUMS"}
+    names = (
+        {path.name for path in collect.collect(dist, PROFILE).files} | {"SHA256SUMS"} | {build.index_name for build in BUILDS}
+    )
     assert (there["draft"], {asset["name"] for asset in there["assets"]}) == (False, names)
     assert run(dist, "v2.2.0", "--publish") == 0
-    assert "0 files new, 5 in all" in capsys.readouterr().out
-    assert (github.asked("release create"), github.asked("release edit"), github.asked("release upload")) == (1, 1, 6)
+    assert "0 files new, 7 in all" in capsys.readouterr().out
+    assert (github.asked("release create"), github.asked("release edit"), github.asked("release upload")) == (1, 1, 8)
 
 
 def change(key: str, value: object) -> Callable[[dict[str, Any]], None]:
