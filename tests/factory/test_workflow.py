@@ -248,6 +248,9 @@ def test_what_a_trigger_builds(
     assert {job["runner"] for job in jobs["kernels"]} == {matrix.load().platforms["linux-64"].runner}
     operators = {(job["platform"], job["torch"], job["cuda"]) for job in jobs["build"]}
     assert len(operators) == len(jobs["build"]), "operators once for each PyTorch, CUDA and platform"
+    installed = [(j["runner"], j["torch"], j["cuda"], j["python"]) for j in jobs["installed"]]
+    assert sorted(installed) == sorted((matrix.load().platforms[b.platform].runner, b.torch, b.cuda, b.python) for b in built)
+    assert {job["job"] for job in jobs["installed"]} == {job["name"] for job in jobs["build"]}, "whose artifact it takes"
     assert [job["task"] for job in jobs["check"]] == ["lint", "test"]
     assert (jobs.keys() >= RELEASE) == (trigger == "tag")
     assert trigger == "tag" or not jobs.keys() & RELEASE
@@ -265,7 +268,7 @@ def test_nothing_is_signed_or_released_before_it_was_tested_and_verified() -> No
         return direct.union(*(before(other) for other in direct))
 
     for name in RELEASE:
-        assert {"plan", "check", "kernels", "build", "collect"} <= before(name), name
+        assert {"plan", "check", "kernels", "build", "installed", "collect"} <= before(name), name
     verified = [step.get("run", "") for step in JOBS["collect"]["steps"]]
     assert "pixi run verify" in verified
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import html
 import json
+import os
 import re
 import subprocess
 import sys
@@ -153,6 +154,12 @@ def add(given: Sequence[Path], site: Path) -> list[Path]:
         for name, text in pages(there(site)).items():
             put(site / name, text.encode())
     return new
+
+
+def address() -> str:
+    """Where the indexes of this project are: as $INDEX_URL says, else GitHub Pages of the repository that a workflow runs in."""
+    owner, _, name = os.environ.get("GITHUB_REPOSITORY", "").partition("/")
+    return os.environ.get("INDEX_URL") or (f"https://{owner.lower()}.github.io/{name}" if name else "")
 
 
 # ── GitHub's releases ─────────────────────────────────────────────────────────────────────────────────────
