@@ -25,7 +25,7 @@ from sage_factory.files import sha256
 from sage_factory.inspect import content
 from sage_factory.make import archives, wheels
 from sage_factory.ship import collect
-from sage_factory.what import matrix
+from sage_factory.what import matrix, variant
 
 CUDA = "12.8"
 TORCH = "2.8.0"
@@ -154,7 +154,7 @@ def index(name: str) -> dict[str, object]:
         "name": name,
         "version": "2.2.0",
         "build": "torch280_cu128_h2_0",
-        "build_number": 0,
+        "build_number": variant.number(build(), matrix.load()),
         "subdir": "linux-64",
         "noarch": "python",
         "depends": depends,

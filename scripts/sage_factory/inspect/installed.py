@@ -35,7 +35,8 @@ def choose(directory: Path, torch: str, cuda: str) -> Path:
     python = f"cp{sys.version_info[0]}{sys.version_info[1]}"
     tag = f"{torch.replace('.', '')}.{cuda.replace('.', '')}"
     version = matrix.load().packages["sageattention"]
-    for path in sorted(directory.glob(f"sageattention-{version}-{tag}-{python}-*.whl")):
+    # 280.128.1, where there is one, is a repair of 280.128.
+    for path in sorted(directory.glob(f"sageattention-{version}-{tag}*-{python}-*.whl"), reverse=True):
         if any(part.interpreter == python for part in parse_wheel_filename(path.name)[3]):
             return path
     there = ", ".join(path.name for path in sorted(directory.glob("*.whl"))) or "nothing"

@@ -19,7 +19,7 @@ from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel
 from sage_factory.files import sha256
 from sage_factory.inspect import content
 from sage_factory.make import archives
-from sage_factory.what import matrix
+from sage_factory.what import matrix, variant
 
 
 def verify_wheel(path: Path) -> list[str]:
@@ -223,6 +223,14 @@ def _operator_package_faults(conda: archives.Conda, index: Mapping[str, Any], ve
         return
     if index.get("noarch") != "python":
         yield f"info/index.json says noarch {index.get('noarch')}, expected python: else one Python alone would find the package"
+    found = next((b for b in table.all_builds() if (b.torch, b.cuda, b.platform) == (torch, cuda, platform)), None)
+    if found is None:
+        yield f"variants.yaml has no build of PyTorch {torch} with CUDA {cuda} for {platform}"
+        return
+    if not build.endswith(f"_{found.number}"):
+        yield f"the build string {build} does not end in _{found.number}, the `build` of its row in variants.yaml"
+    if index.get("build_number") != variant.number(found, table):
+        yield f"info/index.json says build_number {index.get('build_number')}, expected {variant.number(found, table)}"
     listed = index.get("depends")
     depends = {str(dependency).split(" ")[0]: str(dependency) for dependency in listed} if isinstance(listed, list) else {}
     series = ".".join(torch.split(".")[:2])

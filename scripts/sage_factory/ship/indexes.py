@@ -24,6 +24,8 @@ from sage_factory.files import put, sha256
 from sage_factory.make import archives, wheels
 from sage_factory.what import matrix
 
+WITHDRAWN = "Withdrawn:"  # what the notes of a release begin with that nobody shall install any more
+
 
 class SiteError(FactoryError):
     """An index cannot be written; the message says why."""
@@ -165,8 +167,9 @@ def address() -> str:
 # ── GitHub's releases ─────────────────────────────────────────────────────────────────────────────────────
 
 
-def releases(repository: str = "{owner}/{repo}") -> list[Mapping[str, Any]]:
+def releases(repository: str = "") -> list[Mapping[str, Any]]:
     """The releases of a GitHub repository, by default the checkout's, as GitHub describes them."""
+    repository = repository or "{owner}/{repo}"
     command = ["gh", "api", "--paginate", "--slurp", f"repos/{repository}/releases?per_page=100"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -175,6 +178,12 @@ def releases(repository: str = "{owner}/{repo}") -> list[Mapping[str, Any]]:
     except subprocess.CalledProcessError as error:
         raise SiteError(f"GitHub does not list the releases of {repository}: {error.stderr.strip()}") from error
     return [release for page in json.loads(done.stdout) for release in page]
+
+
+def withdrawn(release: Mapping[str, Any]) -> str | None:
+    """Why a release was withdrawn, which the first line of its notes says; None if it was not."""
+    first = str(release.get("body") or "").partition("\n")[0].strip()
+    return first.removeprefix(WITHDRAWN).strip() if first.startswith(WITHDRAWN) else None
 
 
 def links(releases: Iterable[Mapping[str, Any]]) -> list[Link]:

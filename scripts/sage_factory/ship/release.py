@@ -53,10 +53,18 @@ class Release:
         checks = "`sha256sum --check --ignore-missing SHA256SUMS` says whether files are whole, "
         if self.repository:
             checks += f"`gh attestation verify FILE --repo {self.repository}` where they were built, "
-        lines += [
-            f"Built of the sources of commit {self.files.groups[0].made['commit']}. {checks}`pixi run reproduce FILE` builds one again."
-        ]
+        checks += "`pixi run reproduce FILE` builds one again."
+        lines.append(f"Built of the sources of {self._sources()}. {checks}")
         return "\n".join([*lines, ""])
+
+    def _sources(self) -> str:
+        """Of which commits: of one, or of those of earlier releases too."""
+        commits: dict[str, list[str]] = {}
+        for build in self.files.builds:
+            commits.setdefault(self._group(build).made["commit"], []).append(build.index_version)
+        if len(commits) == 1:
+            return f"commit {next(iter(commits))}"
+        return "; ".join(f"commit {commit}: {', '.join(sorted(set(versions)))}" for commit, versions in commits.items())
 
     def _group(self, build: matrix.Build) -> collect.Group:
         return next(group for group in self.files.groups if build in group.builds)
@@ -89,7 +97,8 @@ def prepare(tag: str, files: collect.Collection, index_url: str, channel_url: st
             f"tag {tag} is not one of version {release.version}, which variants.yaml states: "
             f"expected v{release.version} or v{release.version}-build.N. `pixi run tag` makes the next"
         )
-    commits = {str(group.made.get("commit", "")): group.operators.name for group in files.groups}
+    new = [group for group in files.groups if group.operators.name not in files.earlier]
+    commits = {str(group.made.get("commit", "")): group.operators.name for group in new}
     for commit, name in commits.items():
         if not re.fullmatch(r"[0-9a-f]{40}", commit):
             said = "sources that were not committed" if commit.endswith("+") else "no commit"
@@ -107,15 +116,19 @@ def prepare(tag: str, files: collect.Collection, index_url: str, channel_url: st
 def write(release: Release, folder: Path) -> list[Path]:
     """Notes, the wheels as pip's indexes have them, and sums; all files of the release."""
     put(folder / "NOTES.md", release.notes().encode())
-    offered = [
-        wheels.for_index(path, build=build, out_dir=folder / "index", index_url=release.index_url)
-        for group in release.files.groups
-        for build, path in zip(group.builds, group.wheels, strict=True)
-    ]
-    if faults := [f"  {path.name}: {fault}" for path in offered for fault in verify.verify_wheel(path)]:
+    offered, earlier = [], release.files.earlier
+    for group in release.files.groups:
+        for build, path in zip(group.builds, group.wheels, strict=True):
+            out = folder / "index"
+            taken = out / build.index_name if build.index_name in earlier else None
+            offered.append(taken or wheels.for_index(path, build=build, out_dir=out, index_url=release.index_url))
+    new = [path for path in offered if path.name not in earlier]
+    if faults := [f"  {path.name}: {fault}" for path in new for fault in verify.verify_wheel(path)]:
         raise ReleaseError("the wheels for pip's indexes have faults:\n" + "\n".join(faults))
     files = [*release.files.files, *offered]
     put(folder / "SHA256SUMS", sums(files).encode())
+    # What this run can say of: provenance of the others is that of their own release.
+    put(folder / "BUILT", sums([path for path in files if path.name not in earlier]).encode())
     return [*files, folder / "SHA256SUMS"]
 
 
@@ -134,10 +147,10 @@ def publish(tag: str, files: Sequence[Path], notes: Path) -> int:
     expected = {path.name: f"sha256:{sha256(path.read_bytes())}" for path in files}
     for earlier in (release for release in releases if release["tag_name"] != tag and not release["draft"]):
         for name in (asset["name"] for asset in earlier["assets"] if asset["digest"] != expected.get(asset["name"])):
-            if name in expected and name.endswith(".whl"):
+            if name in expected and name.endswith((".whl", ".conda")):
                 raise ReleaseError(
-                    f"{name} was released as {earlier['tag_name']} with other content, and pip's index can have one of that "
-                    "name: raise the version in variants.yaml"
+                    f"{name} was released as {earlier['tag_name']} with other content, and an index can have one of that "
+                    "name: give its row in variants.yaml a higher `build`, or raise the version"
                 )
     there = next((release for release in releases if release["tag_name"] == tag), None)
     if there is None:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-import os
 import re
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import github_stand_in
 import pytest
 import samples
 
@@ -115,74 +113,12 @@ def test_half_a_profile_is_not_released(dist: Path, capsys: pytest.CaptureFixtur
     assert f"wheels/{BUILDS[0].wheel_name} is missing" in capsys.readouterr().err
 
 
-# GitHub, by a `gh` that keeps its releases in a file.
-
-GH = """#!{python}
-import hashlib, json, pathlib, sys
-state = pathlib.Path({state!r})
-releases = json.loads(state.read_text())
-arguments = sys.argv[1:]
-with open({state!r} + ".log", "a") as log:
-    log.write(" ".join(arguments[:2]) + "\\n")
-if arguments[0] == "api":
-    assert "repos/{{owner}}/{{repo}}/releases" in arguments[-1]
-    print(json.dumps([releases]))
-    sys.exit()
-kind, tag = arguments[1:3]
-mine = [one for one in releases if one["tag_name"] == tag]
-if kind == "create":
-    assert "--draft" in arguments and "--verify-tag" in arguments
-    releases.insert(0, {{"tag_name": tag, "draft": True, "assets": []}})
-elif kind == "upload":
-    path = pathlib.Path(arguments[3])
-    if path.name in pathlib.Path({state!r} + ".refuse").read_text().split():
-        sys.exit("HTTP 500")
-    assert path.name not in [asset["name"] for asset in mine[0]["assets"]]
-    digest = "sha256:" + hashlib.sha256(path.read_bytes()).hexdigest()
-    mine[0]["assets"].append({{"name": path.name, "digest": digest, "state": "uploaded"}})
-elif kind == "delete-asset":
-    mine[0]["assets"] = [asset for asset in mine[0]["assets"] if asset["name"] != arguments[3]]
-elif kind == "edit":
-    assert arguments[3] == "--draft=false"
-    mine[0]["draft"] = False
-else:
-    sys.exit("unknown " + kind)
-state.write_text(json.dumps(releases))
-"""
+# GitHub.
 
 
-class GitHub:
-    """The state of the stand-in."""
-
-    def __init__(self, folder: Path) -> None:
-        self.state = folder / "releases.json"
-        self.refuse = folder / "releases.json.refuse"
-        self.refuse.write_text("")
-        self.set([])
-        program = folder / "bin" / "gh"
-        program.parent.mkdir()
-        program.write_text(GH.format(python=sys.executable, state=str(self.state)))
-        program.chmod(0o755)
-
-    def set(self, releases: list[dict[str, Any]]) -> None:
-        self.state.write_text(json.dumps(releases))
-
-    @property
-    def releases(self) -> list[dict[str, Any]]:
-        return list(json.loads(self.state.read_text()))
-
-    def asked(self, what: str) -> int:
-        return Path(f"{self.state}.log").read_text().splitlines().count(what)
-
-
-@pytest.fixture
-def github(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> GitHub:
-    found = GitHub(tmp_path)
-    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)
-    return found
-
-
-def test_a_release_is_a_draft_until_all_of_it_is_there(dist: Path, github: GitHub, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_release_is_a_draft_until_all_of_it_is_there(
+    dist: Path, github: github_stand_in.GitHub, capsys: pytest.CaptureFixture[str]
+) -> None:
     github.refuse.write_text(BUILDS[1].wheel_name)
     assert run(dist, "v2.2.0", "--publish") == 1
     assert "`gh release upload` failed: HTTP 500. Run it again to go on" in capsys.readouterr().err
@@ -205,7 +141,7 @@ def change(key: str, value: object) -> Callable[[dict[str, Any]], None]:
     return lambda there: there["assets"][0].update({key: value})
 
 
-def test_an_upload_that_was_cut_off_is_made_again(dist: Path, github: GitHub) -> None:
+def test_an_upload_that_was_cut_off_is_made_again(dist: Path, github: github_stand_in.GitHub) -> None:
     assert run(dist, "v2.2.0", "--publish") == 0
     (there,) = github.releases
     there["draft"] = True
@@ -231,7 +167,11 @@ def test_an_upload_that_was_cut_off_is_made_again(dist: Path, github: GitHub) ->
     ],
 )
 def test_what_is_public_stays_as_it_is(
-    harm: Callable[[dict[str, Any]], None], said: str, dist: Path, github: GitHub, capsys: pytest.CaptureFixture[str]
+    harm: Callable[[dict[str, Any]], None],
+    said: str,
+    dist: Path,
+    github: github_stand_in.GitHub,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert run(dist, "v2.2.0", "--publish") == 0
     (there,) = github.releases
@@ -243,7 +183,7 @@ def test_what_is_public_stays_as_it_is(
 
 
 def test_a_second_build_has_the_wheels_of_the_first_or_none(
-    dist: Path, github: GitHub, capsys: pytest.CaptureFixture[str]
+    dist: Path, github: github_stand_in.GitHub, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(dist, "v2.2.0", "--publish") == 0
     assert run(dist, "v2.2.0-build.1", "--publish") == 0
