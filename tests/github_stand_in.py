@@ -34,6 +34,9 @@ elif kind == "upload":
     files = pathlib.Path({state!r} + ".files", tag)
     files.mkdir(parents=True, exist_ok=True)
     files.joinpath(path.name).write_bytes(path.read_bytes())
+    if path.name in pathlib.Path({state!r} + ".lost").read_text().split():
+        state.write_text(json.dumps(releases))
+        sys.exit("HTTP 502")
 elif kind == "download":
     name, folder = arguments[arguments.index("--pattern") + 1], arguments[arguments.index("--dir") + 1]
     pathlib.Path(folder, name).write_bytes(pathlib.Path({state!r} + ".files", tag, name).read_bytes())
@@ -56,7 +59,9 @@ class GitHub:
     def __init__(self, folder: Path) -> None:
         self.state = folder / "releases.json"
         self.refuse = folder / "releases.json.refuse"
+        self.lost = folder / "releases.json.lost"
         self.refuse.write_text("")
+        self.lost.write_text("")
         self.set([])
         program = folder / "bin" / "gh"
         program.parent.mkdir()

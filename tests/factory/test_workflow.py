@@ -144,6 +144,7 @@ def test_each_job_has_what_it_needs_and_no_more() -> None:
         "build/channel": {"id-token"},
         "build/site": {"actions"},
         "lock/lock": {"contents", "pull-requests"},
+        "pages/withdraw": {"contents"},
         "pages/pages": {"pages", "id-token"},
     }
     for name in ("build/attest", "pages/pages"):
@@ -279,8 +280,9 @@ def test_pages_are_deployed_from_the_default_branch_alone() -> None:
     assert deploying == {"pages/pages"}
     content = CONTENTS["pages.yml"]
     assert content[True].keys() == {"workflow_dispatch"}, "on other events the ref is not a branch's"
-    assert content["jobs"]["index"]["if"] == "github.ref_name == github.event.repository.default_branch"
-    assert content["jobs"]["pages"]["needs"] == "index"
+    for name in ("withdraw", "index"):
+        assert "&& github.ref_name == github.event.repository.default_branch" in content["jobs"][name]["if"]
+    assert (content["jobs"]["index"]["needs"], content["jobs"]["pages"]["needs"]) == ("withdraw", "index")
     # By its name: a release that is made by a workflow's token starts no workflow.
     (step,) = JOBS["site"]["steps"]
     assert step["run"] == 'gh workflow run pages.yml --ref "$DEFAULT_BRANCH"'
@@ -293,6 +295,8 @@ def test_an_older_index_is_never_deployed_over_a_newer() -> None:
     content = CONTENTS["pages.yml"]
     assert content["concurrency"] == {"group": "${{ github.workflow }}", "cancel-in-progress": False}
     assert all("concurrency" not in job for job in content["jobs"].values()), "of the whole run, listing and deploying"
+    for name in ("release", "channel"):
+        assert JOBS[name]["concurrency"] == {"group": name, "cancel-in-progress": False}, "of all tags"
 
 
 def test_pull_requests_keep_their_files_for_a_week() -> None:

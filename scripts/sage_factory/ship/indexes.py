@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -43,6 +43,7 @@ class Link:
     sha256: str
     requires_python: str
     metadata_sha256: str | None = None
+    yanked: str | None = None  # why nobody shall take it who does not ask for it by its version (PEP 592)
 
 
 def describe(name: str, url: str, sha256: str, metadata_sha256: str | None = None) -> Link:
@@ -51,7 +52,7 @@ def describe(name: str, url: str, sha256: str, metadata_sha256: str | None = Non
         project, version, _, _ = parse_wheel_filename(name)
     except InvalidWheelFilename as error:
         raise SiteError(f"{name} is not a wheel's name: {error}") from error
-    build = re.fullmatch(r"torch(\d+)\.(\d+)\.cu(\d+)(\d)", version.local or "")
+    build = re.fullmatch(r"torch(\d+)\.(\d+)\.cu(\d+)(\d)(?:\.\d+)?", version.local or "")
     if build is None:
         raise SiteError(f"{name} does not say for which PyTorch and CUDA it is, as the version 2.2.0+torch2.8.cu128 does")
     torch, (major, minor) = build.group(1, 2), build.group(3, 4)
@@ -83,6 +84,8 @@ def _file(link: Link) -> str:
     if link.metadata_sha256:
         # PEP 714's name and the one that older pips know.
         more |= {f"data-{kind}-metadata": f"sha256={link.metadata_sha256}" for kind in ("core", "dist-info")}
+    if link.yanked is not None:
+        more["data-yanked"] = link.yanked
     # From the page of a project in an index to the root of all.
     where = link.url if "://" in link.url else f"../../{quote(link.url)}"
     return _anchor(f"{where}#sha256={link.sha256}", link.name, more)
@@ -187,9 +190,10 @@ def withdrawn(release: Mapping[str, Any]) -> str | None:
 
 
 def links(releases: Iterable[Mapping[str, Any]]) -> list[Link]:
-    """The wheels of releases, as GitHub describes them."""
+    """The wheels of releases, as GitHub describes them. Yanked are those that withdrawn ones alone hold."""
     found: dict[str, Link] = {}
     for release in releases:
+        why = withdrawn(release)
         for asset in release["assets"]:
             name, digest = asset["name"], asset.get("digest") or ""
             if release["draft"] or not name.endswith(".whl") or "+" not in name:
@@ -197,6 +201,9 @@ def links(releases: Iterable[Mapping[str, Any]]) -> list[Link]:
             if not digest.startswith("sha256:"):
                 raise SiteError(f"GitHub gives no SHA-256 of {name} in release {release['tag_name']}")
             link = describe(name, asset["browser_download_url"], digest.removeprefix("sha256:"))
+            link = replace(link, yanked=why)
+            if name in found and found[name].yanked is not None and why is None:
+                found[name] = replace(found[name], yanked=None)
             if found.setdefault(name, link).sha256 != link.sha256:
                 raise SiteError(f"{name} is in two releases with other content in each; one is {release['tag_name']}")
     return list(found.values())

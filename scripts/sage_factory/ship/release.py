@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -168,11 +169,43 @@ def publish(tag: str, files: Sequence[Path], notes: Path) -> int:
     if new and not there["draft"]:
         raise ReleaseError(f"release {tag} is public already and lacks {new[0].name}: release a new build, `pixi run tag`")
     for path in new:
-        _gh("release", "upload", tag, str(path))
+        _upload(tag, path, expected[path.name])
         print(f"uploaded {path.name}", flush=True)
     if there["draft"]:
         _gh("release", "edit", tag, "--draft=false")
     return len(new)
+
+
+def _upload(tag: str, path: Path, digest: str) -> None:
+    """Upload a file; success too if GitHub has this very file although it said otherwise, as after an answer that was lost."""
+    try:
+        _gh("release", "upload", tag, str(path))
+    except ReleaseError:
+        assets = [asset for one in indexes.releases() if one["tag_name"] == tag for asset in one["assets"]]
+        if not any((a["name"], a["state"], a["digest"]) == (path.name, "uploaded", digest) for a in assets):
+            raise
+
+
+def withdraw(tag: str, reason: str) -> bool:
+    """Have the notes of a release say, in their first line, that it is withdrawn and why: indexes yank what it alone holds.
+
+    Returns whether they said something else before. With no reason they say nothing of it.
+    """
+    release = next((one for one in indexes.releases() if one["tag_name"] == tag), None)
+    if release is None:
+        raise ReleaseError(f"there is no release {tag}")
+    if "\n" in reason:
+        raise ReleaseError("the reason is one line")
+    if indexes.withdrawn(release) == (reason or None):
+        return False
+    notes = str(release.get("body") or "")
+    if indexes.withdrawn(release) is not None:
+        notes = notes.partition("\n")[2].lstrip("\r\n")
+    with tempfile.TemporaryDirectory() as scratch:
+        file = Path(scratch, "NOTES.md")
+        file.write_text(f"{indexes.WITHDRAWN} {reason}\n\n{notes}" if reason else notes, encoding="utf-8")
+        _gh("release", "edit", tag, "--notes-file", str(file))
+    return True
 
 
 def _gh(*command: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import html
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -135,6 +136,35 @@ def test_a_release_is_a_draft_until_all_of_it_is_there(
     assert run(dist, "v2.2.0", "--publish") == 0
     assert "0 files new, 7 in all" in capsys.readouterr().out
     assert (github.asked("release create"), github.asked("release edit"), github.asked("release upload")) == (1, 1, 8)
+
+
+def test_an_upload_whose_answer_was_lost_is_done(dist: Path, github: github_stand_in.GitHub) -> None:
+    github.lost.write_text(BUILDS[1].wheel_name)
+    assert run(dist, "v2.2.0", "--publish") == 0
+    (there,) = github.releases
+    assert (there["draft"], len(there["assets"])) == (False, 7)
+
+
+def test_a_withdrawn_release_is_yanked_and_offered_again(dist: Path, github: github_stand_in.GitHub) -> None:
+    def page() -> str:
+        assert commands.main(["index", "--releases", "someone/ours", "--output", str(dist / "site")]) == 0
+        return (dist / "site" / "cu12" / "sageattention" / "index.html").read_text(encoding="utf-8")
+
+    assert run(dist, "v2.2.0", "--publish") == 0
+    notes = github.releases[0]["body"]
+    assert "data-yanked" not in page()
+    for reason in ('wrong kernels for "8.9"', "worse"):
+        assert commands.main(["withdraw", "--tag", "v2.2.0", "--reason", reason]) == 0
+        assert github.releases[0]["body"] == f"Withdrawn: {reason}\n\n{notes}"
+        assert page().count(f'data-yanked="{html.escape(reason)}"') == len(BUILDS)
+    assert run(dist, "v2.2.0-build.1", "--publish") == 0
+    assert "data-yanked" not in page(), "another release has the same files, and is good"
+    assert commands.main(["withdraw", "--tag", "v2.2.0"]) == 0
+    assert github.releases[1]["body"] == notes
+    edits = github.asked("release edit")
+    assert commands.main(["withdraw", "--tag", "v2.2.0"]) == 0
+    assert github.asked("release edit") == edits, "there was nothing to do"
+    assert commands.main(["withdraw", "--tag", "v9"]) == 1
 
 
 def change(key: str, value: object) -> Callable[[dict[str, Any]], None]:

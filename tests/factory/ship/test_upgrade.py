@@ -4,6 +4,7 @@ what is asked is what they choose.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -17,6 +18,7 @@ import pytest
 import samples
 import tools
 
+from sage_factory.files import put, sha256
 from sage_factory.make import wheels
 from sage_factory.ship import indexes
 from sage_factory.what import matrix
@@ -132,6 +134,27 @@ def test_beside_a_pytorch_that_no_build_is_for_nothing_is_changed(machine: Machi
     assert "torch" in done.stderr
     assert (machine.has("torch"), machine.has("sageattention")) == ("2.11.0", "2.2.0+torch2.8.cu129")
     assert machine.install("--upgrade", "sageattention", "--index-url", f"{world.url}/cu13/").returncode != 0
+
+
+def test_what_was_withdrawn_is_taken_only_by_who_asks_for_it(machine: Machine, tmp_path: Path, world: World) -> None:
+    offered = []
+    for number in (0, 1):  # the second, which repaired something, was worse
+        build = dataclasses.replace(samples.build(PYTHON), number=number)
+        path = wheels.for_index(samples.tiny_wheel(tmp_path, build), build=build, out_dir=tmp_path / "files")
+        asset = {"name": path.name, "browser_download_url": path.as_uri(), "digest": f"sha256:{sha256(path.read_bytes())}"}
+        body = "Withdrawn: worse" if number else ""
+        offered.append({"tag_name": f"v{number}", "draft": False, "body": body, "assets": [asset]})
+    for name, text in indexes.pages(indexes.links(offered)).items():
+        put(tmp_path / "site" / name, text.replace(tmp_path.as_uri(), "../../..").encode())
+    machine.torch("2.8.0", world)
+    with loopback.offering(tmp_path) as server:
+        index = f"{server.url}/site/cu12/"
+        assert machine.install("sageattention", "--index-url", index).returncode == 0
+        assert machine.has("sageattention") == "2.2.0+torch2.8.cu128"
+        done = machine.install("sageattention==2.2.0+torch2.8.cu128.1", "--index-url", index)
+        assert done.returncode == 0, done.stderr
+        assert machine.has("sageattention") == "2.2.0+torch2.8.cu128.1"
+        assert "worse" in done.stderr + done.stdout
 
 
 def test_poetry_locks_it(world: World, tmp_path: Path) -> None:
