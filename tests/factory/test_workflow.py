@@ -18,7 +18,7 @@ import yaml
 from sage_factory import ROOT
 from sage_factory.make import packages
 from sage_factory.what import inputs, matrix, plan
-from sage_factory.with_what import tasks
+from sage_factory.with_what import tasks, venvs
 
 GITHUB = ROOT / ".github"
 WORKFLOW = GITHUB / "workflows" / "build.yml"
@@ -93,7 +93,7 @@ def test_steps_are_tasks_that_a_developer_runs() -> None:
         words = command.split()
         if words[:2] == ["pixi", "update"]:
             continue
-        assert words[:2] == ["pixi", "run"], command
+        assert words[:2] in (["pixi", "run"], ["python3", "scripts/run.py"]), command
         named |= {words[2]} if words[2] != '"$TASK"' else set(JOBS["check"]["strategy"]["matrix"]["task"])
     assert named <= manifest.tasks.keys()
     assert {"lint", "test", "build", "verify", "summary", "release", "publish", "index"} <= named
@@ -106,7 +106,10 @@ def test_the_lock_is_made_by_pixi_and_proposed_by_a_task() -> None:
     assert content["permissions"] == {}
     assert job["permissions"] == {"contents": "write", "pull-requests": "write"}
     commands = [step["run"].split() for step in job["steps"] if "run" in step]
-    assert [command[:3] for command in commands] == [["pixi", "update", "--no-install"], ["pixi", "run", "propose"]]
+    assert [command[:3] for command in commands] == [
+        ["pixi", "update", "--no-install"],
+        ["python3", "scripts/run.py", "propose"],
+    ]
     assert "propose" in tasks.Manifest.read(ROOT / "pixi.toml").tasks
 
 
@@ -128,6 +131,31 @@ def test_every_job_takes_the_lock_as_it_is_where_there_is_one(there: bool, tmp_p
     )
     assert told.read_text() == ("PIXI_LOCKED=true\n" if there else "")
     assert done.stdout.startswith("::warning::there is no pixi.lock") is not there
+
+
+def test_what_may_write_runs_with_pinned_packages_alone() -> None:
+    """pixi without a lock takes the newest of everything, and the action that brings it is one more from outside."""
+    writing = {name for name, job in EVERY_JOB.items() if "write" in job["permissions"].values()}
+    assert len(writing) == 7
+    manifest = tasks.Manifest.read(ROOT / "pixi.toml")
+    for name in writing:
+        for step in EVERY_JOB[name]["steps"]:
+            command = step.get("run", "").split()
+            if command[:2] == ["python3", "scripts/run.py"]:
+                locks = manifest.locks_of(manifest.environment_of(manifest.task(command[2])))
+                assert all(venvs.lock_file(lock).is_file() for lock in locks)
+            else:
+                assert command[:2] in ([], ["gh", "workflow"], ["pixi", "update"]), name
+            used = step.get("uses", "").split("@")[0]
+            assert used.startswith("actions/") or not used or (used, name) == ("./.github/actions/pixi", "lock/lock"), name
+    # What is listed is deployed.
+    assert all("pixi" not in str(step) for step in EVERY_JOB["pages/index"]["steps"])
+
+
+def test_a_tag_is_checked_before_anything_is_built() -> None:
+    (checkout,) = [step for step in JOBS["plan"]["steps"] if "checkout@" in step.get("uses", "")]
+    assert checkout["with"]["fetch-depth"] == 0, "main, and all tags"
+    assert all("plan" in job["needs"] for name, job in JOBS.items() if name not in ("plan", "check"))
 
 
 def test_values_from_outside_do_not_become_shell_code() -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from sage_factory.ship import earlier, indexes
+from sage_factory.ship import earlier, indexes, tag
 from sage_factory.what import plan
 
 ERROR = 2
@@ -48,6 +48,7 @@ def checked(found: plan.Plan, name: str, repository: str) -> plan.Plan:
     """The plan of a release, without what earlier ones have; an error if there shall be no such release."""
     if not repository:
         return found
+    tag.check(name)
     version = found.builds[0].version
     there = earlier.published(indexes.releases(repository), version, name)
     return dataclasses.replace(found, builds=earlier.left(found.builds, there))

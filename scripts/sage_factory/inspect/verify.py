@@ -18,7 +18,7 @@ from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel
 
 from sage_factory.files import sha256
 from sage_factory.inspect import content
-from sage_factory.make import archives
+from sage_factory.make import archives, sbom
 from sage_factory.what import matrix, variant
 
 
@@ -43,6 +43,8 @@ def verify_wheel(path: Path) -> list[str]:
     faults += _record_faults(wheel.files, f"{info}/RECORD")
     faults += _metadata_faults(wheel.files, info, version, build)
     faults += _wheel_file_faults(wheel.files, info, build.build_tag if tagged else None, build)
+    if wheel.files.get(f"{info}/{sbom.NAME}") != sbom.of_wheel(wheel.files, version):
+        faults.append(f"{info}/{sbom.NAME} is missing, or is not the bill of what this wheel holds")
     said = content.Said(build.version, build.torch, build.cuda, build.platform, build.python)
     faults += content.operator_faults(content.below(wheel.files, archives.PACKAGE), said)
     faults += content.cubin_faults(content.below(wheel.files, f"{archives.PACKAGE}cubins/"), said.version, said.cuda)

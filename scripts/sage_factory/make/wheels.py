@@ -14,7 +14,7 @@ from pathlib import Path
 
 from sage_factory import FactoryError
 from sage_factory.files import put
-from sage_factory.make import archives
+from sage_factory.make import archives, sbom
 from sage_factory.what import matrix
 
 # The oldest time a zip can state: entries then differ by content alone.
@@ -37,6 +37,7 @@ def emit(operators: Path, cubins: Path, *, build: matrix.Build, out_dir: Path) -
     content |= licenses
     content[f"{info}/METADATA"] = _metadata(described.get(f"{info}/METADATA"), build, sorted(licenses))
     content[f"{info}/WHEEL"] = _wheel(build)
+    content[f"{info}/{sbom.NAME}"] = sbom.of_wheel(content, build.version)
     content[f"{info}/RECORD"] = _record(content, f"{info}/RECORD")
     target = out_dir / build.wheel_name
     put(target, _zipped(content, last=f"{info}/"))
@@ -60,6 +61,7 @@ def for_index(wheel: Path, *, build: matrix.Build, out_dir: Path, index_url: str
         lines.append(f"Project-URL: {INDEX}, {index_url.rstrip('/')}/")
     content[f"{named}/METADATA"] = "\n".join(lines).encode() + end + body
     content[f"{named}/WHEEL"] = _wheel(build, tagged=False)
+    content[f"{named}/{sbom.NAME}"] = sbom.of_wheel(content, build.index_version)
     content.pop(f"{named}/RECORD", None)
     content[f"{named}/RECORD"] = _record(content, f"{named}/RECORD")
     target = out_dir / build.index_name

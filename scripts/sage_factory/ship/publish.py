@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import shutil
 import subprocess
 import sys
@@ -138,7 +139,10 @@ class Remote:
         elif where.hostname in ("anaconda.org", "conda.anaconda.org"):
             upload_package_to_anaconda([str(path)], where.path.strip("/"))
         else:
-            upload_package_to_prefix([str(path)], f"{where.scheme}://{where.netloc}", where.path.strip("/"))
+            # A workflow that may ask for its identity signs what it publishes (CEP 27), and the server keeps that beside it.
+            signs = "ACTIONS_ID_TOKEN_REQUEST_URL" in os.environ
+            server, name = f"{where.scheme}://{where.netloc}", where.path.strip("/")
+            upload_package_to_prefix([str(path)], server, name, generate_attestation=signs)
 
     def _has(self, path: Path) -> bool:
         """Whether this very package is there; PublishError if it is another of that name. A server may index it a little later."""

@@ -12,8 +12,9 @@ from pathlib import Path
 from sage_factory import FactoryError
 from sage_factory.files import put, sha256
 from sage_factory.inspect import verify
-from sage_factory.make import archives, wheels
+from sage_factory.make import archives, sbom, wheels
 from sage_factory.ship import collect, indexes
+from sage_factory.ship import tag as tags
 from sage_factory.what import matrix, offers
 
 
@@ -93,11 +94,7 @@ class Release:
 def prepare(tag: str, files: collect.Collection, index_url: str, channel_url: str = "", repository: str = "") -> Release:
     """The release of these files, or ReleaseError if they are not to be released under this tag."""
     release = Release(tag, files, index_url, channel_url, repository)
-    if not re.fullmatch(rf"v{re.escape(release.version)}(-build\.[1-9]\d*)?", tag):
-        raise ReleaseError(
-            f"tag {tag} is not one of version {release.version}, which variants.yaml states: "
-            f"expected v{release.version} or v{release.version}-build.N. `pixi run tag` makes the next"
-        )
+    tags.number(tag, release.version)
     new = [group for group in files.groups if group.operators.name not in files.earlier]
     commits = {str(group.made.get("commit", "")): group.operators.name for group in new}
     for commit, name in commits.items():
@@ -127,6 +124,9 @@ def write(release: Release, folder: Path) -> list[Path]:
     if faults := [f"  {path.name}: {fault}" for path in new for fault in verify.verify_wheel(path)]:
         raise ReleaseError("the wheels for pip's indexes have faults:\n" + "\n".join(faults))
     files = [*release.files.files, *offered]
+    bill = folder / f"sageattention-{release.tag.removeprefix('v')}.cdx.json"
+    put(bill, sbom.of_release(release.version, release.tag, files))
+    files.append(bill)
     put(folder / "SHA256SUMS", sums(files).encode())
     # What this run can say of: provenance of the others is that of their own release.
     put(folder / "BUILT", sums([path for path in files if path.name not in earlier]).encode())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import email
+import json
 import time
 import zipfile
 from pathlib import Path
@@ -15,6 +16,7 @@ from packaging.utils import parse_wheel_filename
 from packaging.version import Version
 
 from sage_factory import commands
+from sage_factory.files import sha256
 from sage_factory.inspect import verify
 from sage_factory.make import wheels
 from sage_factory.what import matrix
@@ -58,6 +60,26 @@ def test_an_index_has_it_by_a_local_version(wheel_path: Path, tmp_path: Path) ->
     assert metadata["Version"] == "2.2.0+torch2.8.cu128"
     assert "Read me." in str(metadata.get_payload())
     assert email.message_from_bytes(new[f"{described}/WHEEL"])["Build"] is None
+
+
+def test_a_bill_of_what_is_in_it(wheel_path: Path, tmp_path: Path) -> None:
+    made = wheels.for_index(wheel_path, build=samples.build(), out_dir=tmp_path / "index")
+    for path, version in ((wheel_path, "2.2.0"), (made, "2.2.0+torch2.8.cu128")):
+        files = samples.contents(path)
+        bill = json.loads(files[f"sageattention-{version}.dist-info/sboms/sageattention.cdx.json"])
+        own = bill["metadata"]["component"]
+        assert (bill["specVersion"], own["name"], own["version"]) == ("1.6", "sageattention", version)
+        assert {part["name"]: part["hashes"][0]["content"] for part in own["components"]} == {
+            name: sha256(files[name]) for name in ("sageattention/_C.so", "sageattention/cubins/manifest.json")
+        }
+        needs = {(one["name"], one["version"], one["scope"]) for one in bill["components"]}
+        assert needs == {
+            ("torch", "2.8.0", "required"),
+            ("CUDA toolkit", "12.8", "excluded"),
+            ("C++ compiler", "GNU 13.3.0", "excluded"),
+        }
+    other = samples.contents(wheel_path) | {"sageattention/_C.so": b""}
+    assert any("is not the bill" in fault for fault in verify.verify_wheel(samples.rewrite(wheel_path, other)))
 
 
 def test_a_local_version_rises_with_pytorch_and_cuda() -> None:

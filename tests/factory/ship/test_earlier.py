@@ -15,7 +15,7 @@ import samples
 from sage_factory import commands
 from sage_factory.files import sha256
 from sage_factory.make import wheels
-from sage_factory.ship import collect, earlier
+from sage_factory.ship import collect, earlier, tag
 from sage_factory.what import matrix, plan, variant
 
 PROFILE, BUILDS = samples.PROFILE, samples.BUILDS
@@ -68,7 +68,9 @@ def test_what_is_new_is_built_and_the_rest_taken_as_it_is(
     assert after.items() >= before.items()
     assert after.keys() - before.keys() == {NEW.wheel_name, NEW.index_name}
     signed = (second / "release" / "BUILT").read_text().split()[1::2]
-    assert set(signed) == {NEW.wheel_name, NEW.index_name}, "this run built nothing else, and says so"
+    assert set(signed) == {NEW.wheel_name, NEW.index_name, "sageattention-2.2.0-build.1.cdx.json"}, (
+        "this run built nothing else, and says so"
+    )
 
 
 def test_a_repair_changes_packing_alone_and_has_a_number_of_its_own(
@@ -178,8 +180,11 @@ def test_the_plan_of_a_tag_leaves_out_what_is_there(
     assets = [{"name": build.wheel_name, "digest": "sha256:0"} for build in builds if build.wheel_name not in gone]
     github.set([{"tag_name": "v2.2.0", "draft": False, "body": "", "assets": assets}])
     monkeypatch.setenv("GITHUB_OUTPUT", str(tmp_path / "out"))
+    checked: list[str] = []
+    monkeypatch.setattr(tag, "check", checked.append)
     asked = ["plan", "--event", "push", "--ref", "refs/tags/v2.2.0-build.1", "--releases", "someone/ours"]
     assert commands.main(asked) == 0
+    assert checked == ["v2.2.0-build.1"]
     told = dict(line.split("=", 1) for line in (tmp_path / "out").read_text().splitlines())
     jobs = json.loads(told["jobs"])["include"]
     assert [(job["torch"], job["platform"], job["pythons"]) for job in jobs] == [

@@ -290,6 +290,18 @@ def test_a_bucket_is_read_with_its_credentials(dist: Path, tmp_path: Path, monke
     assert set(there) == {publish.place(path).as_posix() for path in collect.collect(dist, PROFILE).packages}
 
 
+@pytest.mark.parametrize("identity", [True, False])
+def test_a_workflow_that_has_an_identity_signs_packages(identity: bool, dist: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(publish, "upload_package_to_prefix", lambda *given, **more: asked.append((*given, more)))
+    monkeypatch.delenv("ACTIONS_ID_TOKEN_REQUEST_URL", raising=False)
+    if identity:
+        monkeypatch.setenv("ACTIONS_ID_TOKEN_REQUEST_URL", "https://example.org")
+    packages = collect.collect(dist, PROFILE).packages
+    publish.Remote("https://prefix.dev/ours").put(packages)
+    assert asked == [([str(path)], "https://prefix.dev", "ours", {"generate_attestation": identity}) for path in packages]
+
+
 def test_anaconda_and_s3_get_their_own_uploads(dist: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
     monkeypatch.setattr(publish, "upload_package_to_anaconda", lambda files, owner: asked.append((files, owner)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import html
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -51,9 +52,14 @@ def test_notes_and_sums_say_what_was_built(dist: Path) -> None:
     assert "conda install -c https://prefix.dev/ours -c conda-forge sageattention=2.2.0" in notes
     assert "c" * 40 in notes
     sums = (dist / "release" / "SHA256SUMS").read_text(encoding="utf-8")
+    bill = dist / "release" / "sageattention-2.2.0.cdx.json"
+    assert {part["name"] for part in json.loads(bill.read_text())["metadata"]["component"]["components"]} == {
+        *(path.name for path in collect.collect(dist, PROFILE).files),
+        *(build.index_name for build in BUILDS),
+    }
     offered = [dist / "release" / "index" / build.index_name for build in BUILDS]
     assert dict(line.split("  ")[::-1] for line in sums.splitlines()) == {
-        path.name: sha256(path.read_bytes()) for path in (*collect.collect(dist, PROFILE).files, *offered)
+        path.name: sha256(path.read_bytes()) for path in (*collect.collect(dist, PROFILE).files, *offered, bill)
     }
     assert [wheels.index_url(path) for path in offered] == [f"{URL}/"] * 2
 
@@ -127,22 +133,24 @@ def test_a_release_is_a_draft_until_all_of_it_is_there(
     assert (there["draft"], len(there["assets"])) == (True, 3)
     github.refuse.write_text("")
     assert run(dist, "v2.2.0", "--publish") == 0
-    assert "release v2.2.0 is public: 4 files new, 7 in all" in capsys.readouterr().out
+    assert "release v2.2.0 is public: 5 files new, 8 in all" in capsys.readouterr().out
     (there,) = github.releases
     names = (
-        {path.name for path in collect.collect(dist, PROFILE).files} | {"SHA256SUMS"} | {build.index_name for build in BUILDS}
+        {path.name for path in collect.collect(dist, PROFILE).files}
+        | {"SHA256SUMS", "sageattention-2.2.0.cdx.json"}
+        | {build.index_name for build in BUILDS}
     )
     assert (there["draft"], {asset["name"] for asset in there["assets"]}) == (False, names)
     assert run(dist, "v2.2.0", "--publish") == 0
-    assert "0 files new, 7 in all" in capsys.readouterr().out
-    assert (github.asked("release create"), github.asked("release edit"), github.asked("release upload")) == (1, 1, 8)
+    assert "0 files new, 8 in all" in capsys.readouterr().out
+    assert (github.asked("release create"), github.asked("release edit"), github.asked("release upload")) == (1, 1, 9)
 
 
 def test_an_upload_whose_answer_was_lost_is_done(dist: Path, github: github_stand_in.GitHub) -> None:
     github.lost.write_text(BUILDS[1].wheel_name)
     assert run(dist, "v2.2.0", "--publish") == 0
     (there,) = github.releases
-    assert (there["draft"], len(there["assets"])) == (False, 7)
+    assert (there["draft"], len(there["assets"])) == (False, 8)
 
 
 def test_a_withdrawn_release_is_yanked_and_offered_again(dist: Path, github: github_stand_in.GitHub) -> None:
@@ -218,7 +226,10 @@ def test_a_second_build_has_the_wheels_of_the_first_or_none(
     assert run(dist, "v2.2.0", "--publish") == 0
     assert run(dist, "v2.2.0-build.1", "--publish") == 0
     first, second = github.releases[1], github.releases[0]
-    assert (second["tag_name"], second["draft"], second["assets"]) == ("v2.2.0-build.1", False, first["assets"])
+    assert (second["tag_name"], second["draft"]) == ("v2.2.0-build.1", False)
+    packed = [[a for a in one["assets"] if a["name"].endswith((".whl", ".conda"))] for one in (first, second)]
+    assert packed[0] == packed[1]
+    assert len(packed[0]) == 6
     (wheel,) = [asset for asset in first["assets"] if asset["name"] == BUILDS[0].wheel_name]
     wheel["digest"] = "sha256:0"
     github.set([first])
