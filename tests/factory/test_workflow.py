@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
@@ -333,6 +334,35 @@ def test_pull_requests_keep_their_files_for_a_week() -> None:
     uploads = [step["with"] for job in JOBS.values() for step in job["steps"] if "upload-artifact@" in step.get("uses", "")]
     assert len(uploads) == 3
     assert {upload["retention-days"] for upload in uploads} == {"${{ needs.plan.outputs.retention-days }}"}
+
+
+@pytest.mark.parametrize("trigger", TRIGGERS)
+def test_no_path_is_in_two_artifacts(trigger: str) -> None:
+    """They are laid into one folder by several downloads at once: a path that is in two would be written by both."""
+    jobs = jobs_of(trigger)
+    profile = plan.plan(*TRIGGERS[trigger][:2], **TRIGGERS[trigger][2]).profile
+    found: dict[str, list[str]] = {}
+    for name in ("kernels", "build"):
+        (upload,) = [step["with"] for step in JOBS[name]["steps"] if "upload-artifact@" in step.get("uses", "")]
+        for job in jobs[name]:
+            fill = Expression({"matrix": job}).fill
+            tag = f"cu{job['cuda'].replace('.', '')}"
+            # What a build leaves in dist/.
+            made = [f"dist/conda/noarch/sageattention-cubins-2.2.0-{tag}_h1_0.conda", "dist/conda/noarch/repodata.json"]
+            made.append(f"dist/reports/kernels-{profile}-cu{job['cuda']}.json")
+            if name == "build":
+                build = matrix.builds(platform=job["platform"], cuda=job["cuda"], torch=job["torch"])[0]
+                made[-1] = f"dist/reports/{job['platform']}-{profile}-torch{job['torch']}-cu{job['cuda']}.json"
+                made += [f"dist/conda/{job['platform']}/{one}" for one in (f"{build.operators_stem}2_0.conda", "repodata.json")]
+                pythons = job["pythons"].split()
+                made += [f"dist/wheels/{dataclasses.replace(build, python=python).wheel_name}" for python in pythons]
+            patterns = fill(upload["path"]).split()
+            taken = [path for path in made if any(Path(path).match(pattern) for pattern in patterns)]
+            assert len(taken) == (2 if name == "kernels" else 2 + len(job["pythons"].split())), taken
+            for path in taken:
+                found.setdefault(path, []).append(fill(upload["name"]))
+    assert {path: names for path, names in found.items() if len(names) > 1} == {}
+    assert sum(path.endswith(".whl") for path in found) == len(list(builds_of(jobs)))
 
 
 def test_kernels_are_handed_on_to_where_the_build_looks() -> None:

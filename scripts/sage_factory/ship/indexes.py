@@ -175,7 +175,7 @@ def releases(repository: str = "") -> list[Mapping[str, Any]]:
     repository = repository or "{owner}/{repo}"
     command = ["gh", "api", "--paginate", "--slurp", f"repos/{repository}/releases?per_page=100"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        done = subprocess.run(command, capture_output=True, text=True, encoding="utf-8", errors="replace", check=True)
     except FileNotFoundError as error:
         raise SiteError("`gh`, GitHub's command line, is not installed: `pixi run` brings it") from error
     except subprocess.CalledProcessError as error:

@@ -159,7 +159,8 @@ class Remote:
         program = shutil.which("rattler-build")
         if program is None:
             raise PublishError("`rattler-build`, which publishes to S3, is not installed: `pixi run publish` brings it")
-        done = subprocess.run([program, "publish", str(path), "--to", self.url], check=False, capture_output=True, text=True)
+        command = [program, "publish", str(path), "--to", self.url]
+        done = subprocess.run(command, check=False, capture_output=True, text=True, encoding="utf-8", errors="replace")
         if done.returncode:
             raise PublishError(done.stderr.strip())
 

@@ -209,6 +209,6 @@ def withdraw(tag: str, reason: str) -> bool:
 
 
 def _gh(*command: str) -> None:
-    done = subprocess.run(["gh", *command], capture_output=True, text=True, check=False)
+    done = subprocess.run(["gh", *command], capture_output=True, text=True, encoding="utf-8", errors="replace", check=False)
     if done.returncode:
         raise ReleaseError(f"`gh {' '.join(command[:2])}` failed: {done.stderr.strip()}. Run it again to go on")

@@ -37,14 +37,16 @@ def number(name: str, version: str) -> int:
     return int(mine[1] or 0)
 
 
-def check(name: str) -> None:
-    """TagError unless this tag may be released: of the version in variants.yaml, newer than all others, and on main."""
+def check(name: str, commit: str = "") -> None:
+    """TagError unless this tag, or this commit by that name, may be released: of the version in variants.yaml, newer than all others,
+    and on main.
+    """
     version = matrix.load().packages["sageattention"]
     mine = Version(version), number(name, version)
     others = {(Version(m[1]), int(m[2] or 0)): m[0] for tag in git("tag").split() if tag != name and (m := TAG.fullmatch(tag))}
     if newer := max((other for other in others if other > mine), default=None):
         raise TagError(f"tag {name} is older than {others[newer]}: indexes and channels would go back. Raise the version")
-    if not holding(f"refs/tags/{name}", ["refs/heads/main", "refs/remotes/origin/main"]):
+    if not holding(commit or f"refs/tags/{name}", ["refs/heads/main", "refs/remotes/origin/main"]):
         raise TagError(f"tag {name} is not on main: merge what it names there first, and tag that")
 
 
@@ -60,6 +62,7 @@ def tag(*, dry_run: bool) -> str:
         raise TagError(f"these changes are not committed, so the tag would not hold them:\n{changed}")
     if there := [one for one in git("tag", "--points-at", "HEAD").split() if one.startswith("v")]:
         raise TagError(f"this commit is released already, as {there[0]}")
+    check(name, "HEAD")
     if not dry_run:
         git("tag", "-a", name, "-m", name)
     return name

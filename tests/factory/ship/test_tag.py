@@ -93,6 +93,12 @@ def test_a_tag_that_is_not_on_main_is_refused(repository: Path) -> None:
     git("merge", "--quiet", "--ff-only", "other")
     git("branch", "--quiet", "--force", "main")
     tag.check("v2.2.0")
+    git("checkout", "--quiet", "-b", "another")
+    git("commit", "--quiet", "--allow-empty", "-m", "three")
+    with pytest.raises(tag.TagError, match=r"v2\.2\.0-build\.1 is not on main"):
+        tag.tag(dry_run=True)
+    git("checkout", "--quiet", "--detach", "main")
+    git("branch", "--quiet", "-D", "another")
     # As a workflow has it: the tag checked out, and main as the remote's.
     git("branch", "--quiet", "-D", "main", "other")
     with pytest.raises(tag.TagError, match="not on main"):
