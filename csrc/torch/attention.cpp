@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "kernels/attention/params.h"
-#include "kernels/attention/sm90_qk_int8_pv_f16.h"
+#include "kernels/attention/sm90_qk_int8_pv_f16_masked.h"
 #include "kernels/mask/mask_tiles.h"
 #include "kernels/quant/quant_k_int8.h"
 #include "kernels/quant/quant_v.h"
@@ -341,13 +341,13 @@ void run(Call& call, const at::Tensor& out, const at::Tensor& lse, const std::op
 
   const bool masked = kernel.persistent && attn_mask.has_value();
   const std::string name = std::string(kernel.name) + (masked ? "_masked" : "");
-  runtime::Launch launch{instance_name(kernel.name, head_dim, call.q),
+  runtime::Launch launch{instance_name(name, head_dim, call.q),
                          name.c_str(),
                          call.device(),
                          call.stream,
                          grid,
                          static_cast<uint32_t>(kernel.threads(head_dim)),
-                         static_cast<uint32_t>(masked ? Sm90QkInt8PvF16::masked_shared_bytes(head_dim) : kernel.shared_bytes(head_dim)),
+                         static_cast<uint32_t>(masked ? Sm90QkInt8PvF16Masked::shared_bytes(head_dim) : kernel.shared_bytes(head_dim)),
                          /*overlaps_previous=*/true,
                          cluster};
   if (!kernel.persistent) {

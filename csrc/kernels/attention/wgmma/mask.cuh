@@ -3,7 +3,6 @@
 
 #include "kernels/attention/wgmma/config.cuh"
 #include "kernels/attention/wgmma/softmax.cuh"
-#include "kernels/mask/mask_tiles.h"
 #include "kernels/ptx/cluster.cuh"
 #include "kernels/ptx/ldmatrix.cuh"
 #include "kernels/ptx/mbarrier.cuh"
@@ -86,8 +85,8 @@ __device__ __forceinline__ void fetch_added(const Config::Params& p, const Memor
         ptx::mbarrier_wait(shared.address + Shared::kAddedEmpty + group * 8, parities >> group & 1 ^ 1);
         parities ^= 1u << group;
         if (threadIdx.x % 32 == 0) {
-          ptx::mbarrier_arrive_expect(full, Shared::kAddedGroupBytes);
-          ptx::tensor_copy(shared.address + Shared::kAdded + group * Shared::kAddedGroupBytes, p.mask_map, tile.tile * Config::kBlockN,
+          ptx::mbarrier_arrive_expect(full, Shared::Masked::kAddedBytes);
+          ptx::tensor_copy(shared.address + Shared::kAdded + group * Shared::Masked::kAddedBytes, p.mask_map, tile.tile * Config::kBlockN,
                            p.mask.row_stride == 0 ? 0 : work.first_row + group * 64, head, batch, full);
         }
       }
@@ -133,7 +132,7 @@ __device__ __forceinline__ void add_mask(const Config::Params& p, const Memory& 
   }
   // As accumulators lie: rows lane / 4 and 8 further of 8 keys, then of the next 8.
   const int row = p.mask.row_stride == 0 ? 0 : threadIdx.x % 128 / 32 * 16 + lane % 16;
-  uint32_t first = shared.address + Shared::kAdded + group * Shared::kAddedGroupBytes + row * 128;
+  uint32_t first = shared.address + Shared::kAdded + group * Shared::Masked::kAddedBytes + row * 128;
   // Left to itself the compiler reads all of the mask first, for which there are no registers: so where each chunk lies is made to
   // depend on the results of the one before, by bits of them that are none, which it does not know.
   const auto none = static_cast<uint32_t>(p.mask.row_stride >> 63);
@@ -149,7 +148,7 @@ __device__ __forceinline__ void add_mask(const Config::Params& p, const Memory& 
       score = __float_as_int(seen & 1u << (chunk * 8 + i) ? sum : -INFINITY);
     }
 #pragma unroll
-    for (int i = 0; i < 8; ++i) first += static_cast<uint32_t>(scores[chunk * 8 + i]) & none;
+    for (int i = 4; i < 8; ++i) first += static_cast<uint32_t>(scores[chunk * 8 + i]) & none;
   }
   __syncwarp();
   if (lane == 0) ptx::mbarrier_arrive(shared.address + Shared::kAddedEmpty + group * 8);
