@@ -80,6 +80,7 @@ class Build:
     architectures: tuple[str, ...]
     ptx: tuple[str, ...]
     wheel_platform: str
+    number: int = 0  # how often what was released of it was repaired since
 
     @property
     def torch_series(self) -> str:
@@ -88,8 +89,8 @@ class Build:
 
     @property
     def build_tag(self) -> str:
-        """PyTorch 2.8.0 with CUDA 12.8 → 280.128, the wheel's build tag."""
-        return f"{self.torch.replace('.', '')}.{self.cuda.replace('.', '')}"
+        """PyTorch 2.8.0 with CUDA 12.8 → 280.128, the wheel's build tag; 280.128.1 where that was repaired."""
+        return f"{self.torch.replace('.', '')}.{self.cuda.replace('.', '')}{self._repaired}"
 
     @property
     def python_tag(self) -> str:
@@ -99,6 +100,33 @@ class Build:
     def wheel_name(self) -> str:
         tag = self.python_tag
         return f"{self.package}-{self.version}-{self.build_tag}-{tag}-{tag}-{self.wheel_platform}.whl"
+
+    @property
+    def index_version(self) -> str:
+        """The version by which pip's indexes have this build, a local one (PEP 440): 2.2.0+torch2.8.cu128, which is below
+        2.2.0+torch2.10.cu128. Build tags would not do: of equal versions pip keeps the one that is installed.
+        """
+        return f"{self.version}+torch{self.torch_series}.cu{self.cuda.replace('.', '')}{self._repaired}"
+
+    @property
+    def _repaired(self) -> str:
+        return f".{self.number}" if self.number else ""
+
+    @property
+    def index_folder(self) -> str:
+        """The index of its CUDA × PyTorch: cu128-torch28."""
+        return f"cu{self.cuda.replace('.', '')}-torch{self.torch_series.replace('.', '')}"
+
+    @property
+    def index_major(self) -> str:
+        """The index of its CUDA's major version, whose drivers run it: cu12."""
+        return f"cu{self.cuda.split('.')[0]}"
+
+    @property
+    def index_name(self) -> str:
+        """The wheel's file name there."""
+        tag = self.python_tag
+        return f"{self.package}-{self.index_version}-{tag}-{tag}-{self.wheel_platform}.whl"
 
     @property
     def cubins_stem(self) -> str:
@@ -128,6 +156,13 @@ class Matrix:
         """What a bare `--cuda X` means."""
         return known("CUDA version", cuda, self.cuda).pytorch
 
+    def first_python(self, series: str) -> str:
+        """The oldest Python of a PyTorch series."""
+        pythons = [p.python[0] for p in self.pytorch.values() if p.version.startswith(f"{series}.")]
+        if not pythons:
+            raise MatrixError(f"unknown PyTorch {series}: variants.yaml has {', '.join(self.pytorch)}")
+        return pythons[0]
+
     def all_builds(self) -> tuple[Build, ...]:
         version = self.packages["sageattention"]
         found = []
@@ -137,7 +172,7 @@ class Matrix:
                 for python in row.get("python", pytorch.python):
                     found.append(
                         Build("sageattention", version, name, cuda.version, pytorch.version, python,
-                              cuda.architectures, cuda.ptx, self.platforms[name].wheel)
+                              cuda.architectures, cuda.ptx, self.platforms[name].wheel, row.get("build", 0))
                     )  # fmt: skip
         return tuple(found)
 
@@ -230,7 +265,7 @@ def _check(matrix: Matrix) -> None:
             first = known("architecture", name, matrix.architectures).cuda
             if Version(cuda.version) < Version(first):
                 raise MatrixError(f"CUDA {cuda.version} cannot compile architecture {name}: that takes CUDA {first} or newer")
-    keys = {"cuda", "pytorch", "python", "platforms"}
+    keys = {"cuda", "pytorch", "python", "platforms", "build"}
     for row in matrix.rows:
         if unknown := set(row) - keys:
             raise MatrixError(f"row {dict(row)} has unknown keys {sorted(unknown)}: known are {sorted(keys)}")
@@ -241,6 +276,8 @@ def _check(matrix: Matrix) -> None:
                 raise MatrixError(f"PyTorch {row['pytorch']} has no release for Python {python}: it has {', '.join(pythons)}")
         for name in row.get("platforms", ()):
             known("platform", name, matrix.platforms)
+        if type(number := row.get("build", 0)) is not int or not 0 <= number < 100:
+            raise MatrixError(f"row {dict(row)} has build {number!r}: expected a number from 0, as first released, to 99")
     names = [build.wheel_name for build in matrix.all_builds()]
     if twice := {name for name in names if names.count(name) > 1}:
         raise MatrixError(f"two rows make {min(twice)}: remove one, or divide the Pythons and platforms between them")
