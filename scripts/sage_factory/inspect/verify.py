@@ -160,11 +160,12 @@ def _wheel_file_faults(files: Mapping[str, bytes], info: str, build_tag: str | N
         yield f"{info}/WHEEL is missing"
         return
     wheel = _headers(files[f"{info}/WHEEL"])
-    expected = f"{build.python_tag}-{build.python_tag}-{build.wheel_platform}"
-    for key, value in (("Wheel-Version", "1.0"), ("Tag", expected), ("Build", build_tag), ("Root-Is-Purelib", "false")):
-        if wheel.get(key) != value or len(wheel.get_all(key, [])) > 1:
-            found = ", ".join(wheel.get_all(key) or ["nothing"])
-            yield f"WHEEL says {key} {found}, expected {value or 'nothing'}"
+    platforms = (build.wheel_platform,) if build_tag else build.index_platforms
+    tags = [f"{build.python_tag}-{build.python_tag}-{platform}" for platform in platforms]
+    wanted = {"Wheel-Version": ["1.0"], "Tag": tags, "Build": [build_tag] if build_tag else [], "Root-Is-Purelib": ["false"]}
+    for key, values in wanted.items():
+        if (found := wheel.get_all(key, [])) != values:
+            yield f"WHEEL says {key} {', '.join(found) or 'nothing'}, expected {', '.join(values) or 'nothing'}"
 
 
 # ── conda packages ────────────────────────────────────────────────────────────────────────────────────────

@@ -131,7 +131,8 @@ def _wheel(build: matrix.Build, *, tagged: bool = True) -> bytes:
     message["Wheel-Version"] = "1.0"
     message["Generator"] = "sage_factory"
     message["Root-Is-Purelib"] = "false"
-    message["Tag"] = f"{build.python_tag}-{build.python_tag}-{build.wheel_platform}"
+    for platform in (build.wheel_platform,) if tagged else build.index_platforms:
+        message["Tag"] = f"{build.python_tag}-{build.python_tag}-{platform}"
     if tagged:
         message["Build"] = build.build_tag
     return message.as_bytes()

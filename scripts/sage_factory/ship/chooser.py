@@ -25,6 +25,7 @@ class Offer(NamedTuple):
     name: str
     url: str  # as the page links to it
     folder: str  # of its index, below the page, as cu128-torch28
+    major: str  # of the index of its CUDA's major version
     sha256: str
 
 
@@ -42,7 +43,8 @@ def described(offer: Offer) -> dict[str, str]:
         "cuda": f"{cuda[:-1]}.{cuda[-1]}",
         "name": offer.name,
         "url": offer.url,
-        "index": offer.folder,
+        "index": offer.major,
+        "version": str(parse_wheel_filename(offer.name)[1]),
         "sha256": offer.sha256,
     }
 

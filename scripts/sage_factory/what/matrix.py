@@ -44,6 +44,13 @@ class Platform:
     on_request: bool = False
 
     @property
+    def tags(self) -> tuple[str, ...]:
+        """What pip's indexes call it: on Linux also by the glibc that is promised and verified (PEP 600)."""
+        if self.glibc is None:
+            return (self.wheel,)
+        return (self.wheel.replace("linux", f"manylinux_{self.glibc.replace('.', '_')}", 1), self.wheel)
+
+    @property
     def windows(self) -> bool:
         return self.name.startswith("win-")
 
@@ -81,6 +88,7 @@ class Build:
     ptx: tuple[str, ...]
     wheel_platform: str
     number: int = 0  # how often what was released of it was repaired since
+    index_platforms: tuple[str, ...] = ()
 
     @property
     def torch_series(self) -> str:
@@ -126,7 +134,7 @@ class Build:
     def index_name(self) -> str:
         """The wheel's file name there."""
         tag = self.python_tag
-        return f"{self.package}-{self.index_version}-{tag}-{tag}-{self.wheel_platform}.whl"
+        return f"{self.package}-{self.index_version}-{tag}-{tag}-{'.'.join(self.index_platforms)}.whl"
 
     @property
     def cubins_stem(self) -> str:
@@ -172,7 +180,8 @@ class Matrix:
                 for python in row.get("python", pytorch.python):
                     found.append(
                         Build("sageattention", version, name, cuda.version, pytorch.version, python,
-                              cuda.architectures, cuda.ptx, self.platforms[name].wheel, row.get("build", 0))
+                              cuda.architectures, cuda.ptx, self.platforms[name].wheel, row.get("build", 0),
+                              self.platforms[name].tags)
                     )  # fmt: skip
         return tuple(found)
 
