@@ -56,9 +56,11 @@ def describe(name: str, url: str, sha256: str, metadata_sha256: str | None = Non
     if build is None:
         raise SiteError(f"{name} does not say for which PyTorch and CUDA it is, as the version 2.2.0+torch2.8.cu128 does")
     torch, (major, minor) = build.group(1, 2), build.group(3, 4)
+    # Of a PyTorch that the table has no more, as in an old release, METADATA alone says it.
     python = matrix.load().first_python(".".join(torch))
     folder = f"cu{major}{minor}-torch{''.join(torch)}"
-    return Link(canonicalize_name(project), folder, f"cu{major}", name, url, sha256, f">={python}", metadata_sha256)
+    pythons = f">={python}" if python else ""
+    return Link(canonicalize_name(project), folder, f"cu{major}", name, url, sha256, pythons, metadata_sha256)
 
 
 def pages(links: Iterable[Link]) -> dict[str, str]:
@@ -80,7 +82,7 @@ def pages(links: Iterable[Link]) -> dict[str, str]:
 
 
 def _file(link: Link) -> str:
-    more = {"data-requires-python": link.requires_python}
+    more = {"data-requires-python": link.requires_python} if link.requires_python else {}
     if link.metadata_sha256:
         # PEP 714's name and the one that older pips know.
         more |= {f"data-{kind}-metadata": f"sha256={link.metadata_sha256}" for kind in ("core", "dist-info")}

@@ -157,11 +157,8 @@ class Matrix:
         return known("CUDA version", cuda, self.cuda).pytorch
 
     def first_python(self, series: str) -> str:
-        """The oldest Python of a PyTorch series."""
-        pythons = [p.python[0] for p in self.pytorch.values() if p.version.startswith(f"{series}.")]
-        if not pythons:
-            raise MatrixError(f"unknown PyTorch {series}: variants.yaml has {', '.join(self.pytorch)}")
-        return pythons[0]
+        """The oldest Python of a PyTorch series; empty where the table has none of it."""
+        return next((p.python[0] for p in self.pytorch.values() if p.version.startswith(f"{series}.")), "")
 
     def all_builds(self) -> tuple[Build, ...]:
         version = self.packages["sageattention"]

@@ -189,6 +189,12 @@ def test_links_to_the_wheels_of_every_release() -> None:
     assert indexes.pages(found)["cu12/sageattention/index.html"].count("<a ") == 2
 
 
+def test_a_release_for_a_pytorch_that_is_built_no_more_stays_listed() -> None:
+    name = "sageattention-2.1.0+torch2.5.cu124-cp312-cp312-linux_x86_64.whl"
+    page = indexes.pages(indexes.links([release("v2.1.0", asset(name))]))["cu124-torch25/sageattention/index.html"]
+    assert f'href="https://example.org/v2.2.0/{name}#sha256=00">{name}</a>' in page
+
+
 def test_releases_that_contradict_each_other() -> None:
     name = samples.build("3.11").index_name
     with pytest.raises(indexes.SiteError, match="in two releases with other content"):
