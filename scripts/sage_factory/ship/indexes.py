@@ -194,7 +194,7 @@ def withdrawn(release: Mapping[str, Any]) -> str | None:
 def links(releases: Iterable[Mapping[str, Any]]) -> list[Link]:
     """The wheels of releases, as GitHub describes them. Yanked are those that withdrawn ones alone hold."""
     found: dict[str, Link] = {}
-    for release in releases:
+    for release in sorted(releases, key=lambda release: withdrawn(release) is not None):
         why = withdrawn(release)
         for asset in release["assets"]:
             name, digest = asset["name"], asset.get("digest") or ""
@@ -204,8 +204,6 @@ def links(releases: Iterable[Mapping[str, Any]]) -> list[Link]:
                 raise SiteError(f"GitHub gives no SHA-256 of {name} in release {release['tag_name']}")
             link = describe(name, asset["browser_download_url"], digest.removeprefix("sha256:"))
             link = replace(link, yanked=why)
-            if name in found and found[name].yanked is not None and why is None:
-                found[name] = replace(found[name], yanked=None)
             if found.setdefault(name, link).sha256 != link.sha256:
                 raise SiteError(f"{name} is in two releases with other content in each; one is {release['tag_name']}")
     return list(found.values())

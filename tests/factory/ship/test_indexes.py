@@ -189,6 +189,18 @@ def test_links_to_the_wheels_of_every_release() -> None:
     assert indexes.pages(found)["cu12/sageattention/index.html"].count("<a ") == 2
 
 
+@pytest.mark.parametrize("order", [1, -1])
+def test_what_a_withdrawn_release_alone_holds_is_yanked(order: int) -> None:
+    both, alone = (samples.build(python).index_name for python in ("3.11", "3.12"))
+    good = release("v2.2.0-build.1", asset(both, "v2.2.0-build.1"))
+    withdrawn = release("v2.2.0", asset(both), asset(alone)) | {"body": "Withdrawn: too <slow>\n\nNotes."}
+    found = indexes.links([good, withdrawn][::order])
+    assert {link.name: link.yanked for link in found} == {both: None, alone: "too <slow>"}
+    page = indexes.pages(found)["cu12/sageattention/index.html"]
+    assert page.count("data-yanked") == page.count('data-yanked="too &lt;slow&gt;"') == 1
+    assert f'href="https://example.org/v2.2.0-build.1/{both}#' in page, "taken of the good one"
+
+
 def test_a_release_for_a_pytorch_that_is_built_no_more_stays_listed() -> None:
     name = "sageattention-2.1.0+torch2.5.cu124-cp312-cp312-linux_x86_64.whl"
     page = indexes.pages(indexes.links([release("v2.1.0", asset(name))]))["cu124-torch25/sageattention/index.html"]
