@@ -359,7 +359,7 @@ def sageattn_varlen(
     dtype = q.dtype
     if dtype == torch.float32:
         q, k, v = (_as_bfloat16(x) for x in (q, k, v))
-    kernel, _ = _choice("sageattn", None, q, v, masked=False, packed=True)
+    kernel, _ = _choice("sageattn", None, q, v, None, packed=True)
     out, lse = _ops.attention_varlen(
         q, k, v, cu_seqlens_q, cu_seqlens_k, longest_q, longest_k, is_causal, factor, smooth_k, True, return_lse, kernel
     )
@@ -399,7 +399,7 @@ def _attend(
     dtype = q.dtype
     if dtype == torch.float32:
         q, k, v = (_as_bfloat16(x) for x in (q, k, v))
-    kernel, or_pytorch = _choice(function, pv_accum_dtype, q, v, masked=attn_mask is not None, packed=False)
+    kernel, or_pytorch = _choice(function, pv_accum_dtype, q, v, attn_mask, packed=False)
     out, lse = _ops.attention(
         q, k, v, attn_mask, tensor_layout, is_causal, factor, smooth_k, smooth_v, return_lse, or_pytorch, kernel
     )
@@ -408,7 +408,13 @@ def _attend(
 
 
 def _choice(
-    function: str, pv_accum_dtype: str | None, q: torch.Tensor, v: torch.Tensor, *, masked: bool, packed: bool
+    function: str,
+    pv_accum_dtype: str | None,
+    q: torch.Tensor,
+    v: torch.Tensor,
+    attn_mask: torch.Tensor | None,
+    *,
+    packed: bool,
 ) -> tuple[str, bool]:
     head_dim, v_head_dim = q.shape[-1], v.shape[-1]
     # Branches, so that torch.compile makes constants of what it may not know.
@@ -417,7 +423,15 @@ def _choice(
     uneven = True if head_dim % 8 or v_head_dim % 8 else False  # noqa: SIM210
     device = q.device
     return dispatch.kernel_for(  # type: ignore[no-any-return, unused-ignore]
-        function, pv_accum_dtype, size, masked, packed, uneven, device.type, device.index
+        function,
+        pv_accum_dtype,
+        size,
+        attn_mask is not None,
+        dispatch.is_other_mask(attn_mask, q),
+        packed,
+        uneven,
+        device.type,
+        device.index,
     )
 
 

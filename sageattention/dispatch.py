@@ -42,7 +42,7 @@ class Kernel(NamedTuple):
     gpus: str  # that it runs on
     error: float  # largest relative L1 error against float64: randn, 4096 tokens, head_dim 128
     uneven: bool = True  # head_dims that are no multiple of 8
-    masks: bool = True
+    other_masks: bool = True  # masks that are added, of another dtype than q's
     # Up to so many queries, or keys, it gives way to PyTorch's own attention by cuDNN, where that was measured to be faster
     # (bench/notes.md), if it can do what is asked.
     few_queries: int = 0
@@ -54,7 +54,7 @@ KERNELS = {
     "sm80_qk_int8_pv_f16_accum_f16": Kernel("8.0 and later", 0.0115),
     "sm89_qk_int8_pv_f8": Kernel("8.9 and later", 0.0385),
     "sm89_qk_int8_pv_f8_accum_f16": Kernel("8.9 and later", 0.0385),
-    "sm90_qk_int8_pv_f16": Kernel("9.0 alone", 0.0115, uneven=False, masks=False, few_queries=512, few_keys=256),
+    "sm90_qk_int8_pv_f16": Kernel("9.0 alone", 0.0115, uneven=False, other_masks=False, few_queries=512, few_keys=256),
 }
 # The cuDNN that was measured, and later ones.
 MEASURED_CUDNN = 91000
@@ -129,6 +129,7 @@ class Request(NamedTuple):
     pv_accum_dtype: str | None = None
     head_dim: int = 128  # the larger of QK's and V's
     masked: bool = False
+    other_mask: bool = False  # which is added, and of another dtype than q's
     packed: bool = False
     uneven: bool = False  # a head_dim is no multiple of 8: rows do not start on 16 bytes
 
@@ -211,8 +212,8 @@ def _lack(name: str, request: Request, gpu: Gpu, present: frozenset[str] | None)
         return "not among the kernels installed for this GPU"
     if request.uneven and not kernel.uneven:
         return "head_dims that are multiples of 8"
-    if request.masked and not kernel.masks:
-        return "no attn_mask"
+    if request.other_mask and not kernel.other_masks:
+        return "an attn_mask that is bool or of q's dtype, float16 or bfloat16"
     return None
 
 
@@ -222,6 +223,7 @@ def kernel_for(
     pv_accum_dtype: str | None,
     head_dim: int,
     masked: bool,
+    other_mask: bool,
     packed: bool,
     uneven: bool,
     device: str,
@@ -233,7 +235,7 @@ def kernel_for(
         ValueError: none serves it.
         RuntimeError: there is no such GPU, or no kernels for it.
     """
-    choice = _remembered(Request(function, pv_accum_dtype, head_dim, masked, packed, uneven), device, index)
+    choice = _remembered(Request(function, pv_accum_dtype, head_dim, masked, other_mask, packed, uneven), device, index)
     return choice.kernel, choice.or_pytorch
 
 
@@ -266,6 +268,12 @@ def kernel_folder(index: int) -> str:
         RuntimeError: there is no such GPU, or none of the folders runs on it.
     """
     return _library.operators.kernel_architecture(index)  # type: ignore[no-any-return, unused-ignore]
+
+
+def is_other_mask(attn_mask: torch.Tensor | None, q: torch.Tensor) -> bool:
+    """Whether a mask is added, and of another dtype than that in which q is computed."""
+    computed = torch.bfloat16 if q.dtype == torch.float32 else q.dtype
+    return attn_mask is not None and attn_mask.dtype not in {torch.bool, computed}
 
 
 def forget() -> None:
@@ -321,6 +329,7 @@ def explain(
         pv_accum_dtype,
         head_dim=max(q.shape[-1], v.shape[-1]),
         masked=attn_mask is not None,
+        other_mask=is_other_mask(attn_mask, q),
         packed=packed,
         uneven=q.shape[-1] % 8 != 0 or v.shape[-1] % 8 != 0,
     )

@@ -32,7 +32,7 @@ def _choose_anew() -> Iterator[None]:
 def every_ability(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if every kernel could do everything, which leaves the rows of the table."""
     for name, kernel in dispatch.KERNELS.items():
-        monkeypatch.setitem(dispatch.KERNELS, name, kernel._replace(uneven=True, masks=True))
+        monkeypatch.setitem(dispatch.KERNELS, name, kernel._replace(uneven=True, other_masks=True))
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_every_function_serves_every_gpu_that_it_can() -> None:
         oldest = (8, 9) if "fp8" in function else (8, 0)
         for gpu in [*(dispatch.Gpu(c) for c in [(8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0)]), dispatch.CPU]:
             for accumulators in allowed or (None,):
-                request = dispatch.Request(function, accumulators, 256, masked=True, packed=True, uneven=True)
+                request = dispatch.Request(function, accumulators, 256, masked=True, other_mask=True, packed=True, uneven=True)
                 if gpu.capability >= oldest:
                     assert dispatch.choose(request, gpu).kernel in dispatch.KERNELS
                 else:

@@ -41,7 +41,7 @@ constexpr AttentionKernel wgmma(c10::string_view name) {
   kernel.since = 90;
   kernel.few_queries = 512;
   kernel.few_keys = 256;
-  kernel.that_alone = kernel.v_differs = kernel.packed = kernel.persistent = true;
+  kernel.that_alone = kernel.v_differs = kernel.masks = kernel.packed = kernel.persistent = true;
   return kernel;
 }
 

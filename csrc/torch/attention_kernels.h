@@ -20,7 +20,7 @@ struct AttentionKernel {
   int32_t v_bytes;        // of a number that that one writes
   bool v_smooths;         // takes V less its mean
   bool v_differs;         // V's head_dim may differ from Q's and K's
-  bool masks;
+  bool masks;             // a persistent one such as are bool or of Q's dtype
   bool packed;            // takes packed sequences
   int32_t few_queries;    // up to which, or up to so many keys, PyTorch's own attention is faster
   int32_t few_keys;

@@ -8,6 +8,7 @@
 #include "kernels/attention/sm90_qk_int8_pv_f16.h"
 
 #include "kernels/attention/wgmma/load.cuh"
+#include "kernels/attention/wgmma/mask.cuh"
 #include "kernels/attention/wgmma/quantise_q.cuh"
 #include "kernels/attention/wgmma/softmax.cuh"
 #include "kernels/attention/wgmma/store_out.cuh"
@@ -17,6 +18,7 @@
 
 namespace sage {
 
+template <bool Masked>
 __device__ __forceinline__ void consume(const Config::Params& p, const Memory& shared) {
   // The same in all lanes, which the compiler knows of a shuffle's result: what derives from it takes uniform registers.
   const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0);
@@ -35,7 +37,7 @@ __device__ __forceinline__ void consume(const Config::Params& p, const Memory& s
   Output out;
   Rows rows;
   Ring ring;
-  uint32_t parity = 0;
+  uint32_t turns = 0;  // the parities: of tiles of the output, and of what the mask adds
   int lane_group = lane % 4;  // read from the special register once
   ptx::keep(lane_group);
 
@@ -104,8 +106,8 @@ __device__ __forceinline__ void consume(const Config::Params& p, const Memory& s
   };
 
   while (true) {
-    ptx::mbarrier_wait(shared.address + Shared::kQFull, parity);
-    const Work& work = work_of(parity, shared);
+    ptx::mbarrier_wait(shared.address + Shared::kQFull, turns & 1);
+    const Work& work = work_of(turns & 1, shared);
     const auto same = [](int value) { return __shfl_sync(0xffffffffu, value, 0); };
     const int qo_len = same(work.qo_len);
     if (qo_len == 0) return;
@@ -119,10 +121,10 @@ __device__ __forceinline__ void consume(const Config::Params& p, const Memory& s
       ptx::named_barrier(1 + group, 128);
     }
     release_q();
-    parity ^= 1;
+    turns ^= 1;
     // Tiles of keys that some row of the cluster sees, that some row of this warpgroup sees, and of which all its rows see every key.
     const int all_blocks = same(work.key_blocks());
-    const int blocks = p.causal ? min(all_blocks, first_row / 64 + 1) : all_blocks;
+    const int blocks = p.causal && !Masked ? min(all_blocks, first_row / 64 + 1) : all_blocks;
     const int full_blocks = (p.causal ? min(kv_len, first_row + 1) : kv_len) / Config::kBlockN;
     int stages_left = all_blocks / Config::kStageBlocks + 1;
 
@@ -130,26 +132,45 @@ __device__ __forceinline__ void consume(const Config::Params& p, const Memory& s
     const auto k_scales = [&](int index) {
       return shared.at<float>(Shared::kKScale + (ring.stage * Config::kStageBlocks + index) * Config::kScaleBytes) + lane_group;
     };
-    const auto softmax = [&](int block, float k_scale, bool bounded) {
+    // What the mask says of the stage's block of keys of this index.
+    const auto seen_of = [&](int index) -> const Seen& {
+      return *shared.at<Seen>(Shared::kSeen + (ring.stage * Config::kStageBlocks + index) * Config::kSeenBytes);
+    };
+    const auto softmax = [&](int block, int index, uint32_t seen, float k_scale, bool bounded) {
       ptx::wgmma_hold(scores);
-      if (block < full_blocks) {
-        if (!bounded) raise_references(scores, k_scale, q_bound, rows, out, finish_pv);
-        make_probabilities<false>(scores, k_scale, rows);
-      } else {
-        hide_past_end(p.causal, kv_len, block * Config::kBlockN, first_row + warp % 4 * 16, scores);
-        if (!bounded) raise_references(scores, k_scale, q_bound, rows, out, finish_pv);
-        make_probabilities<true>(scores, k_scale, rows);
+      const int state = Masked ? seen_of(index).state(group) : 0;
+      float largest[2];
+      if (Masked && state == AttentionMask::kAdded) {
+        ptx::mbarrier_wait(shared.address + Shared::kAddedFull + group * 8, turns >> 1);
+        turns ^= 2;
+        add_mask(p, shared, group, lane_row, seen, k_scale, rows, scores);
+        find_largest_of_floats(scores, largest);
+        raise_references(largest, q_bound, rows, out, finish_pv);
+        make_probabilities_of_floats(shared, lane_row, rows, scores);
+        return;
       }
+      const bool some_hidden = Masked ? state != AttentionMask::kVisible : block >= full_blocks;
+      if (some_hidden) {
+        if constexpr (Masked) hide(seen, scores);
+        else hide_past_end(p.causal, kv_len, block * Config::kBlockN, first_row + warp % 4 * 16, scores);
+      }
+      if (!bounded) {
+        find_largest(scores, k_scale, rows, largest);
+        raise_references(largest, q_bound, rows, out, finish_pv);
+      }
+      if (some_hidden) make_probabilities<true>(scores, k_scale, rows);
+      else make_probabilities<false>(scores, k_scale, rows);
     };
     // The scores of a block of keys and the output of the one before; then, while the output is under way, the block's probabilities.
     const auto step = [&](int block, int index) {
       start_qk(index);
       start_pv(index);
+      const uint32_t seen = Masked ? seen_scores(p, work, group, seen_of(index)) : 0;
       const float k_scale = k_scales(index)[0], k_bound = k_scales(index)[QuantKInt8::kGroups];
       const bool bounded = __all_sync(0xffffffffu, k_bound <= rows.k_limit);
       ptx::wgmma_wait<1>();
       if (index == Config::kStageBlocks - 1) ask_for_next();
-      softmax(block, k_scale, bounded);
+      softmax(block, index, seen, k_scale, bounded);
       finish_pv();
     };
 
@@ -164,10 +185,11 @@ __device__ __forceinline__ void consume(const Config::Params& p, const Memory& s
       rows.k_limit = -INFINITY;
 #pragma unroll
       for (int i = 0; i < Config::kHeadDim / 2; ++i) out[i] = 0.0f;
+      const uint32_t first_seen = Masked ? seen_scores(p, work, group, seen_of(0)) : 0;
       const float first_k_scale = *k_scales(0);
       ptx::wgmma_wait<0>();
       if (Config::kStageBlocks == 1) ask_for_next();
-      softmax(0, first_k_scale, false);
+      softmax(0, 0, first_seen, first_k_scale, false);
       pack(scores, probabilities);
       // Where a stage holds two blocks, odd ones are its second, and even ones the next stage's first.
       int block = 1;
@@ -202,15 +224,15 @@ __device__ __forceinline__ void consume(const Config::Params& p, const Memory& s
   }
 }
 
-extern "C" __global__ void __launch_bounds__(Config::kThreads, 1)
-    sm90_qk_int8_pv_f16(const __grid_constant__ Config::Params p) {
+template <bool Masked>
+__device__ __forceinline__ void attend(const Config::Params& p) {
   extern __shared__ uint8_t unaligned[];
   Memory shared;
   shared.pointer = unaligned + (1024 - ptx::shared_address(unaligned) % 1024) % 1024;
   shared.address = ptx::shared_address(shared.pointer);
   if (threadIdx.x == 0) {
     ptx::mbarrier_init(shared.address + Shared::kQFull, 1);
-    ptx::mbarrier_init(shared.address + Shared::kQEmpty, Config::kConsumerWarps + 1);  // and the one that loads
+    ptx::mbarrier_init(shared.address + Shared::kQEmpty, Config::kConsumerWarps + (Masked ? 2 : 1));  // and those that load
     ptx::mbarrier_init(shared.address + Shared::kLastV, 1);
     ptx::mbarrier_init(shared.address + Shared::kIndexFull, 1);
     ptx::mbarrier_init(shared.address + Shared::kIndexEmpty, 1);
@@ -218,19 +240,34 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, 1)
       ptx::mbarrier_init(shared.address + Shared::kFull + stage * 8, 1);
       ptx::mbarrier_init(shared.address + Shared::kEmpty + stage * 8, Config::kConsumerWarps * ptx::cluster_size());
     }
+    for (int group = 0; Masked && group < Config::kConsumers; ++group) {
+      ptx::mbarrier_init(shared.address + Shared::kAddedFull + group * 8, 1);
+      ptx::mbarrier_init(shared.address + Shared::kAddedEmpty + group * 8, 4);
+    }
     ptx::mbarrier_init_fence();
   }
   ptx::cluster_sync_relaxed();
   if (threadIdx.x < 128) {
     ptx::registers_release<Config::kProducerRegisters>();
-    if (threadIdx.x < 32) load(p, shared);
-    else if (threadIdx.x < 64) hand_out(p, shared);
+    if (threadIdx.x < 32) load<Masked>(p, shared);
+    else if (threadIdx.x < 64) hand_out<Masked>(p, shared);
+    else if (Masked && threadIdx.x < 96) fetch_added(p, shared);
   } else {
     ptx::registers_acquire<Config::kConsumerRegisters>();
     if (p.lse != nullptr) ptx::grid_dependency_wait();  // for K's mean
-    consume(p, shared);
+    consume<Masked>(p, shared);
   }
   ptx::cluster_sync();  // a block's shared memory is there until no other's arrival is on the way to it
+}
+
+extern "C" __global__ void __launch_bounds__(Config::kThreads, 1)
+    sm90_qk_int8_pv_f16(const __grid_constant__ Config::Params p) {
+  attend<false>(p);
+}
+
+extern "C" __global__ void __launch_bounds__(Config::kThreads, 1)
+    sm90_qk_int8_pv_f16_masked(const __grid_constant__ Config::Params p) {
+  attend<true>(p);
 }
 
 }  // namespace sage
