@@ -116,7 +116,7 @@ def _(
     return out, lse if return_lse else lse.new_empty(0)
 
 
-class _NotDifferentiable(torch.autograd.Function):
+class _NotDifferentiable(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
     """Going back is an error, not silence. ATen has that for operators; LibTorch's stable ABI has not."""
 
     @staticmethod

@@ -20,7 +20,7 @@ namespace sage {
 
 template <typename... Parts>
 [[noreturn]] void fail(const Parts&... parts) {
-  std::ostringstream text;
+  std::ostringstream text(std::ios_base::out);  // the constructor without arguments is one that the promised glibc's libstdc++ lacks
   (text << ... << parts);
   throw std::runtime_error(text.str());
 }
