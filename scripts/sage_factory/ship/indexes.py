@@ -43,12 +43,14 @@ def describe(name: str, url: str, sha256: str, metadata_sha256: str | None = Non
     except InvalidWheelFilename as error:
         raise SiteError(f"{name} is not a wheel's name: {error}") from error
     build = re.fullmatch(r"(\d+)\.(\d+)", "".join(map(str, tag)))
-    python = re.fullmatch(r"cp(\d)(\d+)", next(iter(tags)).interpreter)
+    # py3: by LibTorch's stable ABI, for every Python of the PyTorchs from that one on.
+    python = re.fullmatch(r"cp(\d)(\d+)|py3", next(iter(tags)).interpreter)
     if build is None or python is None:
         raise SiteError(f"{name} does not say for which PyTorch, CUDA and Python it is, as {{torch}}.{{cuda}}-cp3xx does")
-    # 2.8.0 is 280 and 2.11.0 is 2110: the last digit is the patch, which an index does not tell apart.
-    folder = f"cu{build[2]}-torch{build[1][:-1]}"
-    return Link(canonicalize_name(project), folder, name, url, sha256, f"=={python[1]}.{python[2]}.*", metadata_sha256)
+    # 2.8.0 is 280 and 2.11.0 is 2110: the last digit is the patch, which an index does not tell apart. 2.9+ is 29.
+    folder = f"cu{build[2]}-torch{build[1][:-1]}" if python[1] else f"cu{build[2]}-torch{build[1]}-or-later"
+    requires = f"=={python[1]}.{python[2]}.*" if python[1] else ">=3.10"
+    return Link(canonicalize_name(project), folder, name, url, sha256, requires, metadata_sha256)
 
 
 def pages(links: Iterable[Link]) -> dict[str, str]:

@@ -15,6 +15,7 @@ from sage_factory.files import put, sha256
 from sage_factory.make import archives
 from sage_factory.ship import collect, indexes
 from sage_factory.ship.summary import table
+from sage_factory.what import matrix
 
 
 class ReleaseError(FactoryError):
@@ -66,7 +67,7 @@ class Release:
         """The platforms of each PyTorch × CUDA, in order of version."""
         rows: dict[tuple[Version, Version], list[collect.Group]] = {}
         for group in self.files.groups:
-            rows.setdefault((Version(group.builds[0].torch), Version(group.builds[0].cuda)), []).append(group)
+            rows.setdefault((matrix.release_order(group.builds[0].torch), Version(group.builds[0].cuda)), []).append(group)
         return [rows[key] for key in sorted(rows)]
 
     def _row(self, groups: Sequence[collect.Group]) -> list[str]:
@@ -75,7 +76,13 @@ class Release:
         platforms = [group.builds[0].platform for group in groups]
         folders = collect.inside(groups[0].kernels, archives.CUBINS + "manifest.json")["architectures"]
         code = sorted(folders, key=lambda name: (name.startswith("compute_"), int(re.sub(r"\D", "", name))))
-        return [build.torch_series, build.cuda, ", ".join(pythons), ", ".join(platforms), ", ".join(code)]
+        return [
+            build.torch_series + (" and later" if build.stable_abi else ""),
+            build.cuda,
+            ", ".join(pythons),
+            ", ".join(platforms),
+            ", ".join(code),
+        ]
 
 
 def prepare(tag: str, files: collect.Collection, index_url: str, channel_url: str = "") -> Release:
