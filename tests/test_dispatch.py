@@ -128,7 +128,7 @@ def test_short_sequences_are_pytorchs_where_it_is_faster_and_more_exact() -> Non
     for lack in ({"masked": True}, {"packed": True}, {"uneven": True}, {"head_dim": 192}):
         assert not asked(**lack)
     text = str(explain(Q, K, V, architecture="9.0"))
-    assert "up to 512 queries or 256 keys: PyTorch's own attention" in text
+    assert "up to 1024 queries (512 if causal) or 256 keys: PyTorch's own attention" in text
     assert "PyTorch's" not in str(explain(Q, K, V, architecture="8.9"))
 
 
@@ -210,7 +210,11 @@ def test_calls_are_short_where_the_operator_says() -> None:
     source = (Path(__file__).parents[1] / "csrc" / "torch" / "attention_kernels.cpp").read_text(encoding="utf-8")
     few = {name: int(number) for name, number in re.findall(r"kernel\.(few_\w+) = (\d+);", source)}
     hopper = dispatch.KERNELS[HOPPER]
-    assert few == {"few_queries": hopper.few_queries, "few_keys": hopper.few_keys}
+    assert few == {
+        "few_queries": hopper.few_queries,
+        "few_causal_queries": hopper.few_causal_queries,
+        "few_keys": hopper.few_keys,
+    }
     assert not any(kernel.few_queries or kernel.few_keys for name, kernel in dispatch.KERNELS.items() if name != HOPPER)
 
 
@@ -243,7 +247,7 @@ def test_compile_for_a_gpu(monkeypatch: pytest.MonkeyPatch, dynamic: bool) -> No
     assert out.device == lse.device == q.device
     assert out.shape == q.shape
     (call,) = [node for node in graphs[0].graph.nodes if node.target is torch.ops.sageattention.attention.default]
-    assert call.args[-2:] == (False, F8_SUMS)
+    assert call.args[-2:] == (False, _ops.NUMBERS[F8_SUMS])
 
 
 @pytest.mark.usefixtures("an_ada_gpu")

@@ -52,13 +52,13 @@ def describe(name: str, url: str, sha256: str, metadata_sha256: str | None = Non
         project, version, _, _ = parse_wheel_filename(name)
     except InvalidWheelFilename as error:
         raise SiteError(f"{name} is not a wheel's name: {error}") from error
-    build = re.fullmatch(r"torch(\d+)\.(\d+)\.cu(\d+)(\d)(?:\.\d+)?", version.local or "")
+    build = re.fullmatch(r"torch(\d+)\.(\d+)(\.abi)?\.cu(\d+)(\d)(?:\.\d+)?", version.local or "")
     if build is None:
         raise SiteError(f"{name} does not say for which PyTorch and CUDA it is, as the version 2.2.0+torch2.8.cu128 does")
-    torch, (major, minor) = build.group(1, 2), build.group(3, 4)
+    torch, later, (major, minor) = build.group(1, 2), build[3], build.group(4, 5)
     # Of a PyTorch that the table has no more, as in an old release, METADATA alone says it.
     python = matrix.load().first_python(".".join(torch))
-    folder = f"cu{major}{minor}-torch{''.join(torch)}"
+    folder = f"cu{major}{minor}-torch{''.join(torch)}{'-or-later' if later else ''}"
     pythons = f">={python}" if python else ""
     return Link(canonicalize_name(project), folder, f"cu{major}", name, url, sha256, pythons, metadata_sha256)
 
