@@ -86,7 +86,8 @@ def requested(args: argparse.Namespace) -> list[tuple[matrix.Build, ...]]:
     torch, pythons = args.torch, args.python
     if not args.profile:
         torch = torch or matrix.load().default_torch(args.cuda)
-        pythons = pythons or [channel.PYTHON]
+        if not torch.endswith("+"):  # those are for every Python
+            pythons = pythons or [channel.PYTHON]
     platform = args.platform or matrix.host_platform()
     chosen = matrix.builds(args.profile, platform=platform, cuda=args.cuda, torch=torch, python=pythons)
     return matrix.groups(chosen, kernels=args.kernels)

@@ -36,7 +36,7 @@ def environment(python: str) -> Iterator[Path]:
 
 def pytorch(interpreter: Path, build: matrix.Build, *, cxx11_abi: bool = True) -> None:
     """Install the newest PyTorch of the build's series: pip's own, but for one that is not of the build's C++ ABI."""
-    table, wanted = matrix.load(), f"torch=={build.torch_series}.*"
+    table, wanted = matrix.load(), build.requires_torch
     said = f"no PyTorch {build.torch_series} can be installed"
     if cxx11_abi and table.pytorch[build.torch].old_abi_on_pypi and not table.platforms[build.platform].windows:
         backend = f"cu{build.cuda.replace('.', '')}"

@@ -32,8 +32,8 @@ def torch_version() -> str:
 
 def choose(directory: Path, torch: str, cuda: str) -> Path:
     """The wheel in `directory` for this Python and PyTorch."""
-    python = f"cp{sys.version_info[0]}{sys.version_info[1]}"
-    tag = f"{torch.replace('.', '')}.{cuda.replace('.', '')}"
+    python = "py3" if torch.endswith("+") else f"cp{sys.version_info[0]}{sys.version_info[1]}"
+    tag = f"{torch.rstrip('+').replace('.', '')}.{cuda.replace('.', '')}"
     version = matrix.load().packages["sageattention"]
     # 280.128.1, where there is one, is a repair of 280.128.
     for path in sorted(directory.glob(f"sageattention-{version}-{tag}*-{python}-*.whl"), reverse=True):

@@ -133,11 +133,11 @@ def _metadata_faults(files: Mapping[str, bytes], info: str, version: str, build:
         yield f"METADATA says Name {metadata['Name']}, expected {build.package} as the file name does"
     if metadata["Version"] != version:
         yield f"METADATA says Version {metadata['Version']}, expected {version} as the file name does"
-    expected = f">={matrix.load().first_python(build.torch_series)}"
+    expected = build.requires_python
     if metadata["Requires-Python"] != expected:
         found = metadata["Requires-Python"]
         yield f"METADATA says Requires-Python {found}, expected {expected}, the oldest Python of PyTorch {build.torch_series}"
-    wanted = f"torch=={build.torch_series}.*"
+    wanted = build.requires_torch
     try:
         found = [str(Requirement(text)) for text in metadata.get_all("Requires-Dist", [])]
     except InvalidRequirement as error:
@@ -160,8 +160,7 @@ def _wheel_file_faults(files: Mapping[str, bytes], info: str, build_tag: str | N
         yield f"{info}/WHEEL is missing"
         return
     wheel = _headers(files[f"{info}/WHEEL"])
-    platforms = (build.wheel_platform,) if build_tag else build.index_platforms
-    tags = [f"{build.python_tag}-{build.python_tag}-{platform}" for platform in platforms]
+    tags = [build.wheel_tag] if build_tag else list(build.index_tags)
     wanted = {"Wheel-Version": ["1.0"], "Tag": tags, "Build": [build_tag] if build_tag else [], "Root-Is-Purelib": ["false"]}
     for key, values in wanted.items():
         if (found := wheel.get_all(key, [])) != values:
@@ -214,11 +213,11 @@ def _cubin_package_faults(conda: archives.Conda, index: Mapping[str, Any], versi
 
 def _operator_package_faults(conda: archives.Conda, index: Mapping[str, Any], version: str, build: str) -> Iterator[str]:
     table = matrix.load()
-    parts = re.match(r"torch(\d+)_(cu\d+)_", build)
-    torch = next((name for name in table.pytorch if parts and name.replace(".", "") == parts[1]), None)
+    parts = re.match(r"torch([^_]+)_(cu\d+)_", build)
     cuda = _cuda_of(parts[2]) if parts else None
+    same = [one for one in table.all_builds() if parts and one.torch_tag == parts[1]]
     platform = str(index.get("subdir"))
-    if torch is None or cuda is None:
+    if not same or cuda is None:
         yield f"the build string {build} does not begin with a PyTorch and CUDA of variants.yaml, such as torch280_cu128"
         return
     if platform not in table.platforms:
@@ -226,19 +225,18 @@ def _operator_package_faults(conda: archives.Conda, index: Mapping[str, Any], ve
         return
     if index.get("noarch") != "python":
         yield f"info/index.json says noarch {index.get('noarch')}, expected python: else one Python alone would find the package"
-    found = next((b for b in table.all_builds() if (b.torch, b.cuda, b.platform) == (torch, cuda, platform)), None)
-    if found is None:
-        yield f"variants.yaml has no build of PyTorch {torch} with CUDA {cuda} for {platform}"
+    made = next((one for one in same if (one.cuda, one.platform) == (cuda, platform)), None)
+    if made is None:
+        yield f"variants.yaml has no build of PyTorch {same[0].torch} with CUDA {cuda} for {platform}"
         return
-    if not build.endswith(f"_{found.number}"):
-        yield f"the build string {build} does not end in _{found.number}, the `build` of its row in variants.yaml"
-    if index.get("build_number") != variant.number(found, table):
-        yield f"info/index.json says build_number {index.get('build_number')}, expected {variant.number(found, table)}"
+    if not build.endswith(f"_{made.number}"):
+        yield f"the build string {build} does not end in _{made.number}, the `build` of its row in variants.yaml"
+    if index.get("build_number") != variant.number(made, table):
+        yield f"info/index.json says build_number {index.get('build_number')}, expected {variant.number(made, table)}"
     listed = index.get("depends")
     depends = {str(dependency).split(" ")[0]: str(dependency) for dependency in listed} if isinstance(listed, list) else {}
-    series = ".".join(torch.split(".")[:2])
-    if depends.get("pytorch") != f"pytorch {series}.*":
-        yield f"info/index.json depends on {depends.get('pytorch')!r}, expected 'pytorch {series}.*' as the build string says"
+    if depends.get("pytorch") != f"pytorch {made.conda_torch}":
+        yield f"info/index.json depends on {depends.get('pytorch')!r}, expected 'pytorch {made.conda_torch}' as the build string says"
     kernels = f"sageattention-cubins =={version} cu{cuda.replace('.', '')}_"
     if not depends.get("sageattention-cubins", "").startswith(kernels):
         yield f"info/index.json depends on {depends.get('sageattention-cubins')!r}, expected '{kernels}…' exactly"
@@ -253,7 +251,7 @@ def _operator_package_faults(conda: archives.Conda, index: Mapping[str, Any], ve
     if (metadata["Name"], metadata["Version"]) != ("sageattention", version):
         yield f"{described}METADATA says {metadata['Name']} {metadata['Version']}, expected sageattention {version}"
     inside = content.below(conda.payload, archives.SITE_PACKAGES + archives.PACKAGE)
-    yield from content.operator_faults(inside, content.Said(version, torch, cuda, platform))
+    yield from content.operator_faults(inside, content.Said(version, made.torch, cuda, platform))
 
 
 def _cuda_of(build: str) -> str | None:

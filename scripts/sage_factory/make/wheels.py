@@ -30,7 +30,7 @@ class WheelError(FactoryError):
 def emit(operators: Path, cubins: Path, *, build: matrix.Build, out_dir: Path) -> Path:
     """Write the wheel of `build` into `out_dir`, whole or not at all, and return its path."""
     content = payload(operators, cubins)
-    _check(content, operators, cubins, build)
+    check(content, operators, cubins, build)
     info = f"{build.package}-{build.version}.dist-info"
     described = {name: content.pop(name) for name in list(content) if name.startswith(info + "/")}
     licenses = {name: data for name, data in described.items() if name.startswith(f"{info}/licenses/")}
@@ -91,7 +91,8 @@ def payload(operators: Path, cubins: Path) -> dict[str, bytes]:
     return files
 
 
-def _check(files: dict[str, bytes], operators: Path, cubins: Path, build: matrix.Build) -> None:
+def check(files: dict[str, bytes], operators: Path, cubins: Path, build: matrix.Build) -> None:
+    """WheelError if the packages are not those of the build."""
     for name, source in (
         (f"{archives.PACKAGE}_build.json", operators),
         (f"{archives.PACKAGE}cubins/manifest.json", cubins),
@@ -114,9 +115,7 @@ def _metadata(described: bytes | None, build: matrix.Build, licenses: list[str])
     lines += [(key, str(value)) for key, value in old.items() if key.title() in KEPT]
     lines += [("License-File", name.partition("/licenses/")[2]) for name in licenses]
     # pip takes the highest build tag whatever PyTorch is there: only the pin keeps a wrong one out.
-    # Which Python it is for the tags say. This is the same in all wheels of a PyTorch, because Poetry reads one of them for all.
-    oldest = matrix.load().first_python(build.torch_series)
-    lines += [("Requires-Python", f">={oldest}"), ("Requires-Dist", f"torch=={build.torch_series}.*")]
+    lines += [("Requires-Python", build.requires_python), ("Requires-Dist", build.requires_torch)]
     body = old.get_payload(decode=True)
     text = body.decode("utf-8") if isinstance(body, bytes) else ""
     return ("".join(f"{key}: {value}\n" for key, value in lines) + "\n" + text).encode()
@@ -131,8 +130,8 @@ def _wheel(build: matrix.Build, *, tagged: bool = True) -> bytes:
     message["Wheel-Version"] = "1.0"
     message["Generator"] = "sage_factory"
     message["Root-Is-Purelib"] = "false"
-    for platform in (build.wheel_platform,) if tagged else build.index_platforms:
-        message["Tag"] = f"{build.python_tag}-{build.python_tag}-{platform}"
+    for tag in (build.wheel_tag,) if tagged else build.index_tags:
+        message["Tag"] = tag
     if tagged:
         message["Build"] = build.build_tag
     return message.as_bytes()
@@ -155,8 +154,8 @@ def _zipped(files: dict[str, bytes], last: str) -> bytes:
     return archives.zipped(((name, modes[name], files[name]) for name in names), EPOCH, LEVEL)
 
 
-def find_build(operators: Path, python: str) -> matrix.Build:
-    """The build of variants.yaml that a package was made as."""
+def find_build(operators: Path, python: str | None = None) -> matrix.Build:
+    """The build of variants.yaml that a package was made as, for that Python or for any."""
     conda = archives.read_conda(operators)
     made = next((json.loads(data) for name, data in conda.payload.items() if name.endswith("/_build.json")), None)
     if made is None:

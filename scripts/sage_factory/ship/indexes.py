@@ -54,13 +54,15 @@ def describe(name: str, url: str, sha256: str, metadata_sha256: str | None = Non
         project, version, _, _ = parse_wheel_filename(name)
     except InvalidWheelFilename as error:
         raise SiteError(f"{name} is not a wheel's name: {error}") from error
-    build = re.fullmatch(r"torch(\d+)\.(\d+)\.cu(\d+)(\d)(?:\.\d+)?", version.local or "")
+    build = re.fullmatch(r"torch(\d+)\.(\d+)(\.abi)?\.cu(\d+)(\d)(?:\.\d+)?", version.local or "")
     if build is None:
         raise SiteError(f"{name} does not say for which PyTorch and CUDA it is, as the version 2.2.0+torch2.8.cu128 does")
-    torch, (major, minor) = build.group(1, 2), build.group(3, 4)
+    torch, later, (major, minor) = build.group(1, 2), build[3], build.group(4, 5)
+    # Of a PyTorch that the table has no more, as in an old release, METADATA alone says it.
     python = matrix.load().first_python(".".join(torch))
-    folder = f"cu{major}{minor}-torch{''.join(torch)}"
-    return Link(canonicalize_name(project), folder, f"cu{major}", name, url, sha256, f">={python}", metadata_sha256)
+    folder = f"cu{major}{minor}-torch{''.join(torch)}{'-or-later' if later else ''}"
+    pythons = f">={python}" if python else ""
+    return Link(canonicalize_name(project), folder, f"cu{major}", name, url, sha256, pythons, metadata_sha256)
 
 
 def pages(links: Iterable[Link]) -> dict[str, str]:
@@ -109,7 +111,7 @@ def _below(url: str) -> str:
 
 
 def _file(link: Link) -> str:
-    more = {"data-requires-python": link.requires_python}
+    more = {"data-requires-python": link.requires_python} if link.requires_python else {}
     if link.metadata_sha256:
         # PEP 714's name and the one that older pips know.
         more |= {f"data-{kind}-metadata": f"sha256={link.metadata_sha256}" for kind in ("core", "dist-info")}
@@ -224,7 +226,7 @@ def withdrawn(release: Mapping[str, Any]) -> str | None:
 def links(releases: Iterable[Mapping[str, Any]]) -> list[Link]:
     """The wheels of releases, as GitHub describes them. Yanked are those that withdrawn ones alone hold."""
     found: dict[str, Link] = {}
-    for release in releases:
+    for release in sorted(releases, key=lambda release: withdrawn(release) is not None):
         why = withdrawn(release)
         beside = {asset["name"]: asset for asset in release["assets"]}
         for asset in release["assets"]:
@@ -238,8 +240,6 @@ def links(releases: Iterable[Mapping[str, Any]]) -> list[Link]:
             said = str(metadata.get("digest") or "").removeprefix("sha256:") or None
             link = describe(name, asset["browser_download_url"], digest.removeprefix("sha256:"), said)
             link = replace(link, yanked=why, provenance=signed.get("browser_download_url"))
-            if name in found and found[name].yanked is not None and why is None:
-                found[name] = replace(found[name], yanked=None)
             if found.setdefault(name, link).sha256 != link.sha256:
                 raise SiteError(f"{name} is in two releases with other content in each; one is {release['tag_name']}")
     return list(found.values())

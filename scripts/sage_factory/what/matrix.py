@@ -72,11 +72,19 @@ class PyTorch:
     python: tuple[str, ...]
     old_abi_on_pypi: bool = False
     conda_forge: tuple[str, ...] = ()
+    release: str = ""  # compiled with, if not `version`
+
+    @property
+    def compiled_with(self) -> str:
+        return self.release or self.version
 
 
 @dataclass(frozen=True)
 class Build:
-    """One Python × PyTorch × CUDA × platform: one wheel; with its Python left out, one conda package."""
+    """One Python × PyTorch × CUDA × platform: one wheel; with its Python left out, one conda package.
+
+    PyTorch `2.9+` is every one from 2.9 on, and `python` then the oldest.
+    """
 
     package: str
     version: str
@@ -91,30 +99,67 @@ class Build:
     index_platforms: tuple[str, ...] = ()
 
     @property
+    def stable_abi(self) -> bool:
+        """Whether the operators know no PyTorch in particular."""
+        return self.torch.endswith("+")
+
+    @property
     def torch_series(self) -> str:
-        """The release series a binary is good for: 2.8.0 → 2.8."""
-        return ".".join(self.torch.split(".")[:2])
+        """The release series a binary is good for: 2.8.0 → 2.8; or the first: 2.9+ → 2.9."""
+        return ".".join(self.torch.rstrip("+").split(".")[:2])
+
+    @property
+    def torch_tag(self) -> str:
+        """PyTorch in the name of a conda package: 2.8.0 → 280, 2.9+ → 29on."""
+        return self.torch.replace(".", "").replace("+", "on")
+
+    @property
+    def conda_torch(self) -> str:
+        """What a conda package requires of PyTorch."""
+        return f">={self.torch_series}" if self.stable_abi else f"{self.torch_series}.*"
+
+    @property
+    def requires_torch(self) -> str:
+        """What a wheel requires."""
+        return "torch" + (self.conda_torch if self.stable_abi else f"=={self.conda_torch}")
+
+    @property
+    def requires_python(self) -> str:
+        """What a wheel requires: the same in all wheels of a PyTorch, since Poetry reads one of them for all. The tags say the rest."""
+        return f">={load().pytorch[self.torch].python[0]}"
 
     @property
     def build_tag(self) -> str:
-        """PyTorch 2.8.0 with CUDA 12.8 → 280.128, the wheel's build tag; 280.128.1 where that was repaired."""
-        return f"{self.torch.replace('.', '')}.{self.cuda.replace('.', '')}{self._repaired}"
+        """PyTorch 2.8.0 with CUDA 12.8 → 280.128, the wheel's build tag; 2.9+ → 29.128; 280.128.1 where that was repaired."""
+        return f"{self.torch.rstrip('+').replace('.', '')}.{self.cuda.replace('.', '')}{self._repaired}"
 
     @property
-    def python_tag(self) -> str:
-        return "cp" + self.python.replace(".", "")
+    def wheel_tag(self) -> str:
+        """cp312-cp312-linux_x86_64; of operators for every PyTorch, which know no Python either, py3-none-linux_x86_64."""
+        return f"{self._python_tag}-{self.wheel_platform}"
+
+    @property
+    def index_tags(self) -> tuple[str, ...]:
+        """The same in pip's indexes: there on Linux also by the glibc that is promised."""
+        return tuple(f"{self._python_tag}-{platform}" for platform in self.index_platforms)
+
+    @property
+    def _python_tag(self) -> str:
+        python = "cp" + self.python.replace(".", "")
+        return "py3-none" if self.stable_abi else f"{python}-{python}"
 
     @property
     def wheel_name(self) -> str:
-        tag = self.python_tag
-        return f"{self.package}-{self.version}-{self.build_tag}-{tag}-{tag}-{self.wheel_platform}.whl"
+        return f"{self.package}-{self.version}-{self.build_tag}-{self.wheel_tag}.whl"
 
     @property
     def index_version(self) -> str:
         """The version by which pip's indexes have this build, a local one (PEP 440): 2.2.0+torch2.8.cu128, which is below
-        2.2.0+torch2.10.cu128. Build tags would not do: of equal versions pip keeps the one that is installed.
+        2.2.0+torch2.10.cu128; 2.9+ is 2.2.0+torch2.9.abi.cu128, below the builds for 2.9 alone. Build tags would not do: of equal
+        versions pip keeps the one that is installed.
         """
-        return f"{self.version}+torch{self.torch_series}.cu{self.cuda.replace('.', '')}{self._repaired}"
+        abi = ".abi" if self.stable_abi else ""
+        return f"{self.version}+torch{self.torch_series}{abi}.cu{self.cuda.replace('.', '')}{self._repaired}"
 
     @property
     def _repaired(self) -> str:
@@ -122,8 +167,9 @@ class Build:
 
     @property
     def index_folder(self) -> str:
-        """The index of its CUDA × PyTorch: cu128-torch28."""
-        return f"cu{self.cuda.replace('.', '')}-torch{self.torch_series.replace('.', '')}"
+        """The index of its CUDA × PyTorch: cu128-torch28, cu128-torch29-or-later."""
+        later = "-or-later" if self.stable_abi else ""
+        return f"cu{self.cuda.replace('.', '')}-torch{self.torch_series.replace('.', '')}{later}"
 
     @property
     def index_major(self) -> str:
@@ -133,8 +179,7 @@ class Build:
     @property
     def index_name(self) -> str:
         """The wheel's file name there."""
-        tag = self.python_tag
-        return f"{self.package}-{self.index_version}-{tag}-{tag}-{'.'.join(self.index_platforms)}.whl"
+        return f"{self.package}-{self.index_version}-{self._python_tag}-{'.'.join(self.index_platforms)}.whl"
 
     @property
     def cubins_stem(self) -> str:
@@ -144,7 +189,7 @@ class Build:
     @property
     def operators_stem(self) -> str:
         """What the name of the operators' conda package begins with, up to its digest."""
-        return f"{self.package}-{self.version}-torch{self.torch.replace('.', '')}_cu{self.cuda.replace('.', '')}_h"
+        return f"{self.package}-{self.version}-torch{self.torch_tag}_cu{self.cuda.replace('.', '')}_h"
 
 
 @dataclass(frozen=True)
@@ -157,6 +202,7 @@ class Matrix:
     build_python: str
     pytorch: Mapping[str, PyTorch]
     tools: tuple[str, ...]
+    hub: Mapping[str, str]
     rows: tuple[Mapping[str, Any], ...]
     profiles: Mapping[str, tuple[Mapping[str, Any], ...]]
 
@@ -165,11 +211,8 @@ class Matrix:
         return known("CUDA version", cuda, self.cuda).pytorch
 
     def first_python(self, series: str) -> str:
-        """The oldest Python of a PyTorch series."""
-        pythons = [p.python[0] for p in self.pytorch.values() if p.version.startswith(f"{series}.")]
-        if not pythons:
-            raise MatrixError(f"unknown PyTorch {series}: variants.yaml has {', '.join(self.pytorch)}")
-        return pythons[0]
+        """The oldest Python of a PyTorch series; empty where the table has none of it."""
+        return next((p.python[0] for p in self.pytorch.values() if p.version.startswith(f"{series}.")), "")
 
     def all_builds(self) -> tuple[Build, ...]:
         version = self.packages["sageattention"]
@@ -202,6 +245,11 @@ def known(what: str, name: str, table: Mapping[str, T]) -> T:
     if name not in table:
         raise MatrixError(f"unknown {what} {name!r}: variants.yaml has {', '.join(table)}")
     return table[name]
+
+
+def release_order(torch: str) -> Version:
+    """What PyTorch's names are sorted by: 2.9+ comes after the last of 2.9."""
+    return Version(torch.replace("+", ".999"))
 
 
 def _holds(rule: Mapping[str, Any], build: Build) -> bool:
@@ -256,6 +304,7 @@ def load(path: Path = TABLE) -> Matrix:
                 for n, p in raw["pytorch"].items()
             },
             tools=tuple(raw["tools"]),
+            hub={"name": raw["hub"]["name"], "kernels": raw["hub"]["kernels"]},
             rows=tuple(raw["rows"]),
             profiles={n: tuple(rules) for n, rules in raw["profiles"].items()},
         )
@@ -327,7 +376,7 @@ def builds(
         chosen = tuple(b for b in chosen if b.cuda == cuda)
     if torch:
         known("PyTorch", torch, matrix.pytorch)
-        there = sorted({b.torch for b in chosen}, key=Version)
+        there = sorted({b.torch for b in chosen}, key=release_order)
         chosen = tuple(b for b in chosen if b.torch == torch)
         if not chosen:
             raise MatrixError(f"no build of PyTorch {torch} with {_said(profile, platform, cuda)}: "

@@ -22,7 +22,7 @@ def rows(builds: Iterable[matrix.Build]) -> list[list[matrix.Build]]:
     """Builds by PyTorch × CUDA, in order of version."""
     found: dict[tuple[Version, Version], list[matrix.Build]] = {}
     for build in builds:
-        found.setdefault((Version(build.torch), Version(build.cuda)), []).append(build)
+        found.setdefault((matrix.release_order(build.torch), Version(build.cuda)), []).append(build)
     return [found[key] for key in sorted(found)]
 
 
@@ -32,7 +32,15 @@ def row(builds: Sequence[matrix.Build]) -> list[str]:
     pythons = sorted({build.python for build in builds}, key=Version)
     platforms = dict.fromkeys(build.platform for build in builds)
     where = f"`{one.index_major}`, `{one.index_folder}`"
-    return [one.torch_series, one.cuda, ", ".join(pythons), ", ".join(platforms), f"`{one.index_version}`", where]
+    later = " and later" if one.stable_abi else ""
+    return [
+        one.torch_series + later,
+        one.cuda,
+        ", ".join(pythons) + later,
+        ", ".join(platforms),
+        f"`{one.index_version}`",
+        where,
+    ]
 
 
 def commands(builds: Iterable[matrix.Build], address: str) -> list[str]:

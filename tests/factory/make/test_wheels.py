@@ -84,9 +84,13 @@ def test_a_bill_of_what_is_in_it(wheel_path: Path, tmp_path: Path) -> None:
 
 def test_a_local_version_rises_with_pytorch_and_cuda() -> None:
     """So that `--upgrade` goes on, from 2.9 to 2.10 too."""
-    builds = sorted(matrix.load().all_builds(), key=lambda build: (Version(build.torch), Version(build.cuda)))
+    builds = [build for build in matrix.load().all_builds() if not build.stable_abi]
+    builds.sort(key=lambda build: (Version(build.torch), Version(build.cuda)))
     versions = [Version(build.index_version) for build in builds]
     assert versions == sorted(versions)
+    (every,) = {Version(b.index_version) for b in matrix.builds(torch="2.9+", cuda="12.8")}
+    eights, nines = ([Version(b.index_version) for b in builds if b.torch_series == series] for series in ("2.8", "2.9"))
+    assert max(eights) < every < min(nines), "one for every later PyTorch comes after those for one alone, as in conda"
     assert len(set(versions)) == len({(build.torch, build.cuda) for build in builds})
 
 

@@ -68,9 +68,12 @@ def test_what_is_new_is_built_and_the_rest_taken_as_it_is(
     assert after.items() >= before.items()
     assert after.keys() - before.keys() == {NEW.wheel_name, NEW.index_name}
     signed = (second / "release" / "BUILT").read_text().split()[1::2]
-    assert set(signed) == {NEW.wheel_name, NEW.index_name, f"{NEW.index_name}.metadata", "sageattention-2.2.0-build.1.cdx.json"}, (
-        "this run built nothing else, and says so"
-    )
+    assert set(signed) == {
+        NEW.wheel_name,
+        NEW.index_name,
+        f"{NEW.index_name}.metadata",
+        "sageattention-2.2.0-build.1.cdx.json",
+    }, "this run built nothing else, and says so"
 
 
 def test_a_repair_changes_packing_alone_and_has_a_number_of_its_own(

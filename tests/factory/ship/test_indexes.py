@@ -63,7 +63,9 @@ def test_one_index_for_each_cuda_and_pytorch_series() -> None:
         assert link.folder == f"cu{build.cuda.replace('.', '')}-torch{build.torch_series.replace('.', '')}"
         assert (link.project, link.requires_python) == ("sageattention", f">={matrix.load().pytorch[build.torch].python[0]}")
     found = indexes.pages(indexes.describe(name, name, "0") for name in names)
-    offered = {path.split("/")[0]: text.count(".whl</a>") for path, text in found.items() if path.endswith("sageattention/index.html")}
+    offered = {
+        path.split("/")[0]: text.count(".whl</a>") for path, text in found.items() if path.endswith("sageattention/index.html")
+    }
     majors = {name for name in offered if "torch" not in name}
     assert majors == {"cu12", "cu13"}
     assert sum(count for name, count in offered.items() if name in majors) == len(names)
@@ -187,6 +189,24 @@ def test_links_to_the_wheels_of_every_release() -> None:
     page = indexes.pages(found)["cu128-torch28/sageattention/index.html"]
     assert f'href="https://example.org/v2.2.0-build.1/{new}#sha256=00" data-requires-python="&gt;=3.9"' in page
     assert indexes.pages(found)["cu12/sageattention/index.html"].count("<a ") == 2
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_what_a_withdrawn_release_alone_holds_is_yanked(order: int) -> None:
+    both, alone = (samples.build(python).index_name for python in ("3.11", "3.12"))
+    good = release("v2.2.0-build.1", asset(both, "v2.2.0-build.1"))
+    withdrawn = release("v2.2.0", asset(both), asset(alone)) | {"body": "Withdrawn: too <slow>\n\nNotes."}
+    found = indexes.links([good, withdrawn][::order])
+    assert {link.name: link.yanked for link in found} == {both: None, alone: "too <slow>"}
+    page = indexes.pages(found)["cu12/sageattention/index.html"]
+    assert page.count("data-yanked") == page.count('data-yanked="too &lt;slow&gt;"') == 1
+    assert f'href="https://example.org/v2.2.0-build.1/{both}#' in page, "taken of the good one"
+
+
+def test_a_release_for_a_pytorch_that_is_built_no_more_stays_listed() -> None:
+    name = "sageattention-2.1.0+torch2.5.cu124-cp312-cp312-linux_x86_64.whl"
+    page = indexes.pages(indexes.links([release("v2.1.0", asset(name))]))["cu124-torch25/sageattention/index.html"]
+    assert f'href="https://example.org/v2.2.0/{name}#sha256=00">{name}</a>' in page
 
 
 def test_releases_that_contradict_each_other() -> None:

@@ -24,7 +24,15 @@ from sage_factory.ship import indexes
 from sage_factory.what import matrix
 
 PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
-OFFERED = [("2.7.0", "12.8"), ("2.8.0", "12.8"), ("2.8.0", "12.9"), ("2.9.0", "12.8"), ("2.9.0", "13.0"), ("2.10.0", "12.9")]
+OFFERED = [
+    ("2.7.0", "12.8"),
+    ("2.8.0", "12.8"),
+    ("2.8.0", "12.9"),
+    ("2.9.0", "12.8"),
+    ("2.9.0", "13.0"),
+    ("2.10.0", "12.9"),
+    ("2.9+", "12.8"),
+]
 pytestmark = [
     pytest.mark.skipif(matrix.host_platform() != "linux-64", reason="the stand-ins are for linux-64"),
     pytest.mark.skipif(
@@ -44,10 +52,20 @@ class World:
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     root = tmp_path_factory.mktemp("world")
-    made = [matrix.builds(platform="linux-64", torch=torch, cuda=cuda, python=PYTHON)[0] for torch, cuda in OFFERED]
+    made = [
+        next(
+            build
+            for build in matrix.builds(platform="linux-64", torch=torch, cuda=cuda)
+            if build.python == PYTHON or build.stable_abi
+        )
+        for torch, cuda in OFFERED
+    ]
     indexes.add([samples.tiny_wheel(root / "wheels", build) for build in made], root / "ours")
     there = root / "pypi" / "torch"
-    names = [samples.other_wheel(there, "torch", version).name for version in ("2.7.1", "2.8.0", "2.9.1", "2.10.0", "2.11.0")]
+    names = [
+        samples.other_wheel(there, "torch", version).name
+        for version in ("2.6.0", "2.7.1", "2.8.0", "2.9.1", "2.10.0", "2.11.0")
+    ]
     (there / "index.html").write_text("".join(f'<a href="{name}">{name}</a>' for name in names))
     with loopback.offering(root) as server:
         yield World(f"{server.url}/ours", f"{server.url}/pypi/")
@@ -95,6 +113,7 @@ def test_the_same_command_follows_pytorch_up_and_down(machine: Machine, world: W
         ("2.8.0", "2.2.0+torch2.8.cu129"),
         ("2.9.1", "2.2.0+torch2.9.cu128"),
         ("2.10.0", "2.2.0+torch2.10.cu129"),
+        ("2.11.0", "2.2.0+torch2.9.abi.cu128"),
         ("2.7.1", "2.2.0+torch2.7.cu128"),
     ):
         machine.torch(torch, world)
@@ -128,11 +147,11 @@ def test_a_build_for_another_cuda_is_named_by_its_version(machine: Machine, worl
 def test_beside_a_pytorch_that_no_build_is_for_nothing_is_changed(machine: Machine, world: World) -> None:
     machine.torch("2.8.0", world)
     assert machine.install("sageattention", "--index-url", f"{world.url}/cu12/").returncode == 0
-    machine.torch("2.11.0", world)
+    machine.torch("2.6.0", world)
     done = machine.install("--upgrade", "sageattention", "--index-url", f"{world.url}/cu12/")
     assert done.returncode != 0
     assert "torch" in done.stderr
-    assert (machine.has("torch"), machine.has("sageattention")) == ("2.11.0", "2.2.0+torch2.8.cu129")
+    assert (machine.has("torch"), machine.has("sageattention")) == ("2.6.0", "2.2.0+torch2.8.cu129")
     assert machine.install("--upgrade", "sageattention", "--index-url", f"{world.url}/cu13/").returncode != 0
 
 
