@@ -35,8 +35,9 @@ def run(args: argparse.Namespace) -> int:
     for build, path in there.items():
         made = json.loads(archives.read_wheel(path).files[f"{archives.PACKAGE}_build.json"])
         with clean.environment(build.python) as python, tempfile.TemporaryDirectory() as scratch:
-            clean.pytorch(python, build, cxx11_abi=made.get("cxx11_abi", True))
             offered = wheels.for_index(path, build=build, out_dir=Path(scratch), index_url=args.index_url)
-            clean.tried(python, [path, offered])
-        print(f"{path.name} and {build.index_name} install and run beside PyTorch {build.torch_series}")
+            for torch in clean.pytorches(build):
+                clean.pytorch(python, build, torch, cxx11_abi=made.get("cxx11_abi", True))
+                clean.tried(python, [path, offered])
+                print(f"{path.name} and {build.index_name} install and run beside {torch}")
     return 0

@@ -34,15 +34,20 @@ def environment(python: str) -> Iterator[Path]:
         yield interpreter
 
 
-def pytorch(interpreter: Path, build: matrix.Build, *, cxx11_abi: bool = True) -> None:
-    """Install the newest PyTorch of the build's series: pip's own, but for one that is not of the build's C++ ABI."""
-    table, wanted = matrix.load(), build.requires_torch
-    said = f"no PyTorch {build.torch_series} can be installed"
+def pytorches(build: matrix.Build) -> list[str]:
+    """Beside which a wheel is tried: the newest of its series; for every PyTorch from one on, that one and the newest."""
+    series = f"torch=={build.torch_series}.*"
+    return [series, build.requires_torch] if build.stable_abi else [series]
+
+
+def pytorch(interpreter: Path, build: matrix.Build, wanted: str, *, cxx11_abi: bool = True) -> None:
+    """Install or upgrade to this PyTorch: pip's own, but for one that is not of the build's C++ ABI."""
+    table, said = matrix.load(), f"{wanted} cannot be installed"
     if cxx11_abi and table.pytorch[build.torch].old_abi_on_pypi and not table.platforms[build.platform].windows:
         backend = f"cu{build.cuda.replace('.', '')}"
-        _run(said, ["uv", "pip", "install", "--python", str(interpreter), "--torch-backend", backend, wanted])
+        _run(said, ["uv", "pip", "install", "--upgrade", "--python", str(interpreter), "--torch-backend", backend, wanted])
     else:
-        _pip(said, interpreter, "install", wanted)
+        _pip(said, interpreter, "install", "--upgrade", wanted)
 
 
 def tried(interpreter: Path, files: Sequence[Path], test: Path = CPU_TEST) -> None:

@@ -91,10 +91,16 @@ def test_the_pytorch_is_pips_but_where_its_abi_is_another(
     asked: list[list[str]] = []
     monkeypatch.setattr(clean, "_run", lambda _, command, **__: asked.append(command))
     build = next(b for b in matrix.builds(platform="linux-64", torch=torch))
-    clean.pytorch(Path("python"), build, cxx11_abi=abi)
+    (series,) = clean.pytorches(build)
+    clean.pytorch(Path("python"), build, series, cxx11_abi=abi)
     ((*command, wanted),) = asked
     assert wanted == f"torch=={build.torch_series}.*"
     assert ("--torch-backend" not in command) is from_pip
     windows = next(b for b in matrix.builds(platform="win-64", torch=torch))
-    clean.pytorch(Path("python"), windows, cxx11_abi=True)
+    clean.pytorch(Path("python"), windows, series, cxx11_abi=True)
     assert "--torch-backend" not in asked[-1]
+
+
+def test_one_for_every_pytorch_is_tried_beside_the_first_and_the_newest() -> None:
+    (build,) = matrix.builds(platform="linux-64", torch="2.9+", cuda="12.8")
+    assert clean.pytorches(build) == ["torch==2.9.*", "torch>=2.9"]

@@ -60,7 +60,8 @@ def test_one_index_for_each_cuda_and_pytorch_series() -> None:
     for name, build in names.items():
         link = indexes.describe(name, name, "0")
         assert (link.major, link.folder) == (build.index_major, build.index_folder)
-        assert link.folder == f"cu{build.cuda.replace('.', '')}-torch{build.torch_series.replace('.', '')}"
+        later = "-or-later" if build.stable_abi else ""
+        assert link.folder == f"cu{build.cuda.replace('.', '')}-torch{build.torch_series.replace('.', '')}{later}"
         assert (link.project, link.requires_python) == ("sageattention", f">={matrix.load().pytorch[build.torch].python[0]}")
     found = indexes.pages(indexes.describe(name, name, "0") for name in names)
     offered = {
