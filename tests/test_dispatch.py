@@ -254,7 +254,7 @@ def test_compile_for_a_gpu(monkeypatch: pytest.MonkeyPatch, dynamic: bool) -> No
 
 @pytest.mark.usefixtures("an_ada_gpu")
 def test_a_choice_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    arguments = ("sageattn", None, 64, False, False, False, "cuda", 0)
+    arguments = ("sageattn", None, 64, False, False, False, False, "cuda", 0)
     assert dispatch.kernel_for(*arguments) == (F8_SUMS, False)
     monkeypatch.setattr(dispatch, "kernel_folder", None)
     assert dispatch.kernel_for(*arguments) == (F8_SUMS, False)
