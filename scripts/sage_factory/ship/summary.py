@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from sage_factory.files import put, sha256
 from sage_factory.what import matrix
-
-
-def table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """A Markdown table."""
-    return [f"| {' | '.join(row)} |" for row in (titles, ["---"] * len(titles), *rows)]
+from sage_factory.what.offers import table
 
 
 def report(dist: Path, name: str, steps: Mapping[str, tuple[float, float]]) -> None:

@@ -163,6 +163,7 @@ def _logged(command: list[str], log: Path, name: str) -> None:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
+            encoding="utf-8",
             errors="replace",
             env=env,
             # Where this process is killed, pip goes on for a while: others wait for it.
