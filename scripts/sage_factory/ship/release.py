@@ -123,10 +123,10 @@ def write(release: Release, folder: Path) -> list[Path]:
     new = [path for path in offered if path.name not in earlier]
     if faults := [f"  {path.name}: {fault}" for path in new for fault in verify.verify_wheel(path)]:
         raise ReleaseError("the wheels for pip's indexes have faults:\n" + "\n".join(faults))
-    files = [*release.files.files, *offered, *map(metadata_of, new)]
+    files = [*release.files.files, *offered]
     bill = folder / f"sageattention-{release.tag.removeprefix('v')}.cdx.json"
     put(bill, sbom.of_release(release.version, release.tag, files))
-    files.append(bill)
+    files += [bill, *map(metadata_of, new)]
     put(folder / "SHA256SUMS", sums(files).encode())
     # What this run can say of: provenance of the others is that of their own release.
     put(folder / "BUILT", sums([path for path in files if path.name not in earlier]).encode())

@@ -58,9 +58,11 @@ def test_notes_and_sums_say_what_was_built(dist: Path) -> None:
         *(build.index_name for build in BUILDS),
     }
     offered = [dist / "release" / "index" / build.index_name for build in BUILDS]
+    beside = [path.with_name(f"{path.name}.metadata") for path in offered]
     assert dict(line.split("  ")[::-1] for line in sums.splitlines()) == {
-        path.name: sha256(path.read_bytes()) for path in (*collect.collect(dist, PROFILE).files, *offered, bill)
+        path.name: sha256(path.read_bytes()) for path in (*collect.collect(dist, PROFILE).files, *offered, *beside, bill)
     }
+    assert f"Version: {BUILDS[0].index_version}" in beside[0].read_text(encoding="utf-8").splitlines()
     assert [wheels.index_url(path) for path in offered] == [f"{URL}/"] * 2
 
 
@@ -142,7 +144,7 @@ def test_a_release_is_a_draft_until_all_of_it_is_there(
     )
     assert (there["draft"], {asset["name"] for asset in there["assets"]}) == (False, names)
     assert run(dist, "v2.2.0", "--publish") == 0
-    assert "0 files new, 8 in all" in capsys.readouterr().out
+    assert "0 files new, 10 in all" in capsys.readouterr().out
     assert (github.asked("release create"), github.asked("release edit"), github.asked("release upload")) == (1, 1, 9)
 
 
