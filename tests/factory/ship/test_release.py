@@ -145,7 +145,7 @@ def test_a_release_is_a_draft_until_all_of_it_is_there(
     assert (there["draft"], {asset["name"] for asset in there["assets"]}) == (False, names)
     assert run(dist, "v2.2.0", "--publish") == 0
     assert "0 files new, 10 in all" in capsys.readouterr().out
-    assert (github.asked("release create"), github.asked("release edit"), github.asked("release upload")) == (1, 1, 9)
+    assert (github.asked("release create"), github.asked("release edit"), github.asked("release upload")) == (1, 1, 11)
 
 
 def test_an_upload_whose_answer_was_lost_is_done(dist: Path, github: github_stand_in.GitHub) -> None:
