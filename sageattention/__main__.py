@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from sageattention.doctor import main
+from .doctor import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -6,10 +6,11 @@ missing library, a missing or damaged kernel manifest.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import sys
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -24,6 +25,7 @@ class Build(NamedTuple):
     version: str
     torch: str
     cuda: str
+    namespace: str = "sageattention"  # the operators are torch.ops.<namespace>
     cxx11_abi: bool = True
     commit: str = ""
     compiler: str = ""
@@ -81,18 +83,31 @@ def check_abi(build: Build, installed: str, cxx11_abi: bool) -> None:
     raise ImportError(message)
 
 
-def load_operators(package: Path) -> None:
-    """Load `_C`, which registers `torch.ops.sageattention`.
+def load_operators(package: Path, namespace: str) -> Any:
+    """Load `_C` and have it register its operators.
+
+    Returns:
+        `torch.ops.<namespace>`.
 
     Raises:
-        ImportError: the library is missing or does not load.
+        ImportError: the library is missing or does not load, or another one has registered the namespace.
     """
     library = package / ("_C.dll" if sys.platform == "win32" else "_C.so")
     try:
-        torch.ops.load_library(str(library))
-    except OSError as error:
+        register = ctypes.CDLL(str(library)).sage_register_operators
+    except (OSError, AttributeError) as error:
         message = f"sageattention: {library} cannot be loaded ({error}); reinstall the package"
         raise ImportError(message) from error
+    register.argtypes, register.restype = [ctypes.c_char_p], ctypes.c_char_p
+    failure: bytes | None = register(namespace.encode())
+    if failure is not None:
+        message = (
+            f"sageattention: {library} cannot register torch.ops.{namespace}, which another copy of the package in this process "
+            "has most likely done already: import one of them only, or build one with a namespace of its own "
+            f"({failure.decode(errors='replace').splitlines()[0]})"
+        )
+        raise ImportError(message)
+    return getattr(torch.ops, namespace)
 
 
 def name_kernels(directories: tuple[Path, ...]) -> dict[str, frozenset[str]]:
@@ -124,7 +139,7 @@ def name_kernels(directories: tuple[Path, ...]) -> dict[str, frozenset[str]]:
                 f"{'' if directory == directories[0] else ', and sageattention-cubins with it'}"
             )
             raise ImportError(message)
-    torch.ops.sageattention.set_kernel_directory(str(directory), architectures)
+    operators.set_kernel_directory(str(directory), architectures)
     return kernels
 
 
@@ -132,5 +147,5 @@ build = read_build(PACKAGE / "_build.json")
 check_torch(build, torch.__version__)
 if sys.platform == "linux":
     check_abi(build, torch.__version__, torch.compiled_with_cxx11_abi())
-load_operators(PACKAGE)
+operators = load_operators(PACKAGE, build.namespace)
 kernels = name_kernels(KERNEL_DIRECTORIES)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, overload
 
 import torch
 
-from sageattention import _ops, aliases, dispatch, validation
-from sageattention.validation import REQUIRED
+from . import _ops, aliases, dispatch, validation
+from .validation import REQUIRED
 
 if TYPE_CHECKING:
     from typing import Any, Literal, NoReturn, Union

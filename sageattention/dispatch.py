@@ -11,7 +11,7 @@ from typing import Callable, NamedTuple
 
 import torch
 
-from sageattention import _library, validation
+from . import _library, validation
 
 Capability = tuple[int, int]
 
@@ -265,7 +265,7 @@ def kernel_folder(index: int) -> str:
     Raises:
         RuntimeError: there is no such GPU, or none of the folders runs on it.
     """
-    return torch.ops.sageattention.kernel_architecture(index)  # type: ignore[no-any-return, unused-ignore]
+    return _library.operators.kernel_architecture(index)  # type: ignore[no-any-return, unused-ignore]
 
 
 def forget() -> None:

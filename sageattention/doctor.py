@@ -129,8 +129,8 @@ def driver_cuda() -> tuple[int, int] | None:
 def package(report: Report) -> bool:
     """Whether this package imports: its messages say what to do where it does not."""
     try:
-        for name in ("sageattention._library", "sageattention.core"):
-            importlib.import_module(name)
+        for name in ("._library", ".core"):
+            importlib.import_module(name, __package__)
     except (ImportError, OSError) as error:
         report.problem(f"import sageattention fails: {error}", "as the message says")
         return False
@@ -139,7 +139,7 @@ def package(report: Report) -> bool:
 
 def kernel_files(report: Report) -> None:
     """Whether every file of the kernel set is there and whole."""
-    from sageattention import _library
+    from . import _library
 
     directory = next((d for d in _library.KERNEL_DIRECTORIES if (d / "manifest.json").is_file()), None)
     if directory is None:
@@ -161,7 +161,7 @@ def gpus(report: Report) -> None:
     """Each GPU: what it runs, and whether that is right and fast. Without one, the CPU's references."""
     import torch
 
-    from sageattention import dispatch
+    from . import dispatch
 
     if not torch.cuda.is_available():
         self_test(report, "cpu", frozenset(dispatch.KERNELS))
@@ -185,7 +185,7 @@ def self_test(report: Report, device: str, present: frozenset[str]) -> None:
     """Error against float64 and speed of every kernel that is there for the device."""
     import torch
 
-    from sageattention import dispatch
+    from . import dispatch
 
     cpu = device == "cpu"
     print(f"\n{'kernel (CPU reference)' if cpu else 'kernel':<34}{'error':>8}{'at most':>9}{'ms':>9}{'TFLOPS':>8}")
@@ -242,7 +242,7 @@ def speed_of(kernel: str, device: str) -> tuple[float, float]:
 
 def call(kernel: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     """Attention on a kernel of our choosing."""
-    from sageattention import _ops
+    from . import _ops
 
     out: torch.Tensor = _ops.attention(q, k, v, None, "HND", False, q.shape[-1] ** -0.5, True, False, False, False, kernel)[0]
     return out

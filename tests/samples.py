@@ -66,7 +66,7 @@ def ptx(target: str) -> bytes:
 
 
 @functools.cache
-def library(*flags: str, source: str = "int sage(void) { return 1; }") -> bytes:
+def library(*flags: str, source: str = "int sage_one(void) { return 1; }") -> bytes:
     """A shared library as the system's compiler makes it."""
     compiler = shutil.which("gcc") or shutil.which("cc")
     if compiler is None:

@@ -28,8 +28,8 @@ class WheelError(FactoryError):
 
 def emit(operators: Path, cubins: Path, *, build: matrix.Build, out_dir: Path) -> Path:
     """Write the wheel of `build` into `out_dir`, whole or not at all, and return its path."""
-    content = payload(build.package, operators, cubins)
-    _check(content, operators, cubins, build)
+    content = payload(operators, cubins)
+    check(content, operators, cubins, build)
     # The conda package's version is without PyTorch and CUDA, which its build string says.
     old, info = f"{build.package}-{build.version}.dist-info/", build.dist_info
     described = {f"{info}/{name.removeprefix(old)}": content.pop(name) for name in list(content) if name.startswith(old)}
@@ -43,8 +43,9 @@ def emit(operators: Path, cubins: Path, *, build: matrix.Build, out_dir: Path) -
     return target
 
 
-def payload(package: str, operators: Path, cubins: Path) -> dict[str, bytes]:
-    """The files of both conda packages of a package where a wheel has them."""
+def payload(operators: Path, cubins: Path) -> dict[str, bytes]:
+    """The files of both conda packages where a wheel has them."""
+    package = operators.name.rsplit("-", 2)[0]
     share = archives.cubins(package)
     files: dict[str, bytes] = {}
     for name, data in archives.read_conda(operators).payload.items():
@@ -58,7 +59,8 @@ def payload(package: str, operators: Path, cubins: Path) -> dict[str, bytes]:
     return files
 
 
-def _check(files: dict[str, bytes], operators: Path, cubins: Path, build: matrix.Build) -> None:
+def check(files: dict[str, bytes], operators: Path, cubins: Path, build: matrix.Build) -> None:
+    """WheelError if the packages are not those of the build."""
     record, manifest = f"{build.package}/_build.json", f"{build.package}/cubins/manifest.json"
     for name, source in ((record, operators), (manifest, cubins)):
         if name not in files:
@@ -117,8 +119,8 @@ def _zipped(files: dict[str, bytes], last: str) -> bytes:
     return archives.zipped(((name, modes[name], files[name]) for name in names), EPOCH, LEVEL)
 
 
-def find_build(operators: Path, python: str) -> matrix.Build:
-    """The build of variants.yaml that a package was made as."""
+def find_build(operators: Path, python: str | None = None) -> matrix.Build:
+    """The build of variants.yaml that a package was made as, for that Python or for any."""
     conda = archives.read_conda(operators)
     made = next((json.loads(data) for name, data in conda.payload.items() if name.endswith("/_build.json")), None)
     if made is None:

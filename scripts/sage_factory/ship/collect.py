@@ -96,12 +96,17 @@ def _group(folder: Path, builds: tuple[matrix.Build, ...]) -> Group:
     if len(operators) > 1:
         names = ", ".join(path.name for path in operators)
         raise CollectError(f"  there are {len(operators)} builds of the same package: {names}. Remove all but one")
-    needed = [need.split() for need in inside(operators[0], "info/index.json").get("depends", [])]
-    strings = [need[2] for need in needed if need[0] == first.cubins and len(need) == 3]
-    kernels = folder / "conda" / "noarch" / f"{first.cubins}-{first.version}-{''.join(strings)}.conda"
+    return Group(builds, kernels_of(operators[0]), operators[0], tuple(folder / "wheels" / b.wheel_name for b in builds))
+
+
+def kernels_of(operators: Path) -> Path:
+    """The kernels' package that an operators' package of the same channel depends on."""
+    needed = [need.split() for need in inside(operators, "info/index.json").get("depends", [])]
+    names = ["-".join(need).replace("==", "") for need in needed if need[0].endswith("-cubins") and len(need) == 3]
+    kernels = operators.parent.parent / "noarch" / f"{''.join(names)}.conda"
     if not kernels.is_file():
-        raise CollectError(f"  conda/noarch/{kernels.name} is missing, which {operators[0].name} depends on")
-    return Group(builds, kernels, operators[0], tuple(folder / "wheels" / b.wheel_name for b in builds))
+        raise CollectError(f"  conda/noarch/{kernels.name} is missing, which {operators.name} depends on")
+    return kernels
 
 
 def _verified(found: Collection) -> Iterator[str]:

@@ -153,6 +153,7 @@ class Matrix:
     build_python: str
     pytorch: Mapping[str, PyTorch]
     tools: tuple[str, ...]
+    hub: Mapping[str, str]
     rows: tuple[Mapping[str, Any], ...]
     profiles: Mapping[str, tuple[Mapping[str, Any], ...]]
 
@@ -261,6 +262,7 @@ def load(path: Path = TABLE) -> Matrix:
                 for n, p in raw["pytorch"].items()
             },
             tools=tuple(raw["tools"]),
+            hub={"name": raw["hub"]["name"], "kernels": raw["hub"]["kernels"]},
             rows=tuple(raw["rows"]),
             profiles={n: tuple(rules) for n, rules in raw["profiles"].items()},
         )
