@@ -11,8 +11,12 @@
 #include <vector>
 
 #include "kernels/attention/params.h"
+#include "kernels/attention/sm120_qk_fp4_pv_fp4.h"
 #include "kernels/attention/sm90_qk_int8_pv_f16.h"
 #include "kernels/mask/mask_tiles.h"
+#include "kernels/quant/mean_q.h"
+#include "kernels/quant/mean_scores.h"
+#include "kernels/quant/quant_k_fp4.h"
 #include "kernels/quant/quant_k_int8.h"
 #include "kernels/quant/quant_v.h"
 #include "kernels/sequences.h"
@@ -36,15 +40,17 @@ struct Call {
   bool is_causal;
   double sm_scale;
   bool smooth_k, smooth_v;
+  bool per_block_mean;
   runtime::CUstream stream;
 
   bool packed() const { return cu_seqlens_q.defined(); }
   int device() const { return q.get_device(); }
   int32_t head_dim() const { return kernel_head_dim(std::max(shape.head_dim, shape.v_head_dim)); }
   // Spans of 128 keys of K or V, quantised.
-  int64_t kv_spans() const {
-    return packed() ? shape.kv_heads * slots(shape.kv_len, shape.batch, QuantKInt8::kSpanN)
-                    : int64_t{shape.batch} * shape.kv_heads * QuantKInt8::spans(shape.kv_len);
+  int64_t kv_spans() const { return kv_spans_of(shape.kv_heads); }
+  int64_t kv_spans_of(int64_t heads) const {
+    return heads * (packed() ? slots(shape.kv_len, shape.batch, QuantKInt8::kSpanN)
+                             : int64_t{shape.batch} * QuantKInt8::spans(shape.kv_len));
   }
   // How many of them a block of threads quantises: as many as leave some blocks for each of a large GPU's multiprocessors.
   int32_t spans_together() const {
@@ -62,6 +68,8 @@ struct Call {
     const bool even = row_blocks() % 2 == 0 && !is_causal;
     return kernel.persistent && !packed() && (even || row_blocks() >= 16) ? 2 : 1;
   }
+  // Means of Q for each head of a batch element or packed sequence.
+  int32_t means() const { return per_block_mean && !packed() ? row_blocks() : 1; }
   // Tiles of the output: rows of a cluster.
   int64_t row_tiles() const {
     // Of packed queries those beyond the last sequence count as one more.
@@ -127,10 +135,63 @@ Quantised quantise_k(const Call& call, const at::Tensor& next_tile, int32_t firs
   return k;
 }
 
+Quantised quantise_k_fp4(const Call& call) {
+  Quantised k;
+  k.data = call.empty({call.kv_spans(), QuantKFp4::kSpanN / QuantKFp4::kBlockN, Fp4::k_block(call.head_dim())}, at::kByte);
+  if (call.smooth_k) k.mean = call.empty({call.shape.batch, call.shape.kv_heads, call.head_dim()}, at::kFloat);
+
+  auto params = quantisation<QuantKFp4::Params>(call, call.shape.head_dim);
+  params.k = view(call.k, call.shape.heads_first);
+  params.k_fp4 = data_or_null<uint8_t>(k.data);
+  params.k_mean = data_or_null<float>(k.mean);
+  launch(call, "quant_k_fp4", call.kv_blocks(), QuantKFp4::kThreads, /*overlaps_previous=*/false, &params);
+  return k;
+}
+
+// Q's means, and their scores with K less its own, which has been found by then.
+struct Means {
+  at::Tensor q, scores;
+};
+
+Means means_of_q(const Call& call, const Quantised& k) {
+  const AttentionShape& shape = call.shape;
+  const int64_t heads = int64_t{shape.batch} * shape.q_heads;
+  const int64_t spans = call.kv_spans_of(shape.q_heads);
+  Means means;
+  means.q = call.empty({heads, call.means(), call.head_dim()}, call.q.scalar_type());
+  means.scores = call.empty({spans, call.means(), MeanScores::kSpanN}, at::kFloat);
+
+  MeanQ::Params mean{};
+  mean.q = view(call.q, shape.heads_first);
+  mean.q_mean = data_or_null<uint8_t>(means.q);
+  mean.q_heads = shape.q_heads;
+  mean.qo_len = shape.qo_len;
+  mean.head_dim = shape.head_dim;
+  mean.means = call.means();
+  mean.cu_seqlens = data_or_null<int32_t>(call.cu_seqlens_q);
+  launch(call, "mean_q", heads * call.means(), MeanQ::kThreads, /*overlaps_previous=*/false, &mean);
+
+  MeanScores::Params score{};
+  score.k = view(call.k, shape.heads_first);
+  score.q_mean = mean.q_mean;
+  score.k_mean = data_or_null<float>(k.mean);
+  score.scores = data_or_null<float>(means.scores);
+  score.q_heads = shape.q_heads;
+  score.kv_heads = shape.kv_heads;
+  score.kv_len = shape.kv_len;
+  score.head_dim = shape.head_dim;
+  score.sequences = shape.batch;
+  score.means = call.means();
+  score.scale_log2 = static_cast<float>(call.sm_scale * kLog2E);
+  score.cu_seqlens = data_or_null<int32_t>(call.cu_seqlens_k);
+  launch(call, "mean_scores", spans, MeanScores::kThreads, /*overlaps_previous=*/false, &score);
+  return means;
+}
+
 Quantised quantise_v(const Call& call) {
   const int32_t head_dim = call.head_dim();
   Quantised v;
-  v.data = call.empty({call.kv_spans(), QuantV::kSpanN, head_dim * call.kernel.v_bytes}, at::kByte);
+  v.data = call.empty({call.kv_spans(), QuantV::kSpanN / QuantV::kBlockN, call.kernel.v_block_bytes(head_dim)}, at::kByte);
   v.scale = call.empty({call.kv_spans(), QuantV::kSpanN / QuantV::kBlockN, QuantV::scales(head_dim)}, at::kFloat);
   if (call.smooth_v && call.kernel.v_smooths) v.mean = call.empty({call.shape.batch, call.shape.kv_heads, head_dim}, at::kFloat);
 
@@ -196,7 +257,7 @@ AttentionParams attention_params(const Call& call, const at::Tensor& out, const 
   params.q = view(call.q, call.shape.heads_first);
   params.v = view(call.v, call.shape.heads_first);
   params.out = view(out, call.shape.heads_first);
-  params.k_int8 = data_or_null<int8_t>(k.data);
+  params.k_int8 = call.kernel.fp4 ? nullptr : data_or_null<int8_t>(k.data);
   params.k_scale = data_or_null<float>(k.scale);
   params.k_mean = data_or_null<float>(k.mean);
   params.lse = data_or_null<float>(lse);
@@ -281,7 +342,8 @@ void run(Call& call, const at::Tensor& out, const at::Tensor& lse, const std::op
     next_tile = call.empty({1}, at::kInt);
     grid = std::min(grid, static_cast<uint32_t>(store.multiprocessors(call.device())) / cluster * cluster);
   }
-  const Quantised k = quantise_k(call, next_tile, static_cast<int32_t>(grid / cluster));
+  const Quantised k = kernel.fp4 ? quantise_k_fp4(call) : quantise_k(call, next_tile, static_cast<int32_t>(grid / cluster));
+  const Means means = kernel.fp4 ? means_of_q(call, k) : Means{};
   const Quantised v = kernel.quant_v != nullptr ? quantise_v(call) : Quantised{};
   AttentionParams params = attention_params(call, out, lse, k, v);
   params.mask = mask;
@@ -296,7 +358,15 @@ void run(Call& call, const at::Tensor& out, const at::Tensor& lse, const std::op
                          static_cast<uint32_t>(kernel.shared_bytes(head_dim)),
                          /*overlaps_previous=*/true,
                          cluster};
-  if (!kernel.persistent) {
+  if (kernel.fp4) {
+    Sm120QkFp4PvFp4::Params extended{};
+    static_cast<AttentionParams&>(extended) = params;
+    extended.k_fp4 = data_or_null<uint8_t>(k.data);
+    extended.q_mean = data_or_null<uint8_t>(means.q);
+    extended.mean_scores = data_or_null<float>(means.scores);
+    extended.means = call.means();
+    store.launch(launch, &extended);
+  } else if (!kernel.persistent) {
     store.launch(launch, &params);
   } else {
     using Kernel = Sm90QkInt8PvF16;
@@ -321,12 +391,12 @@ void run(Call& call, const at::Tensor& out, const at::Tensor& lse, const std::op
 std::tuple<at::Tensor, at::Tensor> attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                              const std::optional<at::Tensor>& attn_mask, c10::string_view tensor_layout,
                                              bool is_causal, double sm_scale, bool smooth_k, bool smooth_v,
-                                             bool return_lse, bool or_pytorch, c10::string_view kernel_name) {
+                                             bool return_lse, bool or_pytorch, c10::string_view kernel_name, bool per_block_mean) {
   const AttentionKernel& kernel = attention_kernel(kernel_name);
   const AttentionShape shape = check_attention(q, k, v, tensor_layout, kernel.largest_head_dim);
   TORCH_CHECK_VALUE(shape.kv_len >= 1 || q.numel() == 0, "k: expected at least one token, got none");
   TORCH_CHECK_VALUE(kernel.masks || !attn_mask.has_value(), "attn_mask: the kernel ", kernel.name, " takes none");
-  Call call{kernel, shape, q, k, v, {}, {}, is_causal, sm_scale, smooth_k, smooth_v, nullptr};
+  Call call{kernel, shape, q, k, v, {}, {}, is_causal, sm_scale, smooth_k, smooth_v, per_block_mean, nullptr};
   if (or_pytorch && !attn_mask.has_value() && is_for_pytorch(call)) return pytorch_attention(call, return_lse);
   std::vector<int64_t> sizes = q.sizes().vec();
   sizes.back() = shape.v_head_dim;
@@ -355,7 +425,7 @@ std::tuple<at::Tensor, at::Tensor> attention_varlen(const at::Tensor& q, const a
     TORCH_CHECK_VALUE(tensor->dim() == 3, "q, k, v: expected [tokens, heads, head_dim], got ", tensor->sizes());
   }
   Call call{kernel,    {},       q.unsqueeze(0), k.unsqueeze(0), v.unsqueeze(0), cu_seqlens_q, cu_seqlens_k,
-            is_causal, sm_scale, smooth_k,       smooth_v,       nullptr};
+            is_causal, sm_scale, smooth_k,       smooth_v,       false,          nullptr};
   call.shape = check_attention(call.q, call.k, call.v, "NHD", kernel.largest_head_dim);
   call.shape.batch = static_cast<int32_t>(cu_seqlens_q.size(0) - 1);
   const at::Tensor out = call.empty({q.size(0), q.size(1), v.size(2)}, q.scalar_type());

@@ -34,7 +34,7 @@ void define(torch::Library& library) {
   library.def("kernel_architecture(int device) -> str", &kernel_architecture);
   library.def(
       "attention(Tensor q, Tensor k, Tensor v, Tensor? attn_mask, str tensor_layout, bool is_causal, float sm_scale, "
-      "bool smooth_k, bool smooth_v, bool return_lse, bool or_pytorch, str kernel) -> (Tensor, Tensor)");
+      "bool smooth_k, bool smooth_v, bool return_lse, bool or_pytorch, str kernel, bool per_block_mean=True) -> (Tensor, Tensor)");
   library.def(
       "attention_varlen(Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor cu_seqlens_k, SymInt max_seqlen_q, "
       "SymInt max_seqlen_k, bool is_causal, float sm_scale, bool smooth_k, bool smooth_v, bool return_lse, str kernel) "
