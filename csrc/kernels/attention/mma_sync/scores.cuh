@@ -5,6 +5,7 @@
 #include "kernels/attention/mma_sync/config.cuh"
 #include "kernels/attention/tile.cuh"
 #include "kernels/ptx/ldmatrix.cuh"
+#include "kernels/ptx/math.cuh"
 #include "kernels/ptx/mma_sync.cuh"
 
 namespace sage {
