@@ -25,8 +25,9 @@ def _(
     return_lse: bool,
     or_pytorch: bool,
     kernel: str,
+    per_block_mean: bool = True,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    del k, attn_mask, is_causal, sm_scale, smooth_k, smooth_v, or_pytorch, kernel
+    del k, attn_mask, is_causal, sm_scale, smooth_k, smooth_v, or_pytorch, kernel, per_block_mean
     tokens = token_dimension(tensor_layout)
     shape = (q.shape[0], q.shape[3 - tokens], q.shape[tokens]) if return_lse else (0,)
     return q.new_empty((*q.shape[:3], v.shape[3])), q.new_empty(shape, dtype=torch.float32)
@@ -47,12 +48,22 @@ def _(
     return_lse: bool,
     or_pytorch: bool,
     kernel: str,
+    per_block_mean: bool = True,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     del or_pytorch
     if tensor_layout == "NHD":
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     out, lse = reference.attention(
-        q, k, v, attn_mask, is_causal=is_causal, sm_scale=sm_scale, smooth_k=smooth_k, smooth_v=smooth_v, kernel=kernel
+        q,
+        k,
+        v,
+        attn_mask,
+        is_causal=is_causal,
+        sm_scale=sm_scale,
+        smooth_k=smooth_k,
+        smooth_v=smooth_v,
+        per_block_mean=per_block_mean,
+        kernel=kernel,
     )
     if tensor_layout == "NHD":
         out = out.transpose(1, 2)

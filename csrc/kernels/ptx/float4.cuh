@@ -75,7 +75,7 @@ __device__ __forceinline__ uint32_t code(float x) {
 
 __device__ __forceinline__ float scale(uint32_t byte) {
   const int exponent = byte >> 3 & 15, mantissa = byte & 7;
-  if ((byte & 127) == 127) return NAN;
+  if ((byte & 127) == 127) return __int_as_float(0x7fffffff);
   return exponent == 0 ? ldexpf(static_cast<float>(mantissa), -9) : ldexpf(static_cast<float>(8 + mantissa), exponent - 10);
 }
 
