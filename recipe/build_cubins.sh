@@ -11,6 +11,6 @@ cmake -S csrc/kernels -B build -G Ninja \
   -DSAGE_VERSION="$SAGE_VERSION" \
   -DSAGE_CUDA_VERSION="$SAGE_CUDA_VERSION" \
   -DSAGE_ARCHITECTURES="$SAGE_ARCHITECTURES" \
-  -DSAGE_PTX="$SAGE_PTX"
+  -DSAGE_PTX="${SAGE_PTX:-}"
 cmake --build build
 cmake --install build --prefix "$PREFIX/share/$SAGE_PACKAGE"

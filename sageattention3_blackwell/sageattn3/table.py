@@ -5,7 +5,7 @@ from __future__ import annotations
 from .kernels import Kernel, Row
 
 KERNELS = {
-    "sm120_qk_fp4_pv_fp4": Kernel("12.0 and 12.1", 0.2),
+    "sm120_qk_fp4_pv_fp4": Kernel("12.0 and 12.1", 0.19),
 }
 
 TABLE = (
