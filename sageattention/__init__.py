@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 
 try:
-    from sageattention._library import build
-    from sageattention.core import (
+    from ._library import build
+    from .core import (
         sageattn,
         sageattn_qk_int8_pv_fp8_cuda,
         sageattn_qk_int8_pv_fp8_cuda_sm90,
@@ -14,13 +14,13 @@ try:
         sageattn_qk_int8_pv_fp16_triton,
         sageattn_varlen,
     )
-    from sageattention.dispatch import explain
+    from .dispatch import explain
 
     __version__ = build.version
 except (ImportError, OSError):
     # `python -m sageattention` imports the package before the report runs that says what is wrong with it. (Until Python runs
     # the module, sys.argv[0] is "-m"; which module, Python 3.9 does not tell.)
-    if sys.argv[:1] != ["-m"] or "sageattention" not in getattr(sys, "orig_argv", ["sageattention"]):
+    if sys.argv[:1] != ["-m"] or __name__ not in getattr(sys, "orig_argv", [__name__]):
         raise
 
 __all__ = [

@@ -1,10 +1,10 @@
-"""`python -m sageattention`: what is installed, whether it works, and what to do where it does not."""
+"""`python -m` and the package's name: what is installed, whether it works, and what to do where it does not."""
 
 from __future__ import annotations
 
 import sys
 
-from sageattention.doctor import main
+from .doctor import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -6,16 +6,15 @@ missing library, a missing or damaged kernel manifest.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import sys
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 PACKAGE = Path(__file__).parent
-# A wheel carries the kernels in the package; conda installs them as a package of their own.
-KERNEL_DIRECTORIES = (PACKAGE / "cubins", Path(sys.prefix) / "share" / "sageattention" / "cubins")
 
 
 class Build(NamedTuple):
@@ -24,6 +23,8 @@ class Build(NamedTuple):
     version: str
     torch: str
     cuda: str
+    package: str = "sageattention"  # its name to pip and conda
+    namespace: str = "sageattention"  # the operators are torch.ops.<namespace>
     cxx11_abi: bool = True
     commit: str = ""
     compiler: str = ""
@@ -39,7 +40,7 @@ def read_build(path: Path) -> Build:
         return Build(**json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError) as error:
         message = (
-            f"sageattention: {path} is missing or damaged ({error}). A checkout is not an installation: build a wheel "
+            f"{__package__}: {path} is missing or damaged ({error}). A checkout is not an installation: build a wheel "
             "with `python3 scripts/run.py build-cu128` and install that, or reinstall the package."
         )
         raise ImportError(message) from error
@@ -55,10 +56,13 @@ def check_torch(build: Build, installed: str) -> None:
     if wanted == found:
         return
     want, have = ".".join(wanted), ".".join(found)
+    # The one says its PyTorch in a wheel's build tag, others in its version.
+    tag = f"-{''.join(found)}*" if build.package == "sageattention" else f"+*torch{have}.*"
+    wheel = f"{build.package}-{build.version}{tag}.whl"
     message = (
-        f"sageattention {build.version} here was built for PyTorch {want} (CUDA {build.cuda}), but PyTorch {installed} "
-        f"is installed. Install the build for PyTorch {have}: `conda install sageattention pytorch={have}`, or the "
-        f"wheel sageattention-{build.version}-{''.join(found)}*.whl; or go back to PyTorch {want}: "
+        f"{build.package} {build.version} here was built for PyTorch {want} (CUDA {build.cuda}), but PyTorch {installed} "
+        f"is installed. Install the build for PyTorch {have}: `conda install {build.package} pytorch={have}`, or the "
+        f"wheel {wheel}; or go back to PyTorch {want}: "
         f"`pip install 'torch=={want}.*'`."
     )
     raise ImportError(message)
@@ -75,24 +79,37 @@ def check_abi(build: Build, installed: str, cxx11_abi: bool) -> None:
     wanted, there = ("new", "old") if build.cxx11_abi else ("old", "new")
     source = "PyTorch's own index or conda-forge" if build.cxx11_abi else f"PyPI (`pip install torch=={build.torch}`)"
     message = (
-        f"sageattention {build.version} here was built for a PyTorch {build.torch} with libstdc++'s {wanted} C++ ABI, but "
-        f"PyTorch {installed} here has the {there} one. Take PyTorch from {source}, or another build of sageattention."
+        f"{build.package} {build.version} here was built for a PyTorch {build.torch} with libstdc++'s {wanted} C++ ABI, but "
+        f"PyTorch {installed} here has the {there} one. Take PyTorch from {source}, or another build of {build.package}."
     )
     raise ImportError(message)
 
 
-def load_operators(package: Path) -> None:
-    """Load `_C`, which registers `torch.ops.sageattention`.
+def load_operators(package: Path, namespace: str) -> Any:
+    """Load `_C` and have it register its operators.
+
+    Returns:
+        `torch.ops.<namespace>`.
 
     Raises:
-        ImportError: the library is missing or does not load.
+        ImportError: the library is missing or does not load, or another one has registered the namespace.
     """
     library = package / ("_C.dll" if sys.platform == "win32" else "_C.so")
     try:
-        torch.ops.load_library(str(library))
-    except OSError as error:
-        message = f"sageattention: {library} cannot be loaded ({error}); reinstall the package"
+        register = ctypes.CDLL(str(library)).sage_register_operators
+    except (OSError, AttributeError) as error:
+        message = f"{__package__}: {library} cannot be loaded ({error}); reinstall the package"
         raise ImportError(message) from error
+    register.argtypes, register.restype = [ctypes.c_char_p], ctypes.c_char_p
+    failure: bytes | None = register(namespace.encode())
+    if failure is not None:
+        message = (
+            f"{__package__}: {library} cannot register torch.ops.{namespace}, which another copy of the package in this process "
+            "has most likely done already: import one of them only, or build one with a namespace of its own "
+            f"({failure.decode(errors='replace').splitlines()[0]})"
+        )
+        raise ImportError(message)
+    return getattr(torch.ops, namespace)
 
 
 def name_kernels(directories: tuple[Path, ...]) -> dict[str, frozenset[str]]:
@@ -116,15 +133,15 @@ def name_kernels(directories: tuple[Path, ...]) -> dict[str, frozenset[str]]:
             files = [name.split("/") for name in content["files"]]
             kernels = {a: frozenset(name.split("-")[0] for folder, name in files if folder == a) for a in architectures}
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            message = f"sageattention: the kernel manifest {manifest} is damaged ({error}); reinstall the package"
+            message = f"{__package__}: the kernel manifest {manifest} is damaged ({error}); reinstall the package"
             raise ImportError(message) from error
         if found != build.version:  # what a launch passes to a kernel is no other version's
             message = (
-                f"sageattention {build.version} found kernels of version {found} in {directory}: reinstall the package"
-                f"{'' if directory == directories[0] else ', and sageattention-cubins with it'}"
+                f"{build.package} {build.version} found kernels of version {found} in {directory}: reinstall the package"
+                f"{'' if directory == directories[0] else ', and ' + build.package + '-cubins with it'}"
             )
             raise ImportError(message)
-    torch.ops.sageattention.set_kernel_directory(str(directory), architectures)
+    operators.set_kernel_directory(str(directory), architectures)
     return kernels
 
 
@@ -132,5 +149,7 @@ build = read_build(PACKAGE / "_build.json")
 check_torch(build, torch.__version__)
 if sys.platform == "linux":
     check_abi(build, torch.__version__, torch.compiled_with_cxx11_abi())
-load_operators(PACKAGE)
+# A wheel carries the kernels in the package; conda installs them as a package of their own.
+KERNEL_DIRECTORIES = (PACKAGE / "cubins", Path(sys.prefix) / "share" / build.package / "cubins")
+operators = load_operators(PACKAGE, build.namespace)
 kernels = name_kernels(KERNEL_DIRECTORIES)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import torch
 
-from sageattention import reference
-from sageattention.validation import token_dimension
+from . import reference
+from ._library import build, operators
+from .validation import token_dimension
+
+ATTENTION, VARLEN = f"{build.namespace}::attention", f"{build.namespace}::attention_varlen"
 
 
-@torch.library.register_fake("sageattention::attention")
+@torch.library.register_fake(ATTENTION)
 def _(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -30,7 +33,7 @@ def _(
     return q.new_empty((*q.shape[:3], v.shape[3])), q.new_empty(shape, dtype=torch.float32)
 
 
-@torch.library.impl("sageattention::attention", "CPU")
+@torch.library.impl(ATTENTION, "CPU")
 @torch.no_grad()
 def _(
     q: torch.Tensor,
@@ -67,7 +70,7 @@ def _(
     return out.contiguous(), lse if return_lse else lse.new_empty(0)
 
 
-@torch.library.register_fake("sageattention::attention_varlen")
+@torch.library.register_fake(VARLEN)
 def _(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -88,7 +91,7 @@ def _(
     return q.new_empty((*q.shape[:2], v.shape[2])), q.new_empty(shape, dtype=torch.float32)
 
 
-@torch.library.impl("sageattention::attention_varlen", "CPU")
+@torch.library.impl(VARLEN, "CPU")
 @torch.no_grad()
 def _(
     q: torch.Tensor,
@@ -121,5 +124,5 @@ def _(
     return out, lse if return_lse else lse.new_empty(0)
 
 
-attention = torch.ops.sageattention.attention.default
-attention_varlen = torch.ops.sageattention.attention_varlen.default
+attention = operators.attention.default
+attention_varlen = operators.attention_varlen.default

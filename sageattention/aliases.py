@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from sageattention import validation
+from . import validation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -150,7 +150,9 @@ def attention(
     mean = mean.repeat_interleave(rows_of_mean, dim=2)[:, :, :qo_len].unflatten(1, heads)
     queries = q.unflatten(1, heads)
     q_rounded, q_unit = quantise_q(queries, mean, scale_log2)
-    of_mean = mean.float() @ (k.float().unsqueeze(2).transpose(-1, -2)) - mean.float() @ k_mean.float().unsqueeze(2).transpose(-1, -2)
+    of_mean = mean.float() @ (k.float().unsqueeze(2).transpose(-1, -2)) - mean.float() @ k_mean.float().unsqueeze(2).transpose(
+        -1, -2
+    )
     scores = (q_rounded @ k_rounded.transpose(-1, -2)) * (q_unit * k_unit.unsqueeze(-2)) + of_mean * scale_log2
     if attn_mask is not None:
         scores = scores + mask_log2(attn_mask).expand(q.shape[0], q_heads, qo_len, kv_len).unflatten(1, heads)

@@ -475,14 +475,14 @@ def test_a_damaged_build_record(tmp_path: Path, content: str | None) -> None:
 
 def test_a_missing_library(tmp_path: Path) -> None:
     with pytest.raises(ImportError, match=r"_C\.\w+ cannot be loaded .*; reinstall the package"):
-        _library.load_operators(tmp_path)
+        _library.load_operators(tmp_path, "broken")
 
 
 def test_a_damaged_library(tmp_path: Path) -> None:
     for name in ("_C.so", "_C.dll"):
         (tmp_path / name).write_bytes(b"\x7fELF and no more")
     with pytest.raises(ImportError, match=r"_C\.\w+ cannot be loaded .*; reinstall the package"):
-        _library.load_operators(tmp_path)
+        _library.load_operators(tmp_path, "broken")
 
 
 @pytest.fixture

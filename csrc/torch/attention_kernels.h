@@ -1,5 +1,5 @@
 // The attention kernels that there are: how each is launched, and what it can do. Which one suits a call is decided in Python
-// (sageattention/dispatch.py).
+// (sageattention/dispatch.py, table.py).
 #pragma once
 
 #include <c10/util/string_view.h>

@@ -1,9 +1,13 @@
 // The operators as PyTorch sees them: schemas and CUDA implementations. Fakes and the CPU reference are registered from
 // Python (sageattention/_ops.py).
+//
+// PyTorch has one library a namespace in a process, and aborts where a second one registers it while it is opened. So nothing is
+// registered then: Python calls sage_register_operators with the namespace that _build.json states, and reports what came of it.
 #include <ATen/DynamicLibrary.h>
 #include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
 #include <torch/library.h>
 
+#include <exception>
 #include <string>
 #include <vector>
 
@@ -25,10 +29,7 @@ std::string kernel_architecture(int64_t device) {
   return sage::runtime::KernelStore::get().architecture(static_cast<int>(device));
 }
 
-}  // namespace
-
-TORCH_LIBRARY(sageattention, library) {
-  sage::runtime::set_resolver(&resolve);
+void define(torch::Library& library) {
   library.def("set_kernel_directory(str directory, str[] architectures) -> ()", &set_kernel_directory);
   library.def("kernel_architecture(int device) -> str", &kernel_architecture);
   library.def(
@@ -40,13 +41,41 @@ TORCH_LIBRARY(sageattention, library) {
       "-> (Tensor, Tensor)");
 }
 
-TORCH_LIBRARY_IMPL(sageattention, CUDA, library) {
+void implement(torch::Library& library) {
   library.impl("attention", &sage::attention);
   library.impl("attention_varlen", &sage::attention_varlen);
 }
 
 // There is no gradient: asking for one is an error, not silence.
-TORCH_LIBRARY_IMPL(sageattention, Autograd, library) {
+void refuse_gradients(torch::Library& library) {
   library.impl("attention", torch::autograd::autogradNotImplementedFallback());
   library.impl("attention_varlen", torch::autograd::autogradNotImplementedFallback());
+}
+
+// Registered for the life of the process.
+torch::Library& library(const char* name_space, torch::Library::Kind kind, std::optional<c10::DispatchKey> key) {
+  return *new torch::Library(kind, name_space, key, "csrc/torch/ops.cpp", 0);
+}
+
+}  // namespace
+
+#ifdef _WIN32
+#define SAGE_EXPORT __declspec(dllexport)
+#else
+#define SAGE_EXPORT __attribute__((visibility("default")))
+#endif
+
+// Makes the operators torch.ops.<name_space>. Returns null, or what went wrong: another library has that namespace.
+extern "C" SAGE_EXPORT const char* sage_register_operators(const char* name_space) noexcept {
+  static std::string failure;
+  try {
+    sage::runtime::set_resolver(&resolve);
+    define(library(name_space, torch::Library::DEF, std::nullopt));
+    implement(library(name_space, torch::Library::IMPL, c10::DispatchKey::CUDA));
+    refuse_gradients(library(name_space, torch::Library::IMPL, c10::DispatchKey::Autograd));
+    return nullptr;
+  } catch (const std::exception& error) {
+    failure = error.what();
+    return failure.c_str();
+  }
 }

@@ -9,7 +9,7 @@ from conda_forge import model
 from sage_factory.make import engine
 from sage_factory.what import matrix, variant
 
-DIGESTS = {"kernels_digest": "0", "operators_digest": "1", "sageattention_commit": "c"}
+DIGESTS = {"kernels_digest": "0", "operators_digest": "1", "sage_commit": "c"}
 
 
 # What gcc 12 and glibc 2.28 of conda-forge add to what a package requires (their run_exports).

@@ -51,7 +51,9 @@ def qkv(
     kv = (batch, kv_heads or heads, kv_len or qo_len)
     q = randn(batch, heads, qo_len, head_dim, seed=4 * seed) + randn(1, heads, 1, head_dim, seed=4 * seed + 3)
     k = randn(*kv, head_dim, seed=4 * seed + 1) + 2 * randn(1, kv[1], 1, head_dim, seed=4 * seed + 4)
-    v = randn(*kv, v_head_dim or head_dim, seed=4 * seed + 2) + 3 * randn(1, kv[1], 1, v_head_dim or head_dim, seed=4 * seed + 5)
+    v = randn(*kv, v_head_dim or head_dim, seed=4 * seed + 2) + 3 * randn(
+        1, kv[1], 1, v_head_dim or head_dim, seed=4 * seed + 5
+    )
     return q.to(dtype), k.to(dtype), v.to(dtype)
 
 
@@ -198,7 +200,9 @@ def test_packed_sequences(causal: bool) -> None:
 
         def packed(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, device: str) -> tuple[torch.Tensor, torch.Tensor]:
             options = (max(lengths_q), max(lengths_k), causal, 0.125, True, True, True, KERNEL)
-            answer: tuple[torch.Tensor, torch.Tensor] = _ops.attention_varlen(q, k, v, cu_q.to(device), cu_k.to(device), *options)
+            answer: tuple[torch.Tensor, torch.Tensor] = _ops.attention_varlen(
+                q, k, v, cu_q.to(device), cu_k.to(device), *options
+            )
             return answer
 
         poison()

@@ -38,8 +38,8 @@ def show(found: plan.Plan) -> None:
     """The jobs, as a table."""
     purpose = "a release" if found.release else f"kept {found.retention_days} days"
     title = f"{found.profile}: {len(found.builds)} builds, {purpose}"
-    table = Table("platform", "runner", "PyTorch", "CUDA", "Python", title=title)
+    table = Table("package", "platform", "runner", "PyTorch", "CUDA", "Python", title=title)
     for job in found.jobs:
-        table.add_row(*(job[key] for key in ("platform", "runner", "torch", "cuda", "pythons")))
+        table.add_row(*(job[key] for key in ("package", "platform", "runner", "torch", "cuda", "pythons")))
     Console(width=None if sys.stdout.isatty() else 120).print(table)
-    print("kernels once for CUDA " + ", ".join(kernel["cuda"] for kernel in found.kernels))
+    print("kernels once for " + ", ".join(f"{kernel['package']}, CUDA {kernel['cuda']}" for kernel in found.kernels))

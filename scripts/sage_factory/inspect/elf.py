@@ -44,6 +44,7 @@ def host_faults(name: str, data: bytes, platform: str, glibc: str | None) -> Ite
             yield f"{name} has no dynamic section: not a shared library, or truncated"
         for section in dynamic:
             yield from _dynamic_faults(name, section)
+        yield from _export_faults(name, elf)
         yield from _version_faults(name, elf, platform, glibc)
     except Exception as error:  # noqa: BLE001 - a damaged header may ask for anything
         yield f"{name} is not a whole ELF file ({error}): truncated or damaged"
@@ -58,6 +59,14 @@ def _dynamic_faults(name: str, section: DynamicSection) -> Iterator[str]:
             yield f"{name} needs {text}, which it must do without (DT_NEEDED)"
         elif kind in {"RPATH", "RUNPATH"}:
             yield f"{name} has {kind} {text!r}, expected none: link without rpath"
+
+
+def _export_faults(name: str, elf: ELFFile) -> Iterator[str]:
+    """Of two copies in one process the second would use what the first one exports."""
+    symbols = elf.get_section_by_name(".dynsym")
+    exported = sorted(s.name for s in symbols.iter_symbols() if s["st_shndx"] != "SHN_UNDEF") if symbols else []
+    if others := [symbol for symbol in exported if not symbol.startswith("sage_")]:
+        yield f"{name} exports {others[0]} and {len(others) - 1} more symbols: expected those alone that begin with sage_"
 
 
 @cache

@@ -32,18 +32,18 @@ def verify_wheel(path: Path) -> list[str]:
     faults += wheel.faults
     if build is None:
         return faults
-    info = f"{build.package}-{build.version}.dist-info"
+    info, inside = build.dist_info, f"{build.package}/"
     faults += [
-        f"{name} lies outside {archives.PACKAGE} and {info}/: it would be installed beside other packages' files"
+        f"{name} lies outside {inside} and {info}/: it would be installed beside other packages' files"
         for name in sorted(wheel.files)
-        if not name.startswith((archives.PACKAGE, f"{info}/")) and ".dist-info/" not in name
+        if not name.startswith((inside, f"{info}/")) and ".dist-info/" not in name
     ]
     faults += _record_faults(wheel.files, f"{info}/RECORD")
     faults += _metadata_faults(wheel.files, info, build)
     faults += _wheel_file_faults(wheel.files, info, build)
-    said = content.Said(build.version, build.torch, build.cuda, build.platform, build.python)
-    faults += content.operator_faults(content.below(wheel.files, archives.PACKAGE), said)
-    faults += content.cubin_faults(content.below(wheel.files, f"{archives.PACKAGE}cubins/"), said.version, said.cuda)
+    said = content.Said(build.package, build.version, build.torch, build.cuda, build.platform, build.python)
+    faults += content.operator_faults(content.below(wheel.files, inside), said)
+    faults += content.cubin_faults(content.below(wheel.files, f"{inside}cubins/"), said.package, said.version, said.cuda)
     return faults
 
 
@@ -63,11 +63,13 @@ def verify_conda(path: Path) -> list[str]:
         if index.get(key) != expected:
             faults.append(f"info/index.json says {key} {index.get(key)!r}, expected {expected!r} as the file name does")
     faults += _paths_faults(conda)
-    if name == "sageattention-cubins":
-        return [*faults, *_cubin_package_faults(conda, index, version, build)]
-    if name == "sageattention":
-        return [*faults, *_operator_package_faults(conda, index, version, build)]
-    return [*faults, f"{name} is no package of this project: expected sageattention or sageattention-cubins"]
+    for package in matrix.load().packages.values():
+        if name == package.cubins:
+            return [*faults, *_cubin_package_faults(conda, index, package.name, version, build)]
+        if name == package.name:
+            return [*faults, *_operator_package_faults(conda, index, package, version, build)]
+    expected = ", ".join(f"{package.name} or {package.cubins}" for package in matrix.load().packages.values())
+    return [*faults, f"{name} is no package of this project: expected {expected}"]
 
 
 # ── wheels ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -127,8 +129,8 @@ def _metadata_faults(files: Mapping[str, bytes], info: str, build: matrix.Build)
     metadata = _headers(files[f"{info}/METADATA"])
     if canonicalize_name(str(metadata["Name"])) != build.package:
         yield f"METADATA says Name {metadata['Name']}, expected {build.package} as the file name does"
-    if metadata["Version"] != build.version:
-        yield f"METADATA says Version {metadata['Version']}, expected {build.version} as the file name does"
+    if metadata["Version"] != build.wheel_version:
+        yield f"METADATA says Version {metadata['Version']}, expected {build.wheel_version} as the file name does"
     expected = f"=={build.python}.*"
     if metadata["Requires-Python"] != expected:
         found = metadata["Requires-Python"]
@@ -139,8 +141,9 @@ def _metadata_faults(files: Mapping[str, bytes], info: str, build: matrix.Build)
     except InvalidRequirement as error:
         yield f"METADATA holds a Requires-Dist that is no requirement: {error}"
         return
+    said = f"build tag {build.build_tag}" if build.build_tag else f"version {build.wheel_version}"
     if found != [wanted]:
-        yield f"METADATA requires {', '.join(found) or 'nothing'}, expected {wanted} alone as the build tag {build.build_tag} says"
+        yield f"METADATA requires {', '.join(found) or 'nothing'}, expected {wanted} alone as the {said} says"
     for name in metadata.get_all("License-File", []):
         if f"{info}/licenses/{name}" not in files:
             yield f"METADATA names the licence file {name}, which is not in {info}/licenses/"
@@ -158,9 +161,9 @@ def _wheel_file_faults(files: Mapping[str, bytes], info: str, build: matrix.Buil
     wheel = _headers(files[f"{info}/WHEEL"])
     expected = f"{build.python_tag}-{build.python_tag}-{build.wheel_platform}"
     for key, value in (("Wheel-Version", "1.0"), ("Tag", expected), ("Build", build.build_tag), ("Root-Is-Purelib", "false")):
-        if wheel.get_all(key) != [value]:
+        if wheel.get_all(key, []) != [value] * bool(value):
             found = ", ".join(wheel.get_all(key) or ["nothing"])
-            yield f"WHEEL says {key} {found}, expected {value}"
+            yield f"WHEEL says {key} {found}, expected {value or 'nothing'}"
 
 
 # ── conda packages ────────────────────────────────────────────────────────────────────────────────────────
@@ -192,7 +195,10 @@ def _paths_faults(conda: archives.Conda) -> Iterator[str]:
             yield f"{name} holds the build machine's prefix ({str(entry['prefix_placeholder'])[:60]})"
 
 
-def _cubin_package_faults(conda: archives.Conda, index: Mapping[str, Any], version: str, build: str) -> Iterator[str]:
+def _cubin_package_faults(
+    conda: archives.Conda, index: Mapping[str, Any], package: str, version: str, build: str
+) -> Iterator[str]:
+    folder = archives.cubins(package)
     if index.get("subdir") != "noarch" or index.get("noarch") != "generic":
         yield f"info/index.json says subdir {index.get('subdir')}, noarch {index.get('noarch')}: expected noarch, generic"
     if index.get("depends"):
@@ -201,13 +207,15 @@ def _cubin_package_faults(conda: archives.Conda, index: Mapping[str, Any], versi
     if cuda is None:
         yield f"the build string {build} does not begin with a CUDA version of variants.yaml, such as cu128"
         return
-    stray = sorted(name for name in conda.payload if not name.startswith(archives.CUBINS))
+    stray = sorted(name for name in conda.payload if not name.startswith(folder))
     for name in stray[:5]:
-        yield f"{name} lies outside {archives.CUBINS}, the only place for kernels"
-    yield from content.cubin_faults(content.below(conda.payload, archives.CUBINS), version, cuda)
+        yield f"{name} lies outside {folder}, the only place for kernels"
+    yield from content.cubin_faults(content.below(conda.payload, folder), package, version, cuda)
 
 
-def _operator_package_faults(conda: archives.Conda, index: Mapping[str, Any], version: str, build: str) -> Iterator[str]:
+def _operator_package_faults(
+    conda: archives.Conda, index: Mapping[str, Any], package: matrix.Package, version: str, build: str
+) -> Iterator[str]:
     table = matrix.load()
     parts = re.match(r"torch(\d+)_(cu\d+)_", build)
     torch = next((name for name in table.pytorch if parts and name.replace(".", "") == parts[1]), None)
@@ -226,21 +234,23 @@ def _operator_package_faults(conda: archives.Conda, index: Mapping[str, Any], ve
     series = ".".join(torch.split(".")[:2])
     if depends.get("pytorch") != f"pytorch {series}.*":
         yield f"info/index.json depends on {depends.get('pytorch')!r}, expected 'pytorch {series}.*' as the build string says"
-    kernels = f"sageattention-cubins =={version} cu{cuda.replace('.', '')}_"
-    if not depends.get("sageattention-cubins", "").startswith(kernels):
-        yield f"info/index.json depends on {depends.get('sageattention-cubins')!r}, expected '{kernels}…' exactly"
+    kernels = f"{package.cubins} =={version} cu{cuda.replace('.', '')}_"
+    if not depends.get(package.cubins, "").startswith(kernels):
+        yield f"info/index.json depends on {depends.get(package.cubins)!r}, expected '{kernels}…' exactly"
     for name in ("python", *(["__glibc"] if table.platforms[platform].glibc else [])):
         if name not in depends:
             yield f"info/index.json does not depend on {name}"
-    described = f"{archives.SITE_PACKAGES}sageattention-{version}.dist-info/"
+    own = f"{archives.SITE_PACKAGES}{package.name}/"
+    described = f"{archives.SITE_PACKAGES}{package.name}-{version}.dist-info/"
     for name in sorted(conda.payload):
-        if not name.startswith((archives.SITE_PACKAGES + archives.PACKAGE, described)):
-            yield f"{name} lies outside {archives.SITE_PACKAGES + archives.PACKAGE} and {described}"
+        if not name.startswith((own, described)):
+            yield f"{name} lies outside {own} and {described}"
     metadata = _headers(conda.payload.get(f"{described}METADATA", b""))
-    if (metadata["Name"], metadata["Version"]) != ("sageattention", version):
-        yield f"{described}METADATA says {metadata['Name']} {metadata['Version']}, expected sageattention {version}"
-    inside = content.below(conda.payload, archives.SITE_PACKAGES + archives.PACKAGE)
-    yield from content.operator_faults(inside, content.Said(version, torch, cuda, platform))
+    if (metadata["Name"], metadata["Version"]) != (package.name, version):
+        yield f"{described}METADATA says {metadata['Name']} {metadata['Version']}, expected {package.name} {version}"
+    yield from content.operator_faults(
+        content.below(conda.payload, own), content.Said(package.name, version, torch, cuda, platform)
+    )
 
 
 def _cuda_of(build: str) -> str | None:

@@ -29,9 +29,10 @@ class WheelError(FactoryError):
 def emit(operators: Path, cubins: Path, *, build: matrix.Build, out_dir: Path) -> Path:
     """Write the wheel of `build` into `out_dir`, whole or not at all, and return its path."""
     content = payload(operators, cubins)
-    _check(content, operators, cubins, build)
-    info = f"{build.package}-{build.version}.dist-info"
-    described = {name: content.pop(name) for name in list(content) if name.startswith(info + "/")}
+    check(content, operators, cubins, build)
+    # The conda package's version is without PyTorch and CUDA, which its build string says.
+    old, info = f"{build.package}-{build.version}.dist-info/", build.dist_info
+    described = {f"{info}/{name.removeprefix(old)}": content.pop(name) for name in list(content) if name.startswith(old)}
     licenses = {name: data for name, data in described.items() if name.startswith(f"{info}/licenses/")}
     content |= licenses
     content[f"{info}/METADATA"] = _metadata(described.get(f"{info}/METADATA"), build, sorted(licenses))
@@ -43,7 +44,9 @@ def emit(operators: Path, cubins: Path, *, build: matrix.Build, out_dir: Path) -
 
 
 def payload(operators: Path, cubins: Path) -> dict[str, bytes]:
-    """The files of both packages where a wheel has them."""
+    """The files of both conda packages where a wheel has them."""
+    package = operators.name.rsplit("-", 2)[0]
+    share = archives.cubins(package)
     files: dict[str, bytes] = {}
     for name, data in archives.read_conda(operators).payload.items():
         _, found, inside = name.partition(archives.SITE_PACKAGES)
@@ -51,23 +54,22 @@ def payload(operators: Path, cubins: Path) -> dict[str, bytes]:
         if found and "__pycache__" not in inside:
             files[inside] = data
     for name, data in archives.read_conda(cubins).payload.items():
-        if name.startswith(archives.CUBINS):
-            files[f"{archives.PACKAGE}cubins/{name.removeprefix(archives.CUBINS)}"] = data
+        if name.startswith(share):
+            files[f"{package}/cubins/{name.removeprefix(share)}"] = data
     return files
 
 
-def _check(files: dict[str, bytes], operators: Path, cubins: Path, build: matrix.Build) -> None:
-    for name, source in (
-        (f"{archives.PACKAGE}_build.json", operators),
-        (f"{archives.PACKAGE}cubins/manifest.json", cubins),
-    ):
+def check(files: dict[str, bytes], operators: Path, cubins: Path, build: matrix.Build) -> None:
+    """WheelError if the packages are not those of the build."""
+    record, manifest = f"{build.package}/_build.json", f"{build.package}/cubins/manifest.json"
+    for name, source in ((record, operators), (manifest, cubins)):
         if name not in files:
             raise WheelError(f"{source.name} does not hold {Path(name).name}: is it the right package?")
-    made = json.loads(files[f"{archives.PACKAGE}_build.json"])
+    made = json.loads(files[record])
     wanted = {"version": build.version, "torch": build.torch, "cuda": build.cuda}
     if {key: made.get(key) for key in wanted} != wanted:
         raise WheelError(f"{operators.name} was built for {made}, but a wheel for {wanted} was asked for")
-    cuda = json.loads(files[f"{archives.PACKAGE}cubins/manifest.json"]).get("cuda")
+    cuda = json.loads(files[manifest]).get("cuda")
     if cuda != build.cuda:
         raise WheelError(f"{cubins.name} holds kernels of CUDA {cuda}, but a wheel for CUDA {build.cuda} was asked for")
 
@@ -75,7 +77,7 @@ def _check(files: dict[str, bytes], operators: Path, cubins: Path, build: matrix
 def _metadata(described: bytes | None, build: matrix.Build, licenses: list[str]) -> bytes:
     """What pip reads: the project's own description with this build's requirements in it."""
     old = BytesParser(policy=email.policy.compat32).parsebytes(described or b"")
-    lines = [("Metadata-Version", "2.4"), ("Name", build.package), ("Version", build.version)]
+    lines = [("Metadata-Version", "2.4"), ("Name", build.package), ("Version", build.wheel_version)]
     lines += [(key, str(value)) for key, value in old.items() if key.title() in KEPT]
     lines += [("License-File", name.partition("/licenses/")[2]) for name in licenses]
     # pip takes the highest build tag whatever PyTorch is there: only the pin keeps a wrong one out.
@@ -95,7 +97,8 @@ def _wheel(build: matrix.Build) -> bytes:
     message["Generator"] = "sage_factory"
     message["Root-Is-Purelib"] = "false"
     message["Tag"] = f"{build.python_tag}-{build.python_tag}-{build.wheel_platform}"
-    message["Build"] = build.build_tag
+    if build.build_tag:
+        message["Build"] = build.build_tag
     return message.as_bytes()
 
 
@@ -116,11 +119,13 @@ def _zipped(files: dict[str, bytes], last: str) -> bytes:
     return archives.zipped(((name, modes[name], files[name]) for name in names), EPOCH, LEVEL)
 
 
-def find_build(operators: Path, python: str) -> matrix.Build:
-    """The build of variants.yaml that a package was made as."""
+def find_build(operators: Path, python: str | None = None) -> matrix.Build:
+    """The build of variants.yaml that a package was made as, for that Python or for any."""
     conda = archives.read_conda(operators)
     made = next((json.loads(data) for name, data in conda.payload.items() if name.endswith("/_build.json")), None)
     if made is None:
         raise WheelError(f"{operators.name} does not hold _build.json: the operators' package comes first, then the kernels'")
-    platform = json.loads(conda.info["info/index.json"])["subdir"]
-    return matrix.builds(platform=platform, cuda=made["cuda"], torch=made["torch"], python=python)[0]
+    index = json.loads(conda.info["info/index.json"])
+    return matrix.builds(
+        package=index["name"], platform=index["subdir"], cuda=made["cuda"], torch=made["torch"], python=python
+    )[0]

@@ -32,7 +32,7 @@ class Group:
     @cached_property
     def made(self) -> Mapping[str, Any]:
         """_build.json: version, torch, cuda, and the commit and compiler of the operators."""
-        return inside(self.operators, archives.SITE_PACKAGES + archives.PACKAGE + "_build.json")
+        return inside(self.operators, f"{archives.SITE_PACKAGES}{self.builds[0].package}/_build.json")
 
 
 @dataclass(frozen=True)
@@ -96,12 +96,17 @@ def _group(folder: Path, builds: tuple[matrix.Build, ...]) -> Group:
     if len(operators) > 1:
         names = ", ".join(path.name for path in operators)
         raise CollectError(f"  there are {len(operators)} builds of the same package: {names}. Remove all but one")
-    needed = [need.split() for need in inside(operators[0], "info/index.json").get("depends", [])]
-    strings = [need[2] for need in needed if need[0] == "sageattention-cubins" and len(need) == 3]
-    kernels = folder / "conda" / "noarch" / f"sageattention-cubins-{first.version}-{''.join(strings)}.conda"
+    return Group(builds, kernels_of(operators[0]), operators[0], tuple(folder / "wheels" / b.wheel_name for b in builds))
+
+
+def kernels_of(operators: Path) -> Path:
+    """The kernels' package that an operators' package of the same channel depends on."""
+    needed = [need.split() for need in inside(operators, "info/index.json").get("depends", [])]
+    names = ["-".join(need).replace("==", "") for need in needed if need[0].endswith("-cubins") and len(need) == 3]
+    kernels = operators.parent.parent / "noarch" / f"{''.join(names)}.conda"
     if not kernels.is_file():
-        raise CollectError(f"  conda/noarch/{kernels.name} is missing, which {operators[0].name} depends on")
-    return Group(builds, kernels, operators[0], tuple(folder / "wheels" / b.wheel_name for b in builds))
+        raise CollectError(f"  conda/noarch/{kernels.name} is missing, which {operators.name} depends on")
+    return kernels
 
 
 def _verified(found: Collection) -> Iterator[str]:
@@ -127,11 +132,11 @@ def _repacked(group: Group, build: matrix.Build, path: Path, scratch: Path) -> I
 
 
 def kernels_once(found: Collection) -> Iterator[str]:
-    """One kernel set a CUDA version, whichever platform it is for."""
-    sets: dict[str, set[str]] = {}
+    """One kernel set a package and CUDA version, whichever platform it is for."""
+    sets: dict[tuple[str, str], set[str]] = {}
     for group in found.groups:
-        sets.setdefault(group.builds[0].cuda, set()).add(group.kernels.name)
-    for cuda, names in sets.items():
+        sets.setdefault((group.builds[0].package, group.builds[0].cuda), set()).add(group.kernels.name)
+    for (_, cuda), names in sets.items():
         if len(names) > 1:
             yield f"  the packages for CUDA {cuda} need {len(names)} kernel sets, expected one: {', '.join(sorted(names))}"
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 
@@ -39,15 +40,17 @@ class Link:
 def describe(name: str, url: str, sha256: str, metadata_sha256: str | None = None) -> Link:
     """The link of a wheel, whose name says all that an index tells."""
     try:
-        project, _, tag, tags = parse_wheel_filename(name)
+        project, version, tag, tags = parse_wheel_filename(name)
     except InvalidWheelFilename as error:
         raise SiteError(f"{name} is not a wheel's name: {error}") from error
-    build = re.fullmatch(r"(\d+)\.(\d+)", "".join(map(str, tag)))
+    # The build tag 280.128, or the local version cu128torch2.8.0. The last digit of PyTorch is the patch, which an index does
+    # not tell apart.
+    said = re.fullmatch(r"(?P<torch>\d+)\d\.(?P<cuda>\d+)", "".join(map(str, tag)))
+    said = said or re.fullmatch(r"cu(?P<cuda>\d+)torch(?P<torch>\d+\.\d+)\.\d+", version.local or "")
     python = re.fullmatch(r"cp(\d)(\d+)", next(iter(tags)).interpreter)
-    if build is None or python is None:
+    if said is None or python is None:
         raise SiteError(f"{name} does not say for which PyTorch, CUDA and Python it is, as {{torch}}.{{cuda}}-cp3xx does")
-    # 2.8.0 is 280 and 2.11.0 is 2110: the last digit is the patch, which an index does not tell apart.
-    folder = f"cu{build[2]}-torch{build[1][:-1]}"
+    folder = f"cu{said['cuda']}-torch{said['torch'].replace('.', '')}"
     return Link(canonicalize_name(project), folder, name, url, sha256, f"=={python[1]}.{python[2]}.*", metadata_sha256)
 
 
@@ -90,7 +93,8 @@ def there(site: Path) -> Iterator[Link]:
     for path in site.glob("*/*/*.whl"):
         metadata = path.with_name(f"{path.name}.metadata")
         found = sha256(metadata.read_bytes()) if metadata.is_file() else None
-        yield describe(path.name, path.name, sha256(path.read_bytes()), found)
+        # A `+` in an address is a space to some servers.
+        yield describe(path.name, quote(path.name), sha256(path.read_bytes()), found)
 
 
 def target(wheel: Path, site: Path) -> Path:

@@ -15,6 +15,7 @@ from sage_factory.files import put, sha256
 from sage_factory.make import archives
 from sage_factory.ship import collect, indexes
 from sage_factory.ship.summary import table
+from sage_factory.what import matrix
 
 
 class ReleaseError(FactoryError):
@@ -31,8 +32,8 @@ class Release:
     channel_url: str
 
     @property
-    def version(self) -> str:
-        return self.files.builds[0].version
+    def package(self) -> matrix.Package:
+        return matrix.load().packages[self.files.builds[0].package]
 
     def sums(self) -> str:
         """SHA256SUMS, as `sha256sum --check` takes it."""
@@ -47,12 +48,11 @@ class Release:
         for groups in self._rows():
             build, folder = groups[0].builds[0], indexes.describe(groups[0].wheels[0].name, "", "").folder
             where = f"{self.index_url.rstrip('/')}/{folder}/"
-            lines.append(
-                f"pip install sageattention=={self.version} --index-url {where}  # PyTorch {build.torch_series}, CUDA {build.cuda}"
-            )
+            what = f"{self.package.name}=={self.package.version}"
+            lines.append(f"pip install {what} --index-url {where}  # PyTorch {build.torch_series}, CUDA {build.cuda}")
         lines += ["```", ""]
         if self.channel_url:
-            command = f"conda install -c {self.channel_url} -c conda-forge sageattention={self.version}"
+            command = f"conda install -c {self.channel_url} -c conda-forge {self.package.name}={self.package.version}"
             lines += ["With conda, which finds the build for the PyTorch that is there:", "", "```sh", command, "```", ""]
         commit = self.files.groups[0].made["commit"]
         lines += [
@@ -73,7 +73,9 @@ class Release:
         build = groups[0].builds[0]
         pythons = sorted({build.python for group in groups for build in group.builds}, key=Version)
         platforms = [group.builds[0].platform for group in groups]
-        folders = collect.inside(groups[0].kernels, archives.CUBINS + "manifest.json")["architectures"]
+        folders = collect.inside(groups[0].kernels, archives.cubins(groups[0].builds[0].package) + "manifest.json")[
+            "architectures"
+        ]
         code = sorted(folders, key=lambda name: (name.startswith("compute_"), int(re.sub(r"\D", "", name))))
         return [build.torch_series, build.cuda, ", ".join(pythons), ", ".join(platforms), ", ".join(code)]
 
@@ -81,10 +83,13 @@ class Release:
 def prepare(tag: str, files: collect.Collection, index_url: str, channel_url: str = "") -> Release:
     """The release of these files, or ReleaseError if they are not to be released under this tag."""
     release = Release(tag, files, index_url, channel_url)
-    if not re.fullmatch(rf"v{re.escape(release.version)}(-build\.[1-9]\d*)?", tag):
+    if others := sorted({build.package for build in files.builds} - {release.package.name}):
+        raise ReleaseError(f"a release is of one package: this is of {release.package.name} and of {', '.join(others)}")
+    version = release.package.tags + release.package.version
+    if not re.fullmatch(rf"{re.escape(version)}(-build\.[1-9]\d*)?", tag):
         raise ReleaseError(
-            f"tag {tag} is not one of version {release.version}, which variants.yaml states: "
-            f"expected v{release.version} or v{release.version}-build.N. `pixi run tag` makes the next"
+            f"tag {tag} is not one of {release.package.name} {release.package.version}, which variants.yaml states: "
+            f"expected {version} or {version}-build.N. `pixi run tag` makes the next"
         )
     commits = {str(group.made.get("commit", "")): group.operators.name for group in files.groups}
     for commit, name in commits.items():

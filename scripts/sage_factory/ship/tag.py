@@ -15,18 +15,19 @@ class TagError(FactoryError):
 
 
 def next_tag(version: str, taken: Iterable[str]) -> str:
-    """The first tag of a version that is free."""
+    """The first tag of a version, such as v2.2.0, that is free."""
     names = set(taken)
-    every = chain([f"v{version}"], (f"v{version}-build.{number}" for number in count(1)))
+    every = chain([version], (f"{version}-build.{number}" for number in count(1)))
     return next(name for name in every if name not in names)
 
 
-def tag(*, dry_run: bool) -> str:
-    """Tag the commit at hand."""
-    name = next_tag(matrix.load().packages["sageattention"], git("tag").split())
+def tag(package: str, *, dry_run: bool) -> str:
+    """Tag the commit at hand as a release of a package."""
+    released = matrix.known("package", package, matrix.load().packages)
+    name = next_tag(released.tags + released.version, git("tag").split())
     if changed := git("status", "--porcelain", "--untracked-files=no"):
         raise TagError(f"these changes are not committed, so the tag would not hold them:\n{changed}")
-    if there := [one for one in git("tag", "--points-at", "HEAD").split() if one.startswith("v")]:
+    if there := [one for one in git("tag", "--points-at", "HEAD").split() if one.startswith(released.tags)]:
         raise TagError(f"this commit is released already, as {there[0]}")
     if not dry_run:
         git("tag", "-a", name, "-m", name)

@@ -30,10 +30,12 @@ def of(
         "cxx_compiler": platform.cxx,
         "cuda_compiler": "cuda-nvcc",
         "cuda_compiler_version": build.cuda,
-        "sageattention_number": str(number(build, table)),
-        "cuda_architectures": ";".join(f"{a}{table.architectures[a].suffix}" for a in build.architectures),
+        "sage_package": build.package,
+        "sage_version": build.version,
+        "sage_number": str(number(build, table)),
+        "sage_project": table.packages[build.package].project,
+        "cuda_architectures": ";".join(build.architectures),
         "cuda_ptx": ";".join(build.ptx),
-        "sageattention_version": build.version,
         **digests,
     }
     if not platform.windows:

@@ -49,6 +49,8 @@ def locks(table: matrix.Matrix | None = None) -> Iterator[Lock]:
         pins = tuple(f"{name}=={version}" for name, version in cuda.pypi.items())
         yield Lock(_recipe(f"cuda-{cuda.version}"), pins, closure=False)
     yield Lock(_recipe("tools"), table.tools)
+    # Laid beside the tests' own packages, which have what it requires.
+    yield Lock(ROOT / "scripts" / "locks" / "hub.txt", (f"kernels=={table.hub['kernels']}",), closure=False)
 
 
 def _recipe(name: str) -> Path:

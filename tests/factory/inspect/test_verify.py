@@ -70,7 +70,7 @@ def cubin(name: str, data: bytes | None) -> Change:
     return change
 
 
-def c_library(*flags: str, source: str = "int sage(void) { return 1; }") -> Change:
+def c_library(*flags: str, source: str = "int sage_one(void) { return 1; }") -> Change:
     return put("sageattention/_C.so", lambda: samples.library(*flags, source=source))
 
 
@@ -112,9 +112,13 @@ WHEELS: dict[str, tuple[Change, str]] = {
         "_C.so is code for EM_AARCH64, expected EM_X86_64",
     ),
     "RUNPATH": (c_library("-Wl,--enable-new-dtags,-rpath,/opt/torch/lib"), "_C.so has RUNPATH '/opt/torch/lib', expected none"),
+    "an export": (
+        c_library(source="int sage_one(void) { return 1; } int another(void) { return 2; } int other(void) { return 3; }"),
+        "_C.so exports another and 1 more symbols: expected those alone that begin with sage_",
+    ),
     "RPATH": (c_library("-Wl,--disable-new-dtags,-rpath,/opt/torch/lib"), "_C.so has RPATH '/opt/torch/lib', expected none"),
     "path of the build machine": (
-        c_library(source='const char *sage(void) { return "/home/me/csrc/ops.cpp"; }'),
+        c_library(source='const char *sage_one(void) { return "/home/me/csrc/ops.cpp"; }'),
         "_C.so names a path of the build machine: '/home/me/csrc/ops.cpp'",
     ),
     "kernel of another GPU": (cubin(SM90, samples.cubin(80)), "sm_90a/quant_k_int8-d64-fp16.cubin is code for sm_80, expected sm_90"),
@@ -336,7 +340,7 @@ def test_a_forbidden_library_is_named(tmp_path: Path, library: str) -> None:
 
 def test_a_symbol_newer_than_promised_is_named() -> None:
     # memcpy is of glibc 2.14: fine where 2.28 is promised, too new where 2.5 is.
-    source = "#include <string.h>\nint sage(char *a, char *b) { memcpy(a, b, 9999); return a[3]; }"
+    source = "#include <string.h>\nint sage_one(char *a, char *b) { memcpy(a, b, 9999); return a[3]; }"
     data = samples.library("-O0", source=source)
     assert list(elf.host_faults("_C.so", data, "linux-64", "2.28")) == []
     faults = list(elf.host_faults("_C.so", data, "linux-64", "2.5"))
@@ -388,7 +392,7 @@ def test_wrong_conda_metadata_is_named(tmp_path: Path, key: str, value: object, 
 
 
 def test_kernels_with_a_dependency_or_a_platform_are_named(tmp_path: Path) -> None:
-    payload = {archives.CUBINS + name: data for name, data in samples.cubin_set().items()}
+    payload = {archives.cubins("sageattention") + name: data for name, data in samples.cubin_set().items()}
     index = samples.index("sageattention-cubins") | {"subdir": "linux-64", "depends": ["cuda-version >=12.8,<13"]}
     faults = "\n".join(verify.verify_conda(samples.conda(tmp_path, payload, index)))
     assert "subdir linux-64, noarch generic: expected noarch, generic" in faults

@@ -29,8 +29,9 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 @pytest.fixture(scope="module")
 def site(wheels: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[loopback.Server]:
+    """With the other package's, too."""
     folder = tmp_path_factory.mktemp("site")
-    indexes.add(wheels, folder)
+    indexes.add([*wheels, *(samples.a_wheel(folder, python, "sageattn3") for python in ("3.11", "3.12", "3.13"))], folder)
     with loopback.offering(folder) as server:
         yield server
 
@@ -59,21 +60,22 @@ def test_one_index_for_each_cuda_and_pytorch_series() -> None:
     for name, build in names.items():
         link = indexes.describe(name, name, "0")
         assert link.folder == f"cu{build.cuda.replace('.', '')}-torch{build.torch_series.replace('.', '')}"
-        assert (link.project, link.requires_python) == ("sageattention", f"=={build.python}.*")
+        assert (link.project, link.requires_python) == (build.package, f"=={build.python}.*")
     found = indexes.pages(indexes.describe(name, name, "0") for name in names)
-    offered = {path.split("/")[0]: text.count(".whl</a>") for path, text in found.items() if path.count("/") == 2}
+    offered = {path: text.count(".whl</a>") for path, text in found.items() if path.count("/") == 2}
     assert sum(offered.values()) == len(names)
-    assert set(offered) == {indexes.describe(name, name, "0").folder for name in names}
+    assert {path.split("/")[0] for path in offered} == {indexes.describe(name, name, "0").folder for name in names}
 
 
+@pytest.mark.parametrize("package", matrix.load().packages)
 @pytest.mark.parametrize("python", ["3.11", "3.12", "3.13"])
-def test_pip_takes_the_wheel_for_its_python(site: loopback.Server, python: str, tmp_path: Path) -> None:
+def test_pip_takes_the_wheel_for_its_python(site: loopback.Server, python: str, package: str, tmp_path: Path) -> None:
     # As that Python's pip would, on any machine.
     asked = ["--only-binary=:all:", f"--python-version={python}", "--platform=linux_x86_64", "--no-deps"]
     url = f"{site.url}/cu128-torch28/"
-    done = pip("download", "sageattention", "--index-url", url, *asked, "--dest", str(tmp_path))
+    done = pip("download", package, "--index-url", url, *asked, "--dest", str(tmp_path))
     assert done.returncode == 0, done.stderr
-    assert [path.name for path in tmp_path.iterdir()] == [samples.build(python).wheel_name]
+    assert [path.name for path in tmp_path.iterdir()] == [samples.build(python, package=package).wheel_name]
 
 
 @pytest.mark.skipif(sys.version_info[:2] not in [(3, 11), (3, 12), (3, 13)], reason="no wheel here for this Python")

@@ -1,0 +1,34 @@
+"""Lay builds out as a kernel of the Hugging Face hub: `hub` writes dist/hub/build/VARIANT for every package of operators in dist/conda.
+
+`kernels.get_local_kernel(Path("dist/hub"))` loads the one that fits; the folder is what a kernel repository of the hub holds.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from sage_factory import ROOT, FactoryError
+from sage_factory.inspect import verify
+from sage_factory.make import hub
+from sage_factory.ship import collect
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--dist", type=Path, default=ROOT / "dist", help="where the conda packages are (default: dist)")
+    parser.add_argument("--out", type=Path, default=ROOT / "dist" / "hub", help="the kernel repository (default: dist/hub)")
+
+
+def run(args: argparse.Namespace) -> int:
+    packages = sorted(args.dist.glob("conda/*/sageattention-*-torch*.conda"))
+    if not packages:
+        raise FactoryError(f"{args.dist} holds no conda package of operators: `build` makes them")
+    pairs = [(operators, collect.kernels_of(operators)) for operators in packages]
+    faults = [
+        f"  {path.name}: {fault}" for path in {path for pair in pairs for path in pair} for fault in verify.verify_conda(path)
+    ]
+    if faults:
+        raise FactoryError("faults were found, so nothing was laid:\n" + "\n".join(sorted(faults)))
+    for operators, cubins in pairs:
+        print(hub.lay(operators, cubins, args.out))
+    return 0
