@@ -9,7 +9,7 @@ import pytest
 import samples
 
 from sage_factory import commands
-from sage_factory.inspect import verify
+from sage_factory.inspect import content, verify
 from sage_factory.make import wheels
 from sage_factory.ship import collect, indexes, reproduce
 from sage_factory.what import inputs, matrix
@@ -77,13 +77,13 @@ def test_a_kernel_that_is_missing_is_missed(tmp_path: Path) -> None:
     files = samples.cubin_set(package=NAME)
     gone = "sm_120a/sm120_qk_fp4_pv_fp4-d128-bf16.cubin"
     del files[gone]
-    files["manifest.json"] = samples.manifest(files, list(samples.content.instances("12.8", NAME)), NAME)
+    files["manifest.json"] = samples.manifest(files, list(content.instances("12.8", NAME)), NAME)
     (fault,) = verify.verify(samples.cubins_conda(tmp_path / "noarch", files, NAME))
     assert fault == f"cubins/{gone} is missing: variants.yaml promises sm_120a for CUDA 12.8"
 
 
 def test_each_package_has_its_own_kernels() -> None:
-    mine, others = (set(samples.content.instances("12.9", package)) for package in (NAME, "sageattention"))
+    mine, others = (set(content.instances("12.9", package)) for package in (NAME, "sageattention"))
     assert mine & others == {"mask_tiles"}
     assert {name.partition("-")[0] for name in mine} == {
         "mask_tiles", "mean_q", "mean_scores", "quant_k_fp4", "quant_v_fp4", "sm120_qk_fp4_pv_fp4"
