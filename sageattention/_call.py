@@ -46,7 +46,7 @@ def attend(
     dtype = q.dtype
     if dtype == torch.float32:
         q, k, v = (_as_bfloat16(x) for x in (q, k, v))
-    kernel, or_pytorch = _choice(function, pv_accum_dtype, q, v, masked=attn_mask is not None, packed=False)
+    kernel, or_pytorch = _choice(function, pv_accum_dtype, q, v, attn_mask, packed=False)
     more: tuple[bool, ...] = ()
     if per_block_mean is not None:
         validation.flags(per_block_mean=per_block_mean)
@@ -88,7 +88,7 @@ def attend_packed(
     dtype = q.dtype
     if dtype == torch.float32:
         q, k, v = (_as_bfloat16(x) for x in (q, k, v))
-    kernel, _ = _choice(function, None, q, v, masked=False, packed=True)
+    kernel, _ = _choice(function, None, q, v, None, packed=True)
     out, lse = _ops.attention_varlen(
         q, k, v, cu_seqlens_q, cu_seqlens_k, longest_q, longest_k, is_causal, factor, smooth_k, smooth_v, return_lse, kernel
     )
@@ -102,7 +102,13 @@ def _as_bfloat16(x: torch.Tensor) -> torch.Tensor:
 
 
 def _choice(
-    function: str, pv_accum_dtype: str | None, q: torch.Tensor, v: torch.Tensor, *, masked: bool, packed: bool
+    function: str,
+    pv_accum_dtype: str | None,
+    q: torch.Tensor,
+    v: torch.Tensor,
+    attn_mask: torch.Tensor | None,
+    *,
+    packed: bool,
 ) -> tuple[str, bool]:
     head_dim, v_head_dim = q.shape[-1], v.shape[-1]
     # Branches, so that torch.compile makes constants of what it may not know.
@@ -111,5 +117,13 @@ def _choice(
     uneven = True if head_dim % 8 or v_head_dim % 8 else False  # noqa: SIM210
     device = q.device
     return dispatch.kernel_for(  # type: ignore[no-any-return, unused-ignore]
-        function, pv_accum_dtype, size, masked, packed, uneven, device.type, device.index
+        function,
+        pv_accum_dtype,
+        size,
+        attn_mask is not None,
+        dispatch.is_other_mask(attn_mask, q),
+        packed,
+        uneven,
+        device.type,
+        device.index,
     )

@@ -33,6 +33,7 @@ __all__ = [
     "explain",
     "forget",
     "gpu_of",
+    "is_other_mask",
     "kernel_folder",
     "kernel_for",
 ]
@@ -56,6 +57,7 @@ class Request(NamedTuple):
     pv_accum_dtype: str | None = None
     head_dim: int = 128  # the larger of QK's and V's
     masked: bool = False
+    other_mask: bool = False  # which is added, and of another dtype than q's
     packed: bool = False
     uneven: bool = False  # a head_dim is no multiple of 8: rows do not start on 16 bytes
 
@@ -75,7 +77,7 @@ class Choice(NamedTuple):
         lines = [f"{self.kernel} on {where}: {self.reason}", *(f"  not {line}" for line in self.passed_over)]
         if self.or_pytorch:
             lines.append(
-                f"  up to {few.few_queries} queries or {few.few_keys} keys: PyTorch's own attention by cuDNN, faster there and more "
+                f"  up to {few.few_queries} queries ({few.few_causal_queries} if causal) or {few.few_keys} keys: PyTorch's own attention by cuDNN, faster there and more "
                 f"exact, where q, k and v have one head_dim and rows that start on 16 bytes"
             )
         return "\n".join(lines)
@@ -138,8 +140,8 @@ def _lack(name: str, request: Request, gpu: Gpu, present: frozenset[str] | None)
         return "not among the kernels installed for this GPU"
     if request.uneven and not kernel.uneven:
         return "head_dims that are multiples of 8"
-    if request.masked and not kernel.masks:
-        return "no attn_mask"
+    if request.other_mask and not kernel.other_masks:
+        return "an attn_mask that is bool or of q's dtype, float16 or bfloat16"
     return None
 
 
@@ -149,6 +151,7 @@ def kernel_for(
     pv_accum_dtype: str | None,
     head_dim: int,
     masked: bool,
+    other_mask: bool,
     packed: bool,
     uneven: bool,
     device: str,
@@ -160,7 +163,7 @@ def kernel_for(
         ValueError: none serves it.
         RuntimeError: there is no such GPU, or no kernels for it.
     """
-    choice = _remembered(Request(function, pv_accum_dtype, head_dim, masked, packed, uneven), device, index)
+    choice = _remembered(Request(function, pv_accum_dtype, head_dim, masked, other_mask, packed, uneven), device, index)
     return choice.kernel, choice.or_pytorch
 
 
@@ -200,6 +203,12 @@ def kernel_folder(index: int) -> str:
         RuntimeError: there is no such GPU, or none of the folders runs on it.
     """
     return _library.operators.kernel_architecture(index)  # type: ignore[no-any-return, unused-ignore]
+
+
+def is_other_mask(attn_mask: torch.Tensor | None, q: torch.Tensor) -> bool:
+    """Whether a mask is added, and of another dtype than that in which q is computed."""
+    computed = torch.bfloat16 if q.dtype == torch.float32 else q.dtype
+    return attn_mask is not None and attn_mask.dtype not in {torch.bool, computed}
 
 
 def forget() -> None:
@@ -255,6 +264,7 @@ def explain(
         pv_accum_dtype,
         head_dim=max(q.shape[-1], v.shape[-1]),
         masked=attn_mask is not None,
+        other_mask=is_other_mask(attn_mask, q),
         packed=packed,
         uneven=q.shape[-1] % 8 != 0 or v.shape[-1] % 8 != 0,
     )

@@ -34,10 +34,11 @@ class Kernel(NamedTuple):
     gpus: str  # that it runs on
     error: float  # largest relative L1 error against float64: randn, 4096 tokens, head_dim 128
     uneven: bool = True  # head_dims that are no multiple of 8
-    masks: bool = True
+    other_masks: bool = True  # masks that are added, of another dtype than q's
     # Up to so many queries, or keys, it gives way to PyTorch's own attention by cuDNN, where that was measured to be faster
     # (bench/notes.md), if it can do what is asked.
     few_queries: int = 0
+    few_causal_queries: int = 0  # where half of the scores need not be computed
     few_keys: int = 0
 
 

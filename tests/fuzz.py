@@ -65,7 +65,7 @@ def kernels(device: str, problem: Problem) -> list[str]:
     def can(name: str, kernel: dispatch.Kernel) -> bool:
         if device == "cpu":
             return True
-        able = (kernel.uneven or not uneven) and (kernel.masks or problem.mask is None)
+        able = (kernel.uneven or not uneven) and (kernel.other_masks or not dispatch.is_other_mask(problem.mask, problem.q))
         return able and dispatch.GPUS[kernel.gpus](gpu) and (present is None or name in present)
 
     return [name for name, kernel in dispatch.KERNELS.items() if can(name, kernel)]

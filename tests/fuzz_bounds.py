@@ -135,8 +135,9 @@ class Exact:
 
     @functools.cached_property
     def beyond(self) -> torch.Tensor:
-        """Rows whose scores may be clipped, or larger than float32 holds."""
-        return largest(self.norms, -1) > TOO_LARGE
+        """Rows whose scores may be clipped, or larger than float32 holds, before the factor as after it."""
+        products = self.q.norm(dim=-1, keepdim=True) * self.k.norm(dim=-1)[:, :, None, None]
+        return (largest(self.norms, -1) > TOO_LARGE) | (largest(products, -1) > 1e37)
 
     @functools.cached_property
     def weighed(self) -> torch.Tensor:
@@ -268,7 +269,9 @@ class Errors:
         """Of each log-sum-exp: errors of all keys alike at worst, and what their spread adds."""
         exact = self.exact
         lse = exact.lse.masked_fill(exact.blind, 0.0).abs()
-        summed = unit(exact.dtype) * (1.0 if self.problem.alike else exact.p2.sum(dim=-1).sqrt())
+        # The sum is that of P as rounded, relative to anything: where scores are nearly equal all of P is rounded alike, once.
+        spread = 1.0 if self.problem.alike else exact.p2.sum(dim=-1).sqrt() + 1.0 / LIMITS.lse
+        summed = unit(exact.dtype) * spread
         variance = self.variance.clamp_max(1e300)
         gained = torch.exp(self.log_gained.clamp_max(0.0)).sum(dim=-1) + self.log_gained.clamp(0.0, 1e300).sum(dim=-1)
         return gained + (exact.p * (variance.sqrt() + variance)).sum(dim=-1) + summed + 2.0**-21 * (lse + 16)

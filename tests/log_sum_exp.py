@@ -76,7 +76,8 @@ def kinds(queries: int, keys: int) -> Iterator[Kind]:
     channels[::16] = 30.0
     yield Kind("outlier channels, scores of several hundred", Inputs(q * channels, k * channels, v), 14.0, 2.8)
     yield Kind("outlier channels of K", Inputs(q, k * channels, v), 1.3, 0.25)
-    yield Kind("small scores", Inputs(0.01 * q, k, v), 5e-4, 1e-4)
+    # All of P is rounded alike, to bfloat16 by up to 2^-9.
+    yield Kind("small scores", Inputs(0.01 * q, k, v), 0.0025, 0.0012)
     yield Kind("large scores", Inputs(8 * q, k, v), 0.45, 0.1)
     yield Kind("causal: few keys in the first rows", normal(300, 300), 0.05, 0.0035, causal=True)
     yield Kind("one key", normal(300, 1), 1e-5, 1e-6)
@@ -165,7 +166,7 @@ def check_ring(kernel: str, inputs: Inputs, ranks: int = 2) -> None:
     found = ring(kernel, inputs, ranks)
     print(f"{kernel} {str(inputs.q.dtype)[6:]} {ranks} parts of {inputs.k.shape[2]} keys: {found}")
     assert found.ring <= 1.03 * math.hypot(found.single, found.rounded)
-    assert found.ring <= 1.02 * found.exact_lse
+    assert found.ring <= 1.03 * found.exact_lse
     assert found.ours_lse <= 0.002
     assert found.largest_lse <= LARGEST
 

@@ -32,7 +32,7 @@ def _choose_anew() -> Iterator[None]:
 def every_ability(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if every kernel could do everything, which leaves the rows of the table."""
     for name, kernel in dispatch.KERNELS.items():
-        monkeypatch.setitem(dispatch.KERNELS, name, kernel._replace(uneven=True, masks=True))
+        monkeypatch.setitem(dispatch.KERNELS, name, kernel._replace(uneven=True, other_masks=True))
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_every_function_serves_every_gpu_that_it_can() -> None:
         oldest = (8, 9) if "fp8" in function else (8, 0)
         for gpu in [*(dispatch.Gpu(c) for c in [(8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0)]), dispatch.CPU]:
             for accumulators in allowed or (None,):
-                request = dispatch.Request(function, accumulators, 256, masked=True, packed=True, uneven=True)
+                request = dispatch.Request(function, accumulators, 256, masked=True, other_mask=True, packed=True, uneven=True)
                 if gpu.capability >= oldest:
                     assert dispatch.choose(request, gpu).kernel in dispatch.KERNELS
                 else:
@@ -128,7 +128,7 @@ def test_short_sequences_are_pytorchs_where_it_is_faster_and_more_exact() -> Non
     for lack in ({"masked": True}, {"packed": True}, {"uneven": True}, {"head_dim": 192}):
         assert not asked(**lack)
     text = str(explain(Q, K, V, architecture="9.0"))
-    assert "up to 512 queries or 256 keys: PyTorch's own attention" in text
+    assert "up to 1024 queries (512 if causal) or 256 keys: PyTorch's own attention" in text
     assert "PyTorch's" not in str(explain(Q, K, V, architecture="8.9"))
 
 
@@ -210,7 +210,11 @@ def test_calls_are_short_where_the_operator_says() -> None:
     source = (Path(__file__).parents[1] / "csrc" / "torch" / "attention_kernels.cpp").read_text(encoding="utf-8")
     few = {name: int(number) for name, number in re.findall(r"kernel\.(few_\w+) = (\d+);", source)}
     hopper = dispatch.KERNELS[HOPPER]
-    assert few == {"few_queries": hopper.few_queries, "few_keys": hopper.few_keys}
+    assert few == {
+        "few_queries": hopper.few_queries,
+        "few_causal_queries": hopper.few_causal_queries,
+        "few_keys": hopper.few_keys,
+    }
     assert not any(kernel.few_queries or kernel.few_keys for name, kernel in dispatch.KERNELS.items() if name != HOPPER)
 
 

@@ -6,13 +6,15 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <array>
+#include <cstdint>
 #include <limits>
 #include <string>
 #include <vector>
 
 #include "kernels/attention/params.h"
 #include "kernels/attention/sm120_qk_fp4_pv_fp4.h"
-#include "kernels/attention/sm90_qk_int8_pv_f16.h"
+#include "kernels/attention/sm90_qk_int8_pv_f16_masked.h"
 #include "kernels/mask/mask_tiles.h"
 #include "kernels/quant/mean_q.h"
 #include "kernels/quant/mean_scores.h"
@@ -204,8 +206,42 @@ Quantised quantise_v(const Call& call) {
   return v;
 }
 
-// The mask as it lies, and in `tiles` what is in each tile of it.
-AttentionMask look_at_mask(const Call& call, const at::Tensor& attn_mask, at::Tensor& tiles) {
+// A mask as kernels are told of it, with the tensors that it lies in.
+struct LookedAt {
+  at::Tensor data, tiles, bits;
+  AttentionMask mask{};
+  int32_t batch = 1, heads = 1, rows = 1;  // of data, 1 where it is broadcast
+};
+
+// The strides of a mask in bytes: 0 where it is broadcast to [batch, q_heads, qo_len, kv_len].
+std::array<int64_t, 4> mask_strides(const Call& call, const at::Tensor& mask) {
+  const AttentionShape& shape = call.shape;
+  const at::Tensor expanded = mask.expand({shape.batch, shape.q_heads, shape.qo_len, shape.kv_len});
+  std::array<int64_t, 4> strides{};
+  for (int i = 0; i < 4; ++i) {
+    if (expanded.size(i) > 1) strides[i] = expanded.stride(i) * static_cast<int64_t>(expanded.element_size());
+  }
+  return strides;
+}
+
+// Whether rows start on 16 bytes and their keys lie one after the other: the copy engine, and vectors, read such.
+bool has_even_rows(const at::Tensor& mask, const std::array<int64_t, 4>& strides) {
+  return reinterpret_cast<uintptr_t>(mask.data_ptr()) % 16 == 0 && strides[0] % 16 == 0 && strides[1] % 16 == 0 &&
+         strides[2] % 16 == 0 && strides[3] == static_cast<int64_t>(mask.element_size());
+}
+
+// A copy that has, no larger than the mask but for its keys.
+at::Tensor with_even_rows(const at::Tensor& mask, int64_t keys) {
+  std::vector<int64_t> sizes(4 - mask.dim(), 1);
+  sizes.insert(sizes.end(), mask.sizes().begin(), mask.sizes().end());
+  sizes[3] = (keys + 7) / 8 * 8;
+  const at::Tensor rows = at::empty(sizes, mask.options()).slice(3, 0, keys);
+  rows.copy_(mask);
+  return rows;
+}
+
+// Has the mask looked at once: mask_tiles.cu.
+LookedAt look_at_mask(const Call& call, const at::Tensor& attn_mask) {
   constexpr int64_t kLargestStride = 1 << 24;  // in bytes: 32 bits then do within a tile
   const AttentionShape& shape = call.shape;
   TORCH_CHECK_VALUE(attn_mask.device() == call.q.device(), "attn_mask: expected device ", call.q.device(),
@@ -213,42 +249,60 @@ AttentionMask look_at_mask(const Call& call, const at::Tensor& attn_mask, at::Te
   const at::ScalarType type = attn_mask.scalar_type();
   TORCH_CHECK_TYPE(type == at::kBool || type == at::kHalf || type == at::kBFloat16 || type == at::kFloat,
                    "attn_mask: expected dtype bool, float16, bfloat16 or float32, got ", type);
-  const at::Tensor expanded = attn_mask.expand({shape.batch, shape.q_heads, shape.qo_len, shape.kv_len});
-  const auto stride = [&](int dimension) {
-    return expanded.size(dimension) == 1 ? 0 : expanded.stride(dimension) * static_cast<int64_t>(expanded.element_size());
-  };
-  TORCH_CHECK_VALUE(stride(2) < kLargestStride && stride(3) < kLargestStride, "attn_mask: expected rows and keys under ",
+  const bool bits = call.kernel.persistent;
+  TORCH_CHECK_TYPE(!bits || type == at::kBool || type == call.q.scalar_type(), "attn_mask: the kernel ", call.kernel.name,
+                   " takes dtype bool or that of q, ", call.q.scalar_type(), ", got ", type);
+  LookedAt looked;
+  looked.data = attn_mask;
+  auto strides = mask_strides(call, attn_mask);
+  if (bits && type != at::kBool && !has_even_rows(attn_mask, strides)) {
+    looked.data = with_even_rows(attn_mask, shape.kv_len);
+    strides = mask_strides(call, looked.data);
+  }
+  TORCH_CHECK_VALUE(strides[2] < kLargestStride && strides[3] < kLargestStride, "attn_mask: expected rows and keys under ",
                     kLargestStride, " bytes apart, got strides ", attn_mask.strides(), "; call .contiguous() on it");
-  const auto size = [&](int dimension) { return stride(dimension) == 0 ? int64_t{1} : expanded.size(dimension); };
-  const int64_t row_tiles = (size(2) + MaskTiles::kRows - 1) / MaskTiles::kRows;
-  const int64_t key_tiles = (expanded.size(3) + MaskTiles::kKeys - 1) / MaskTiles::kKeys;
-  tiles = call.empty({size(0), size(1), row_tiles, key_tiles}, at::kByte);
+  const auto size = [&](int dimension, int32_t whole) { return strides[dimension] == 0 ? 1 : whole; };
+  looked.batch = size(0, shape.batch);
+  looked.heads = size(1, shape.q_heads);
+  looked.rows = size(2, shape.qo_len);
 
   MaskTiles::Params params{};
+  params.heads = looked.heads;
+  params.causal = bits && call.is_causal ? 1 : 0;
+  params.rows = params.causal != 0 ? shape.qo_len : looked.rows;
+  params.keys = shape.kv_len;
+  params.vectors = has_even_rows(looked.data, strides) ? 1 : 0;
   AttentionMask& mask = params.mask;
-  mask.data = attn_mask.data_ptr();
-  mask.tiles = data_or_null<uint8_t>(tiles);
-  mask.batch_stride = stride(0);
-  mask.head_stride = stride(1);
-  mask.row_stride = stride(2);
-  mask.key_stride = stride(3);
-  mask.tiles_batch_stride = size(0) == 1 ? 0 : tiles.stride(0);
-  mask.tiles_head_stride = size(1) == 1 ? 0 : tiles.stride(1);
-  mask.tiles_row_stride = row_tiles == 1 ? 0 : tiles.stride(2);
+  mask.tile_rows = bits ? MaskTiles::kWgmmaRows : MaskTiles::kRows;
+  const int64_t row_tiles = (params.rows + mask.tile_rows - 1) / mask.tile_rows;
+  const int64_t key_tiles = (params.keys + MaskTiles::kKeys - 1) / MaskTiles::kKeys;
+  looked.tiles = call.empty({looked.batch, looked.heads, row_tiles, key_tiles}, at::kByte);
+  if (bits) looked.bits = call.empty({looked.tiles.numel(), MaskTiles::kWords}, at::kInt);
+
+  mask.data = looked.data.data_ptr();
+  mask.tiles = params.tiles = data_or_null<uint8_t>(looked.tiles);
+  mask.bits = params.bits = data_or_null<uint32_t>(looked.bits);
+  mask.batch_stride = strides[0];
+  mask.head_stride = strides[1];
+  mask.row_stride = strides[2];
+  mask.key_stride = strides[3];
+  mask.tiles_batch_stride = looked.batch == 1 ? 0 : looked.tiles.stride(0);
+  mask.tiles_head_stride = looked.heads == 1 ? 0 : looked.tiles.stride(1);
+  mask.tiles_row_stride = row_tiles == 1 ? 0 : looked.tiles.stride(2);
   mask.type = type == at::kBool   ? AttentionMask::kBool
               : type == at::kHalf ? AttentionMask::kHalf
               : type == at::kFloat ? AttentionMask::kFloat
                                    : AttentionMask::kBfloat16;
-  params.tiles = data_or_null<uint8_t>(tiles);
-  params.heads = static_cast<int32_t>(size(1));
-  params.rows = static_cast<int32_t>(size(2));
-  params.keys = static_cast<int32_t>(expanded.size(3));
-  if (tiles.numel() > 0) {
-    runtime::KernelStore::get().launch({"mask_tiles", "mask_tiles", call.device(), call.stream, grid_size(tiles.numel()),
+  looked.mask = mask;
+  const int64_t tiles_together = MaskTiles::kRowBytes / static_cast<int64_t>(attn_mask.element_size()) / MaskTiles::kKeys;
+  const int64_t blocks = int64_t{looked.batch} * looked.heads * ((params.rows + MaskTiles::kRows - 1) / MaskTiles::kRows) *
+                         ((key_tiles + tiles_together - 1) / tiles_together);
+  if (blocks > 0) {
+    runtime::KernelStore::get().launch({"mask_tiles", "mask_tiles", call.device(), call.stream, grid_size(blocks),
                                         MaskTiles::kThreads, 0, /*overlaps_previous=*/false},
                                        &params);
   }
-  return mask;
+  return looked;
 }
 
 AttentionParams attention_params(const Call& call, const at::Tensor& out, const at::Tensor& lse, const Quantised& k,
@@ -298,7 +352,8 @@ void check_kernel(const Call& call) {
 // cuDNN's wants rows that start on 16 bytes.
 bool is_for_pytorch(const Call& call) {
   const AttentionShape& shape = call.shape;
-  if (shape.qo_len > call.kernel.few_queries && shape.kv_len > call.kernel.few_keys) return false;
+  const int32_t few_queries = call.is_causal ? call.kernel.few_causal_queries : call.kernel.few_queries;
+  if (shape.qo_len > few_queries && shape.kv_len > call.kernel.few_keys) return false;
   for (const at::Tensor* tensor : {&call.q, &call.k, &call.v}) {
     if (!copy_engine_reads(*tensor, view(*tensor, shape.heads_first))) return false;
   }
@@ -326,9 +381,8 @@ void run(Call& call, const at::Tensor& out, const at::Tensor& lse, const std::op
   }
   const AttentionKernel& kernel = call.kernel;
   call.stream = current_stream(call.device());
-  at::Tensor mask_tiles;
-  AttentionMask mask{};
-  if (attn_mask.has_value()) mask = look_at_mask(call, *attn_mask, mask_tiles);
+  LookedAt looked;
+  if (attn_mask.has_value()) looked = look_at_mask(call, *attn_mask);
   runtime::KernelStore& store = runtime::KernelStore::get();
   const int32_t head_dim = call.head_dim();
   at::Tensor next_tile;
@@ -346,16 +400,17 @@ void run(Call& call, const at::Tensor& out, const at::Tensor& lse, const std::op
   const Means means = kernel.fp4 ? means_of_q(call, k) : Means{};
   const Quantised v = kernel.quant_v != nullptr ? quantise_v(call) : Quantised{};
   AttentionParams params = attention_params(call, out, lse, k, v);
-  params.mask = mask;
+  params.mask = looked.mask;
 
-  const std::string name(kernel.name);
-  runtime::Launch launch{instance_name(kernel.name, head_dim, call.q),
+  const bool masked = kernel.persistent && attn_mask.has_value();
+  const std::string name = std::string(kernel.name) + (masked ? "_masked" : "");
+  runtime::Launch launch{instance_name(name, head_dim, call.q),
                          name.c_str(),
                          call.device(),
                          call.stream,
                          grid,
                          static_cast<uint32_t>(kernel.threads(head_dim)),
-                         static_cast<uint32_t>(kernel.shared_bytes(head_dim)),
+                         static_cast<uint32_t>(masked ? Sm90QkInt8PvF16Masked::shared_bytes(head_dim) : kernel.shared_bytes(head_dim)),
                          /*overlaps_previous=*/true,
                          cluster};
   if (kernel.fp4) {
@@ -382,6 +437,13 @@ void run(Call& call, const at::Tensor& out, const at::Tensor& lse, const std::op
     }
     mapped.v_map = runtime::encode_tensor_map(call.device(), params.v, batch, params.kv_heads, params.kv_len, params.v_head_dim,
                                               Kernel::kBlockN);
+    if (masked && looked.mask.type != AttentionMask::kBool) {
+      const auto elements = [](int64_t bytes) { return bytes / 2; };
+      const TensorView rows{looked.data.data_ptr(), elements(looked.mask.batch_stride), elements(looked.mask.head_stride),
+                            elements(looked.mask.row_stride), 1};
+      mapped.mask_map = runtime::encode_tensor_map(call.device(), rows, looked.batch, looked.heads, looked.rows, params.kv_len,
+                                                   MaskTiles::kWgmmaRows);
+    }
     store.launch(launch, &mapped);
   }
 }

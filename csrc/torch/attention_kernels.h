@@ -20,9 +20,10 @@ struct AttentionKernel {
   int32_t (*v_block_bytes)(int32_t head_dim);  // of a block of 64 keys that that one writes
   bool v_smooths;         // takes V less its mean
   bool v_differs;         // V's head_dim may differ from Q's and K's
-  bool masks;
+  bool masks;             // a persistent one such as are bool or of Q's dtype
   bool packed;            // takes packed sequences
   int32_t few_queries;    // up to which, or up to so many keys, PyTorch's own attention is faster
+  int32_t few_causal_queries;
   int32_t few_keys;
   bool fp4;               // K in FP4 and the means of Q beside it; Sm120 parameters
   bool persistent;        // one block a multiprocessor, each takes tile after tile, alone or in clusters of two; Sm90 parameters

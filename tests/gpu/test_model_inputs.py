@@ -11,7 +11,6 @@ from accuracy import TOLERANCES, exact, relative_l1
 from model_inputs import Inputs
 
 import sageattention
-from sageattention import dispatch
 
 pytestmark = [
     pytest.mark.gpu,
@@ -35,8 +34,6 @@ def test_sinks(kernel: str, mass: float, tokens: int, place: int, width: int, v_
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_masks_that_hide_with_numbers(kernel: str, dtype: torch.dtype) -> None:
-    if not dispatch.KERNELS[kernel].masks:
-        pytest.skip("takes no mask")
     inputs = Inputs(*(model_inputs.randn(1, 2, n, 64, seed=n + i) for i, n in enumerate((150, 700, 700)))).to("cuda", dtype)
     model_inputs.check_hiding_masks(kernel, inputs, 2 * TOLERANCES[kernel].relative_l1)
 

@@ -8,11 +8,13 @@ namespace sage {
 // A mask as the caller left it, of any strides (0 where it is broadcast), and what mask_tiles made of it.
 struct AttentionMask {
   enum Type : int32_t { kBool, kHalf, kBfloat16, kFloat };  // true: seen; else a number added to the score
-  // What a tile of 128 rows x 64 keys holds: no key that any row sees; something to be looked at; nothing that changes a score.
-  enum Tile : uint8_t { kHidden, kMixed, kVisible };
+  // What a tile of `tile_rows` x 64 keys holds: no key that any row sees; something to be looked at; nothing that changes a score.
+  // Where there are bits, kMixed means that they say it all, kAdded that something is added to some score.
+  enum Tile : uint8_t { kHidden, kMixed, kVisible, kAdded };
 
   const void* data;      // null: there is no mask
   const uint8_t* tiles;  // [.., rows, keys], one Tile a byte
+  const uint32_t* bits;  // of each tile of 64 rows: scores that are seen, as MaskTiles leaves them; null for mma.sync
   int64_t batch_stride;  // of data, in bytes
   int64_t head_stride;
   int64_t row_stride;
@@ -20,6 +22,7 @@ struct AttentionMask {
   int64_t tiles_batch_stride;
   int64_t tiles_head_stride;
   int64_t tiles_row_stride;
+  int32_t tile_rows;
   int32_t type;
 };
 

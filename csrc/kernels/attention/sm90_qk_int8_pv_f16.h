@@ -21,15 +21,17 @@ struct Sm90QkInt8PvF16 {
 
   static constexpr int kScaleBytes = QuantKInt8::kScales * 4;
   static constexpr int kTileBytes = 128;  // of the description of a tile of the output
-  // Q as the caller's or in INT8, two numbers a row, stages, two tiles' descriptions, barriers and an index; slack to start on 1024.
+  static constexpr int kSeenBytes = 8;    // of what a mask says of a tile of keys
+  // Q as the caller's or in INT8, three numbers a row, stages, two tiles' descriptions, barriers and an index; slack to start on 1024.
   static constexpr int shared_bytes(int head_dim) {
-    return 1024 + block_m(head_dim) * (head_dim * (keeps_q(head_dim) ? 2 : 1) + 2 * 4) +
-           stages(head_dim) * (stage_blocks(head_dim) * (kBlockN * head_dim * 3 + kScaleBytes) + 2 * 8) + 2 * kTileBytes + 6 * 8;
+    return 1024 + block_m(head_dim) * (head_dim * (keeps_q(head_dim) ? 2 : 1) + 3 * 4) +
+           stages(head_dim) * (stage_blocks(head_dim) * (kBlockN * head_dim * 3 + kScaleBytes + kSeenBytes) + 2 * 8) + 2 * kTileBytes + 6 * 8;
   }
 
   struct Params : AttentionParams {
     TensorMap q_map;     // boxes of 64 channels x block_m tokens, swizzled; where Q is kept
     TensorMap v_map;     // boxes of 64 channels x 64 tokens, swizzled
+    TensorMap mask_map;  // boxes of 64 keys x 64 rows, swizzled; of a mask that is added
     int32_t* next_tile;  // which tile of the output is computed next, once each cluster has one; QuantKInt8 starts it
     int32_t tiles;       // of the output: block_m rows for each block of a cluster
   };

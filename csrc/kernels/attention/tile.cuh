@@ -72,7 +72,7 @@ struct Tile {
     blocks = ((p.causal ? min(kv_len, first_row + block_m) : kv_len) + kBlockN - 1) / kBlockN;
     mask_tiles = p.mask.data == nullptr ? nullptr
                                         : p.mask.tiles + batch * p.mask.tiles_batch_stride + head * p.mask.tiles_head_stride +
-                                              first_row / block_m * p.mask.tiles_row_stride;
+                                              first_row / p.mask.tile_rows * p.mask.tiles_row_stride;
   }
 };
 

@@ -1,22 +1,28 @@
 // What is in each tile of an attention mask: what host and device agree on.
 #pragma once
 
-#include "kernels/attention/mma_sync/layout.h"
+#include "kernels/attention/params.h"
 
 namespace sage {
 
 struct MaskTiles {
-  static constexpr int kRows = MmaSyncBlocks::kBlockM;
-  static constexpr int kKeys = MmaSyncBlocks::kBlockN;
-  static constexpr int kThreads = 128;
+  static constexpr int kKeys = 64;   // of a tile
+  static constexpr int kRows = 128;  // of a block of threads: a tile for mma.sync, two for wgmma
+  static constexpr int kWgmmaRows = 64;
+  static constexpr int kWords = 128;  // of bits for such a tile: one for each thread of a warpgroup
+  static constexpr int kThreads = 256;
+  static constexpr int kRowBytes = 256;  // of a row, that a block of threads reads: one tile of float32, four of bool
 
   struct Params {
-    AttentionMask mask;  // tiles unset
-    uint8_t* tiles;      // [batch, heads, ceil(rows / kRows), ceil(keys / kKeys)]
+    AttentionMask mask;  // tiles and bits unset
+    uint8_t* tiles;      // [batch, heads, ceil(rows / mask.tile_rows), ceil(keys / kKeys)]
+    uint32_t* bits;      // [as tiles, kWords]; null: not wanted
     // Of the mask, 1 where it is broadcast.
     int32_t heads;
     int32_t rows;
     int32_t keys;
+    int32_t causal;   // bits and their tiles: keys past the row are hidden too
+    int32_t vectors;  // rows can be read 16 bytes at a time
   };
 };
 

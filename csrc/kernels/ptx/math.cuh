@@ -24,6 +24,9 @@ __device__ __forceinline__ float sqrt(float x) {
   return y;
 }
 
+// x / y, less than exactly; of all y that are not subnormal. (__fdividef gives 0 where y is beyond 2^126.)
+__device__ __forceinline__ float divide(float x, float y) { return __fdividef(x * 0.25f, y * 0.25f); }
+
 // The larger one; NaN if either is NaN (fmaxf would drop it, and with it the sign that an input was bad).
 __device__ __forceinline__ float max_nan(float x, float y) {
   float z;

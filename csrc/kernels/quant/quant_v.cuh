@@ -145,7 +145,7 @@ __device__ __forceinline__ void quantise_v(const typename Config::Params& p, con
       if (threadIdx.x < 4) scales[Config::kHeadDim + threadIdx.x] = p.v_mean != nullptr && !smooth ? 1.0f : 0.0f;
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
-        const float factor = __fdividef(Config::kLargest, magnitude[i]);
+        const float factor = ptx::divide(Config::kLargest, magnitude[i]);
 #pragma unroll
         for (int key = 0; key < 4; ++key) x[key][i] *= factor;
       }

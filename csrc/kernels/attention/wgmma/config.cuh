@@ -3,7 +3,7 @@
 
 #include <cuda/std/type_traits>
 
-#include "kernels/attention/sm90_qk_int8_pv_f16.h"
+#include "kernels/attention/sm90_qk_int8_pv_f16_masked.h"
 #include "kernels/attention/tile.cuh"
 
 namespace sage {
@@ -51,7 +51,9 @@ struct Shared {
   static constexpr int kK = kQ + kQBytes;
   static constexpr int kV = kK + Config::kStages * Config::kStageBlocks * Config::kKBlockBytes;
   static constexpr int kKScale = kV + Config::kStages * Config::kStageBlocks * Config::kVBlockBytes;
-  static constexpr int kQBound = kKScale + Config::kStages * Config::kStageBlocks * Config::kScaleBytes;  // no score of the row exceeds this times its key's bound
+  static constexpr int kSeen = kKScale + Config::kStages * Config::kStageBlocks * Config::kScaleBytes;
+  static constexpr int kQScale = kSeen + Config::kStages * Config::kStageBlocks * Config::kSeenBytes;
+  static constexpr int kQBound = kQScale + kRowBytes;  // no score of the row exceeds this times its key's bound
   static constexpr int kQShift = kQBound + kRowBytes;  // what smoothing K took off the row's scores
   static constexpr int kTile = kQShift + kRowBytes;
   static constexpr int kFull = kTile + 2 * Config::kTileBytes;
@@ -64,6 +66,13 @@ struct Shared {
   static constexpr int kIndexEmpty = kIndexFull + 8;
   static constexpr int kTotal = kIndexEmpty + 8;
   static_assert(kTotal + 1024 == Config::shared_bytes(Config::kHeadDim));
+  // Under a mask: what it adds to each warpgroup's scores, and barriers.
+  using Masked = Sm90QkInt8PvF16Masked;
+  static constexpr int kAdded = (kTotal + 1023) / 1024 * 1024;
+  static constexpr int kAddedFull = kAdded + Config::kConsumers * Masked::kAddedBytes;
+  static constexpr int kAddedEmpty = kAddedFull + Config::kConsumers * 8;
+  static_assert(kAddedEmpty + Config::kConsumers * 8 + 1024 == Masked::shared_bytes(Config::kHeadDim));
+  static_assert(Masked::shared_bytes(Config::kHeadDim) <= 232448);
   static_assert(kQ % 1024 == 0 && kK % 1024 == 0 && kV % 1024 == 0 && Config::kKBlockBytes % 1024 == 0);
 };
 
@@ -86,6 +95,11 @@ struct Work : Tile {
   __device__ __forceinline__ int key_blocks() const { return max(1, blocks); }
 };
 static_assert(sizeof(Work) <= Config::kTileBytes);
+
+// The tile of the output that is computed in turns of this parity.
+__device__ __forceinline__ Work& work_of(uint32_t parity, const Memory& shared) {
+  return *shared.at<Work>(Shared::kTile + parity * Config::kTileBytes);
+}
 
 // Position in the ring of stages. A stage holds one or two blocks of K and for each the block of V before it: what one step
 // multiplies. So a last block of V follows those of K. The phase's parity changes with every round.

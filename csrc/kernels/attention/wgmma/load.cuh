@@ -3,16 +3,12 @@
 #pragma once
 
 #include "kernels/attention/wgmma/config.cuh"
+#include "kernels/attention/wgmma/mask.cuh"
 #include "kernels/ptx/cluster.cuh"
 #include "kernels/ptx/grid.cuh"
 #include "kernels/ptx/mbarrier.cuh"
 
 namespace sage {
-
-// The tile of the output that is computed in turns of this parity.
-__device__ __forceinline__ Work& work_of(uint32_t parity, const Memory& shared) {
-  return *shared.at<Work>(Shared::kTile + parity * Config::kTileBytes);
-}
 
 // The tile that comes next: what the counter says, which the first block of a pair tells the second. A warp; `parity` is that of
 // the calls.
@@ -36,26 +32,40 @@ __device__ __forceinline__ int next_tile(const Config::Params& p, uint32_t parit
   return __shfl_sync(0xffffffffu, index, 0);
 }
 
+// Describes a tile of the output to the other warps. False: there is nothing to do. A warp.
+template <bool Masked>
+__device__ __forceinline__ bool describe(const Config::Params& p, int index, Work& description) {
+  Work work(p, Config::kBlockM * ptx::cluster_size(), index);
+  if (work.qo_len == 0) return false;
+  work.first_row += ptx::cluster_rank() * Config::kBlockM;
+  if (threadIdx.x % 32 == 0) description = work;
+  if constexpr (Masked) {
+    __syncwarp();
+    const int blocks = SeenTiles(p, description).count();
+    if (threadIdx.x % 32 == 0) description.blocks = blocks;
+  }
+  return true;
+}
+
 // Hands out tiles, the first being the cluster's own and each further one what the counter says: describes each to the other
 // warps and fetches its Q, as soon as they have begun with the one before. By then they have left the tile before that, whose
 // description is overwritten. A warp.
+template <bool Masked>
 __device__ __forceinline__ void hand_out(const Config::Params& p, const Memory& shared) {
   const uint32_t full = shared.address + Shared::kQFull;
   uint32_t parity = 0, index_parity = 0;
   // Q does not wait for quant_k_int8, as K and the counter do, which packed sequences may need at once.
-  if (p.cu_seqlens_q != nullptr) ptx::grid_dependency_wait();
+  if (!Masked && p.cu_seqlens_q != nullptr) ptx::grid_dependency_wait();
   for (int index = ptx::cluster_index(); index < p.tiles; index = next_tile(p, index_parity, shared), index_parity ^= 1) {
-    Work work(p, Config::kBlockM * ptx::cluster_size(), index);
-    if (work.qo_len > 0) {
-      work.first_row += ptx::cluster_rank() * Config::kBlockM;
+    if (describe<Masked>(p, index, work_of(parity, shared))) {
+      const Work& work = work_of(parity, shared);
       if (threadIdx.x % 32 == 0) {
-        work_of(parity, shared) = work;
         if constexpr (Config::kKeepQ) {
           ptx::mbarrier_arrive_expect(full, Shared::kQBytes);
 #pragma unroll
           for (int panel = 0; panel < Config::kHeadDim / 64; ++panel) {
             ptx::tensor_copy(shared.address + Shared::kQ + panel * Shared::kQPanelBytes, p.q_map, panel * 64,
-                             work.q_token + work.first_row, work.head, work.batch, full);
+                             static_cast<int>(work.q_token) + work.first_row, work.head, work.batch, full);
           }
         } else {
           ptx::mbarrier_arrive(full);
@@ -121,29 +131,46 @@ __device__ __forceinline__ void fetch_last_v(const Config::Params& p, const Work
 }
 
 // Streams the K and V of the tiles that are handed out. A warp, whose first thread starts the copies.
+template <bool Masked>
 __device__ __forceinline__ void load(const Config::Params& p, const Memory& shared) {
+  static_assert(Config::kConsumers < 4);
   Ring ring;
   uint32_t last_v_parity = 0;
   ptx::grid_dependency_wait();
-  const bool packed = p.cu_seqlens_q != nullptr;
+  const bool packed = !Masked && p.cu_seqlens_q != nullptr;
   for (uint32_t parity = 0;; parity ^= 1) {
     ptx::mbarrier_wait(shared.address + Shared::kQFull, parity);
     const Work& work = work_of(parity, shared);
     if (work.qo_len == 0) return;
     if (threadIdx.x == 0) ptx::mbarrier_arrive(shared.address + Shared::kQEmpty);
     const int blocks = work.key_blocks();
+    [[maybe_unused]] auto seen = [&] {
+      if constexpr (Masked) return SeenTiles(p, work);
+      else return 0;
+    }();
+    int key_block = 0;  // the latest of which K was fetched
     for (int first = 0; first <= blocks; first += Config::kStageBlocks, ring.next()) {
       const uint32_t full = shared.address + Shared::kFull + ring.stage * 8;
       ptx::mbarrier_wait(shared.address + Shared::kEmpty + ring.stage * 8, ring.parity ^ 1);
 #pragma unroll 1
       for (int block = first; block < first + Config::kStageBlocks; ++block) {
         const int slot = ring.stage * Config::kStageBlocks + block - first;
+        const int before = key_block;
+        if constexpr (Masked) {
+          if (block < blocks) {
+            const Seen next = seen.next();
+            key_block = next.tile;
+            if (threadIdx.x == 0) *shared.at<Seen>(Shared::kSeen + slot * Config::kSeenBytes) = next;
+          }
+        } else {
+          key_block = block;
+        }
         if (packed && block == blocks) {
           fetch_last_v(p, work, block - 1, slot, last_v_parity, shared);
           last_v_parity ^= 1;
         } else if (threadIdx.x == 0) {
-          if (block < blocks) fetch_k(p, work.kv_block + block, slot, full, shared);
-          if (block > 0 && block <= blocks) fetch_v(p, work, block - 1, slot, full, shared);
+          if (block < blocks) fetch_k(p, work.kv_block + key_block, slot, full, shared);
+          if (block > 0 && block <= blocks) fetch_v(p, work, before, slot, full, shared);
         }
       }
       if (threadIdx.x == 0) ptx::mbarrier_arrive(full);

@@ -46,7 +46,7 @@ __device__ __forceinline__ void quantise_q(const Config::Params& p, const Work& 
     // Positive, so that the scale of zeros is.
     const float magnitude = ptx::max_nan(1e-14f, ptx::max_nan(pair.x, pair.y));
     // A negative sm_scale turns Q's signs: scales are not negative.
-    const float inverse = __fdividef(copysignf(127.0f, p.scale_log2), magnitude);
+    const float inverse = ptx::divide(copysignf(127.0f, p.scale_log2), magnitude);
     int square = 0;
 #pragma unroll
     for (int i = 0; i < kPieces; ++i) {
@@ -58,6 +58,7 @@ __device__ __forceinline__ void quantise_q(const Config::Params& p, const Work& 
     }
     square = sum_of_quad(square);
     rows.q_scale[row] = scale_of(magnitude, fabsf(p.scale_log2) / 127.0f);
+    shared.at<float>(Shared::kQScale)[block_row] = rows.q_scale[row];
     shared.at<float>(Shared::kQBound)[block_row] = rows.q_scale[row] * ptx::sqrt(static_cast<float>(square));
     if (p.lse != nullptr) {
       // Smoothing took q . mean(K) off every score of this row; log-sum-exp gets it back at the end.

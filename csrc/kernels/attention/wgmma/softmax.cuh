@@ -34,19 +34,26 @@ __device__ __forceinline__ void hide_past_end(bool causal, int kv_len, int first
   }
 }
 
-// Raises the references that a block's scores exceed by more than the headroom, and rescales what was added up under the old.
-// `before_rescale` is called before the output is touched.
-template <typename BeforeRescale>
-__device__ __forceinline__ void raise_references(const Scores& scores, float k_scale, const float* q_bound, Rows& rows,
-                                                 Output& out, const BeforeRescale& before_rescale) {
-  float largest[2];
-  bool exceeded = false;
+// The largest score of this lane in each row, in log2 units.
+__device__ __forceinline__ void find_largest(const Scores& scores, float k_scale, const Rows& rows, float (&largest)[2]) {
 #pragma unroll
   for (int row = 0; row < 2; ++row) {
     int32_t score = kHidden;
 #pragma unroll
     for (int i = row * 2; i < Config::kBlockN / 2; i += 4) score = max(score, max(scores[i], scores[i + 1]));
-    largest[row] = score == kHidden ? -INFINITY : static_cast<float>(score) * (rows.q_scale[row] * k_scale) - Config::kLevel;
+    largest[row] = score == kHidden ? -INFINITY : static_cast<float>(score) * (rows.q_scale[row] * k_scale);
+  }
+}
+
+// Raises the references that a block's largest scores exceed by more than the headroom, and rescales what was added up under the old.
+// `before_rescale` is called before the output is touched.
+template <typename BeforeRescale>
+__device__ __forceinline__ void raise_references(float (&largest)[2], const float* q_bound, Rows& rows, Output& out,
+                                                 const BeforeRescale& before_rescale) {
+  bool exceeded = false;
+#pragma unroll
+  for (int row = 0; row < 2; ++row) {
+    largest[row] -= Config::kLevel;
     exceeded |= largest[row] > rows.reference[row] + Config::kHeadroom;
   }
   if (!__any_sync(0xffffffffu, exceeded)) return;
