@@ -42,7 +42,7 @@ def environment(command: str) -> dict[str, str]:
     driver = subprocess.run(
         ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"], capture_output=True, text=True, check=True
     )
-    kernels = f"CUDA {sageattention._library.build.cuda}, {torch.ops.sageattention.kernel_architecture(0)}"
+    kernels = f"CUDA {sageattention._library.build.cuda}, {sageattention._library.library.kernel_architecture(0)}"
     gpu = {"gpu": torch.cuda.get_device_name(), "driver": driver.stdout.split()[0]}
     return {**gpu, **where, "kernels": kernels, "command": command}
 

@@ -32,8 +32,9 @@ def ours(kernel: str) -> Attention:
     """`sageattn` on a kernel of our choosing."""
 
     def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> torch.Tensor:
-        operator = torch.ops.sageattention.attention
-        return operator(q, k, v, None, "HND", causal, q.shape[-1] ** -0.5, True, False, False, False, kernel)[0]
+        return sageattention._ops.attention(
+            q, k, v, None, "HND", causal, q.shape[-1] ** -0.5, True, False, False, False, kernel
+        )[0]
 
     return attention
 

@@ -21,13 +21,18 @@ class Build(NamedTuple):
     """What this installation was built for, from `_build.json`."""
 
     version: str
-    torch: str
+    torch: str  # 2.8.0, or 2.9+ for every release from 2.9 on, by LibTorch's stable ABI
     cuda: str
     package: str = "sageattention"  # its name to pip and conda
     namespace: str = "sageattention"  # the operators are torch.ops.<namespace>
     cxx11_abi: bool = True
     commit: str = ""
     compiler: str = ""
+
+    @property
+    def stable_abi(self) -> bool:
+        """Whether the operators are for every later PyTorch, too."""
+        return self.torch.endswith("+")
 
 
 def read_build(path: Path) -> Build:
@@ -52,18 +57,18 @@ def check_torch(build: Build, installed: str) -> None:
     Raises:
         ImportError: names both versions and what to install.
     """
-    wanted, found = build.torch.split(".")[:2], installed.split(".")[:2]
-    if wanted == found:
+    wanted, found = build.torch.rstrip("+").split(".")[:2], installed.split(".")[:2]
+    if wanted == found or (build.stable_abi and [*map(int, found)] > [*map(int, wanted)]):
         return
     want, have = ".".join(wanted), ".".join(found)
+    pin = f"torch>={want}" if build.stable_abi else f"torch=={want}.*"
     # The one says its PyTorch in a wheel's build tag, others in its version.
     tag = f"-{''.join(found)}*" if build.package == "sageattention" else f"+*torch{have}.*"
     wheel = f"{build.package}-{build.version}{tag}.whl"
     message = (
-        f"{build.package} {build.version} here was built for PyTorch {want} (CUDA {build.cuda}), but PyTorch {installed} "
-        f"is installed. Install the build for PyTorch {have}: `conda install {build.package} pytorch={have}`, or the "
-        f"wheel {wheel}; or go back to PyTorch {want}: "
-        f"`pip install 'torch=={want}.*'`."
+        f"{build.package} {build.version} here was built for PyTorch {want}{' and later' if build.stable_abi else ''} (CUDA "
+        f"{build.cuda}), but PyTorch {installed} is installed. Install the build for PyTorch {have}: `conda install "
+        f"{build.package} pytorch={have}`, or the wheel {wheel}; or go back to PyTorch {want}: `pip install '{pin}'`."
     )
     raise ImportError(message)
 
@@ -85,31 +90,66 @@ def check_abi(build: Build, installed: str, cxx11_abi: bool) -> None:
     raise ImportError(message)
 
 
-def load_operators(package: Path, namespace: str) -> Any:
-    """Load `_C` and have it register its operators.
+class Library:
+    """`_C`: what it exports, called through `ctypes`. No text goes through LibTorch's stable ABI of 2.9, so these are no operators."""
 
-    Returns:
-        `torch.ops.<namespace>`.
+    def __init__(self, package: Path) -> None:
+        """Open the library of a package.
 
-    Raises:
-        ImportError: the library is missing or does not load, or another one has registered the namespace.
-    """
-    library = package / ("_C.dll" if sys.platform == "win32" else "_C.so")
-    try:
-        register = ctypes.CDLL(str(library)).sage_register_operators
-    except (OSError, AttributeError) as error:
-        message = f"{__package__}: {library} cannot be loaded ({error}); reinstall the package"
-        raise ImportError(message) from error
-    register.argtypes, register.restype = [ctypes.c_char_p], ctypes.c_char_p
-    failure: bytes | None = register(namespace.encode())
-    if failure is not None:
-        message = (
-            f"{__package__}: {library} cannot register torch.ops.{namespace}, which another copy of the package in this process "
-            "has most likely done already: import one of them only, or build one with a namespace of its own "
-            f"({failure.decode(errors='replace').splitlines()[0]})"
-        )
-        raise ImportError(message)
-    return getattr(torch.ops, namespace)
+        Raises:
+            ImportError: it is missing or does not load.
+        """
+        self.path = package / ("_C.dll" if sys.platform == "win32" else "_C.so")
+        try:
+            self._c = ctypes.CDLL(str(self.path))
+            for name in ("register_operators", "set_kernel_directory", "kernel_architecture", "kernel_name"):
+                getattr(self._c, f"sage_{name}").restype = ctypes.c_char_p
+        except (OSError, AttributeError) as error:
+            message = f"{__package__}: {self.path} cannot be loaded ({error}); reinstall the package"
+            raise ImportError(message) from error
+        # The attention kernels by name, and the number by which operators are told which.
+        self.kernels: dict[str, int] = {}
+        while name := self._c.sage_kernel_name(len(self.kernels)):
+            self.kernels[name.decode()] = len(self.kernels)
+
+    def register(self, namespace: str) -> Any:
+        """Register the operators.
+
+        Returns:
+            `torch.ops.<namespace>`.
+
+        Raises:
+            ImportError: another library has registered the namespace.
+        """
+        failure: bytes | None = self._c.sage_register_operators(namespace.encode())
+        if failure is not None:
+            message = (
+                f"{__package__}: {self.path} cannot register torch.ops.{namespace}, which another copy of the package in this "
+                "process has most likely done already: import one of them only, or build one with a namespace of its own "
+                f"({failure.decode(errors='replace').splitlines()[0]})"
+            )
+            raise ImportError(message)
+        return getattr(torch.ops, namespace)
+
+    def set_kernel_directory(self, directory: str, folders: list[str]) -> None:
+        """Name the kernel set, and the folders in it. What was loaded of another is forgotten."""
+        encoded = (ctypes.c_char_p * len(folders))(*(folder.encode() for folder in folders))
+        self._check(self._c.sage_set_kernel_directory(directory.encode(), encoded, len(folders)))
+
+    def kernel_architecture(self, device: int) -> str:
+        """The folder whose kernels a device runs.
+
+        Raises:
+            RuntimeError: there is no driver or no such device, or none of the folders runs on it.
+        """
+        folder = ctypes.c_char_p()
+        self._check(self._c.sage_kernel_architecture(device, ctypes.byref(folder)))
+        return (folder.value or b"").decode()
+
+    @staticmethod
+    def _check(failure: bytes | None) -> None:
+        if failure is not None:
+            raise RuntimeError(failure.decode(errors="replace"))
 
 
 def name_kernels(directories: tuple[Path, ...]) -> dict[str, frozenset[str]]:
@@ -141,7 +181,7 @@ def name_kernels(directories: tuple[Path, ...]) -> dict[str, frozenset[str]]:
                 f"{'' if directory == directories[0] else ', and ' + build.package + '-cubins with it'}"
             )
             raise ImportError(message)
-    operators.set_kernel_directory(str(directory), architectures)
+    library.set_kernel_directory(str(directory), architectures)
     return kernels
 
 
@@ -151,5 +191,6 @@ if sys.platform == "linux":
     check_abi(build, torch.__version__, torch.compiled_with_cxx11_abi())
 # A wheel carries the kernels in the package; conda installs them as a package of their own.
 KERNEL_DIRECTORIES = (PACKAGE / "cubins", Path(sys.prefix) / "share" / build.package / "cubins")
-operators = load_operators(PACKAGE, build.namespace)
+library = Library(PACKAGE)
+operators = library.register(build.namespace)
 kernels = name_kernels(KERNEL_DIRECTORIES)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from . import reference
-from ._library import build, operators
-from .validation import token_dimension
+from ._library import build, library, operators
 
 ATTENTION, VARLEN = f"{build.namespace}::attention", f"{build.namespace}::attention_varlen"
+NUMBERS = library.kernels  # of the attention kernels, by name
+KERNELS = tuple(NUMBERS)
 
 
 @torch.library.register_fake(ATTENTION)
@@ -17,18 +20,18 @@ def _(
     k: torch.Tensor,
     v: torch.Tensor,
     attn_mask: torch.Tensor | None,
-    tensor_layout: str,
+    heads_first: bool,
     is_causal: bool,
     sm_scale: float,
     smooth_k: bool,
     smooth_v: bool,
     return_lse: bool,
     or_pytorch: bool,
-    kernel: str,
+    kernel: int,
     per_block_mean: bool = True,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     del k, attn_mask, is_causal, sm_scale, smooth_k, smooth_v, or_pytorch, kernel, per_block_mean
-    tokens = token_dimension(tensor_layout)
+    tokens = 2 if heads_first else 1
     shape = (q.shape[0], q.shape[3 - tokens], q.shape[tokens]) if return_lse else (0,)
     return q.new_empty((*q.shape[:3], v.shape[3])), q.new_empty(shape, dtype=torch.float32)
 
@@ -40,18 +43,18 @@ def _(
     k: torch.Tensor,
     v: torch.Tensor,
     attn_mask: torch.Tensor | None,
-    tensor_layout: str,
+    heads_first: bool,
     is_causal: bool,
     sm_scale: float,
     smooth_k: bool,
     smooth_v: bool,
     return_lse: bool,
     or_pytorch: bool,
-    kernel: str,
+    kernel: int,
     per_block_mean: bool = True,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     del or_pytorch
-    if tensor_layout == "NHD":
+    if not heads_first:
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     out, lse = reference.attention(
         q,
@@ -63,9 +66,9 @@ def _(
         smooth_k=smooth_k,
         smooth_v=smooth_v,
         per_block_mean=per_block_mean,
-        kernel=kernel,
+        kernel=KERNELS[kernel],
     )
-    if tensor_layout == "NHD":
+    if not heads_first:
         out = out.transpose(1, 2)
     return out.contiguous(), lse if return_lse else lse.new_empty(0)
 
@@ -84,7 +87,7 @@ def _(
     smooth_k: bool,
     smooth_v: bool,
     return_lse: bool,
-    kernel: str,
+    kernel: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     del k, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, is_causal, sm_scale, smooth_k, smooth_v, kernel
     shape = (q.shape[1], q.shape[0]) if return_lse else (0,)
@@ -106,7 +109,7 @@ def _(
     smooth_k: bool,
     smooth_v: bool,
     return_lse: bool,
-    kernel: str,
+    kernel: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     del max_seqlen_q, max_seqlen_k
     out, lse = reference.attention_varlen(
@@ -119,10 +122,81 @@ def _(
         sm_scale=sm_scale,
         smooth_k=smooth_k,
         smooth_v=smooth_v,
-        kernel=kernel,
+        kernel=KERNELS[kernel],
     )
     return out, lse if return_lse else lse.new_empty(0)
 
 
-attention = operators.attention.default
-attention_varlen = operators.attention_varlen.default
+class _NotDifferentiable(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
+    """Going back is an error, not silence. ATen has that for operators; LibTorch's stable ABI has not."""
+
+    @staticmethod
+    def forward(ctx: Any, operator: Any, *arguments: Any) -> Any:
+        ctx.operator = operator
+        return operator(*arguments)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        del gradients
+        raise RuntimeError(f"derivative for {ctx.operator.name()} is not implemented")
+
+
+# From here on as Python calls them: layouts and kernels by name.
+_LAYOUTS = {"HND": True, "NHD": False}
+_attention, _attention_varlen = operators.attention.default, operators.attention_varlen.default
+
+
+def attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    attn_mask: torch.Tensor | None,
+    tensor_layout: str,
+    is_causal: bool,
+    sm_scale: float,
+    smooth_k: bool,
+    smooth_v: bool,
+    return_lse: bool,
+    or_pytorch: bool,
+    kernel: str,
+    per_block_mean: bool = True,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The operator `attention`: csrc/torch/attention.h."""
+    heads_first, number = _LAYOUTS[tensor_layout], NUMBERS[kernel]
+    # fmt: off
+    arguments = (q, k, v, attn_mask, heads_first, is_causal, sm_scale, smooth_k, smooth_v, return_lse, or_pytorch, number, per_block_mean)
+    # fmt: on
+    if build.stable_abi and _wants_gradient(q, k, v, attn_mask):
+        return _NotDifferentiable.apply(_attention, *arguments)  # type: ignore[no-any-return, unused-ignore]
+    return _attention(*arguments)  # type: ignore[no-any-return, unused-ignore]
+
+
+def attention_varlen(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    cu_seqlens_k: torch.Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    is_causal: bool,
+    sm_scale: float,
+    smooth_k: bool,
+    smooth_v: bool,
+    return_lse: bool,
+    kernel: str,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The operator `attention_varlen`: csrc/torch/attention.h."""
+    number = NUMBERS[kernel]
+    # fmt: off
+    arguments = (q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, is_causal, sm_scale, smooth_k, smooth_v,
+                 return_lse, number)
+    # fmt: on
+    if build.stable_abi and _wants_gradient(q, k, v, None):
+        return _NotDifferentiable.apply(_attention_varlen, *arguments)  # type: ignore[no-any-return, unused-ignore]
+    return _attention_varlen(*arguments)  # type: ignore[no-any-return, unused-ignore]
+
+
+def _wants_gradient(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, attn_mask: torch.Tensor | None) -> bool:
+    wanted = q.requires_grad or k.requires_grad or v.requires_grad or (attn_mask is not None and attn_mask.requires_grad)
+    return wanted and torch.is_grad_enabled()

@@ -202,7 +202,7 @@ def kernel_folder(index: int) -> str:
     Raises:
         RuntimeError: there is no such GPU, or none of the folders runs on it.
     """
-    return _library.operators.kernel_architecture(index)  # type: ignore[no-any-return, unused-ignore]
+    return _library.library.kernel_architecture(index)
 
 
 def is_other_mask(attn_mask: torch.Tensor | None, q: torch.Tensor) -> bool:

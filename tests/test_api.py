@@ -33,7 +33,7 @@ from sageattention import (
 
 OPERATOR = torch.ops.sageattention.attention.default
 VARLEN = torch.ops.sageattention.attention_varlen.default
-KERNEL = "sm80_qk_int8_pv_f16"
+KERNEL = _ops.NUMBERS["sm80_qk_int8_pv_f16"]
 BUILD = _library.Build("2.2.0", "2.8.0", "12.8")
 
 
@@ -313,22 +313,24 @@ def test_errors_come_through_compile() -> None:
 def test_opcheck(layout: str, lse: bool) -> None:
     q, k, v = qkv(1, 4, 9, 40)
     k, v = (x[:, :2] if layout == "HND" else x[:, :, :3] for x in (k, v))
-    torch.library.opcheck(OPERATOR, (q, k, v, None, layout, False, 0.125, True, False, lse, False, KERNEL))
+    torch.library.opcheck(OPERATOR, (q, k, v, None, layout == "HND", False, 0.125, True, False, lse, False, KERNEL))
 
 
 def test_opcheck_with_other_strides() -> None:
     q, k, v = (x.transpose(1, 2) for x in qkv(1, 9, 4, 40, dtype=torch.bfloat16))
-    torch.library.opcheck(OPERATOR, (q, k, v, None, "HND", True, 0.125, False, False, True, False, KERNEL))
+    torch.library.opcheck(OPERATOR, (q, k, v, None, True, True, 0.125, False, False, True, False, KERNEL))
 
 
 @pytest.mark.parametrize("kernel", dispatch.KERNELS)
 def test_opcheck_of_every_kernel(kernel: str) -> None:
     q, k, v = qkv(1, 4, 9, 40)
     mask = torch.ones(9, 9, dtype=torch.bool).tril()
-    torch.library.opcheck(OPERATOR, (q, k, v[..., :24], mask, "HND", False, 0.125, True, True, True, False, kernel))
+    torch.library.opcheck(
+        OPERATOR, (q, k, v[..., :24], mask, True, False, 0.125, True, True, True, False, _ops.NUMBERS[kernel])
+    )
     cu = torch.tensor([0, 3, 3, 9], dtype=torch.int32)
     packed = [x[0].transpose(0, 1) for x in (q, k, v[..., :24])]
-    torch.library.opcheck(VARLEN, (*packed, cu, cu, 6, 6, False, 0.125, True, True, True, kernel))
+    torch.library.opcheck(VARLEN, (*packed, cu, cu, 6, 6, False, 0.125, True, True, True, _ops.NUMBERS[kernel]))
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
@@ -436,6 +438,14 @@ def test_the_right_pytorch_is_taken() -> None:
         _library.check_torch(BUILD, installed)
 
 
+def test_the_stable_abi_is_for_every_later_pytorch() -> None:
+    build = BUILD._replace(torch="2.9+")
+    for installed in ("2.9.0", "2.10.1+cu130", "2.15.0a0+git1", "3.0.0"):
+        _library.check_torch(build, installed)
+    with pytest.raises(ImportError, match=r"for PyTorch 2\.9 and later \(CUDA 12\.8\), but PyTorch 2\.8\.0 .*'torch>=2\.9'"):
+        _library.check_torch(build, "2.8.0")
+
+
 @pytest.mark.parametrize("installed", ["2.9.1+cu130", "2.7.0", "2.80.0", "3.8.0"])
 def test_another_pytorch_is_refused(installed: str) -> None:
     with pytest.raises(ImportError) as caught:
@@ -475,14 +485,14 @@ def test_a_damaged_build_record(tmp_path: Path, content: str | None) -> None:
 
 def test_a_missing_library(tmp_path: Path) -> None:
     with pytest.raises(ImportError, match=r"_C\.\w+ cannot be loaded .*; reinstall the package"):
-        _library.load_operators(tmp_path, "broken")
+        _library.Library(tmp_path)
 
 
 def test_a_damaged_library(tmp_path: Path) -> None:
     for name in ("_C.so", "_C.dll"):
         (tmp_path / name).write_bytes(b"\x7fELF and no more")
     with pytest.raises(ImportError, match=r"_C\.\w+ cannot be loaded .*; reinstall the package"):
-        _library.load_operators(tmp_path, "broken")
+        _library.Library(tmp_path)
 
 
 @pytest.fixture
@@ -512,7 +522,7 @@ def test_without_kernels_the_cpu_works(tmp_path: Path) -> None:
 def test_without_a_driver() -> None:
     """The package is imported, as this file shows; only asking for a GPU fails, in words."""
     with pytest.raises(RuntimeError, match=r"libcuda|nvcuda"):
-        torch.ops.sageattention.kernel_architecture(0)
+        _library.library.kernel_architecture(0)
 
 
 needs_gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
@@ -548,7 +558,7 @@ class TestKernelFilesOnAGpu:
         assert torch.isfinite(sageattn_qk_int8_pv_fp16_cuda(q.bfloat16(), k.bfloat16(), v.bfloat16())).all()
 
     def test_no_kernel_for_this_gpu(self, kernel_copy: Path) -> None:
-        torch.ops.sageattention.set_kernel_directory(str(kernel_copy), ["sm_999"])
+        _library.library.set_kernel_directory(str(kernel_copy), ["sm_999"])
         with pytest.raises(RuntimeError, match=r"no kernel for compute capability \d+\.\d .*this build has sm_999 in"):
             sageattn_qk_int8_pv_fp16_cuda(*(x.cuda() for x in qkv(1, 2, 20, 64)))
 
@@ -557,8 +567,8 @@ class TestKernelFilesOnAGpu:
     def test_ptx_runs_where_there_is_no_cubin(self, kernel_copy: Path, head_dim: int, dtype: torch.dtype) -> None:
         q, k, v = (x.cuda() for x in qkv(1, 2, 300, head_dim, dtype=dtype))
         expected = sageattn_qk_int8_pv_fp16_cuda(q, k, v, is_causal=True)
-        torch.ops.sageattention.set_kernel_directory(str(kernel_copy), ["compute_80"])
-        assert torch.ops.sageattention.kernel_architecture(0) == "compute_80"
+        _library.library.set_kernel_directory(str(kernel_copy), ["compute_80"])
+        assert _library.library.kernel_architecture(0) == "compute_80"
         # The folder of PTX has this kernel and not Hopper's: what is installed is asked of the manifest, not of this folder.
         scale = head_dim**-0.5
         out, _ = _ops.attention(q, k, v, None, "HND", True, scale, True, False, False, False, "sm80_qk_int8_pv_f16")
@@ -576,11 +586,11 @@ def test_import_beside_another_pytorch(tmp_path: Path) -> None:
     package = tmp_path / "sageattention"
     shutil.copytree(_library.PACKAGE, package, ignore=shutil.ignore_patterns("cubins", "__pycache__"))
     record = json.loads((package / "_build.json").read_text(encoding="utf-8"))
-    (package / "_build.json").write_text(json.dumps({**record, "torch": "2.0.1"}), encoding="utf-8")
+    (package / "_build.json").write_text(json.dumps({**record, "torch": "99.0.1"}), encoding="utf-8")
     done = run_python("import sageattention", PYTHONPATH=str(tmp_path))
     assert done.returncode == 1
     last = done.stderr.strip().splitlines()[-1]
-    assert last.startswith(f"ImportError: sageattention {record['version']} here was built for PyTorch 2.0 ")
+    assert last.startswith(f"ImportError: sageattention {record['version']} here was built for PyTorch 99.0 ")
     assert f"but PyTorch {torch.__version__} is installed" in last
 
 
@@ -621,10 +631,11 @@ def architectures_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[list
     def ask(architectures: list[str], devices: list[int]) -> dict[int, str]:
         done = run_python(
             "import json, torch, sageattention\n"
-            f"torch.ops.sageattention.set_kernel_directory('/set', {architectures!r})\n"
+            "library = sageattention._library.library\n"
+            f"library.set_kernel_directory('/set', {architectures!r})\n"
             "def ask(device):\n"
             "    try:\n"
-            "        return torch.ops.sageattention.kernel_architecture(device)\n"
+            "        return library.kernel_architecture(device)\n"
             "    except RuntimeError as error:\n"
             "        return str(error).splitlines()[0]\n"
             f"print(json.dumps([ask(device) for device in {devices!r}]))",

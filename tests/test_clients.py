@@ -70,7 +70,7 @@ def test_diffusers_backends(transformer: clients.Transformer, kernels_called: li
 
 
 def test_diffusers_tolerance_can_fail(transformer: clients.Transformer, monkeypatch: pytest.MonkeyPatch) -> None:
-    operator = _ops.attention
+    operator: Any = _ops.attention
     monkeypatch.setattr(_ops, "attention", lambda *a: operator(*a[:6], a[6] / 2, *a[7:]))  # half the scale
     assert transformer.error("sage") > 3 * clients.TOLERANCE
 

@@ -1,14 +1,13 @@
 #include "runtime/driver.h"
 
-#include <atomic>
 #include <stdexcept>
 #include <string>
+
+#include "runtime/library.h"
 
 namespace sage::runtime {
 
 namespace {
-
-std::atomic<Resolve> resolver{nullptr};
 
 #ifdef _WIN32
 constexpr const char* kLibrary = "nvcuda.dll";
@@ -18,7 +17,7 @@ constexpr const char* kLibrary = "libcuda.so.1";
 
 template <typename Function>
 void load(Function& function, const char* symbol) {
-  function = reinterpret_cast<Function>(resolver.load()(kLibrary, symbol));
+  function = reinterpret_cast<Function>(find(kLibrary, symbol));
 }
 
 Driver open() {
@@ -41,8 +40,6 @@ Driver open() {
 }
 
 }  // namespace
-
-void set_resolver(Resolve resolve) { resolver = resolve; }
 
 const Driver& Driver::get() {
   static const Driver driver = open();

@@ -74,8 +74,4 @@ struct Driver {
   void check(CUresult result, const char* what) const;
 };
 
-// Finds `symbol` in the shared library `library`, or throws. Supplied by the layer above, which has a portable one.
-using Resolve = void* (*)(const char* library, const char* symbol);
-void set_resolver(Resolve resolve);
-
 }  // namespace sage::runtime

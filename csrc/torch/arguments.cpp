@@ -1,15 +1,14 @@
 #include "torch/arguments.h"
 
-#include <ATen/DynamicLibrary.h>
-#include <c10/util/Exception.h>
-
 #include <limits>
+
+#include "runtime/library.h"
 
 namespace sage {
 
 namespace {
 
-void check_tensor(const char* name, const at::Tensor& tensor, const at::Tensor& q) {
+void check_tensor(const char* name, const Tensor& tensor, const Tensor& q) {
   TORCH_CHECK_VALUE(tensor.dim() == 4, name, ": expected 4 dimensions, got ", tensor.dim());
   TORCH_CHECK_VALUE(tensor.device() == q.device(), name, ": expected device ", q.device(), " as q, got ",
                     tensor.device());
@@ -21,16 +20,13 @@ void check_tensor(const char* name, const at::Tensor& tensor, const at::Tensor& 
 
 }  // namespace
 
-AttentionShape check_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                               c10::string_view tensor_layout, int64_t largest_head_dim) {
-  TORCH_CHECK_VALUE(tensor_layout == "HND" || tensor_layout == "NHD",
-                    "tensor_layout: expected 'HND' or 'NHD', got '", tensor_layout, "'");
-  TORCH_CHECK_TYPE(q.scalar_type() == at::kHalf || q.scalar_type() == at::kBFloat16,
+AttentionShape check_attention(const Tensor& q, const Tensor& k, const Tensor& v,
+                               bool heads_first, int64_t largest_head_dim) {
+  TORCH_CHECK_TYPE(q.scalar_type() == kHalf || q.scalar_type() == kBFloat16,
                    "q: expected dtype float16 or bfloat16, got ", q.scalar_type());
   check_tensor("q", q, q);
   check_tensor("k", k, q);
   check_tensor("v", v, q);
-  const bool heads_first = tensor_layout == "HND";
   const int head_dimension = heads_first ? 1 : 2, token_dimension = heads_first ? 2 : 1;
   TORCH_CHECK_VALUE(k.sizes().slice(0, 3) == v.sizes().slice(0, 3), "v: expected the shape of k but for head_dim, ",
                     k.sizes(), ", got ", v.sizes());
@@ -43,7 +39,7 @@ AttentionShape check_attention(const at::Tensor& q, const at::Tensor& k, const a
   const int64_t kv_heads = k.size(head_dimension);
   TORCH_CHECK_VALUE(kv_heads >= 1 && q.size(head_dimension) % kv_heads == 0, "k: expected heads that divide q's ",
                     q.size(head_dimension), ", got ", kv_heads);
-  for (const at::Tensor* tensor : {&q, &k}) {
+  for (const Tensor* tensor : {&q, &k}) {
     for (const int64_t size : tensor->sizes()) {
       TORCH_CHECK_VALUE(size < std::numeric_limits<int32_t>::max() / 2, "expected sizes under 2^30, got ",
                         tensor->sizes());
@@ -60,15 +56,15 @@ AttentionShape check_attention(const at::Tensor& q, const at::Tensor& k, const a
           heads_first};
 }
 
-void check_cu_seqlens(const char* name, const at::Tensor& cu_seqlens, const at::Tensor& q) {
-  TORCH_CHECK_TYPE(cu_seqlens.scalar_type() == at::kInt, name, ": expected dtype int32, got ", cu_seqlens.scalar_type());
+void check_cu_seqlens(const char* name, const Tensor& cu_seqlens, const Tensor& q) {
+  TORCH_CHECK_TYPE(cu_seqlens.scalar_type() == kInt, name, ": expected dtype int32, got ", cu_seqlens.scalar_type());
   TORCH_CHECK_VALUE(cu_seqlens.dim() == 1 && cu_seqlens.size(0) >= 1 && cu_seqlens.is_contiguous(), name,
                     ": expected a contiguous [sequences + 1], got ", cu_seqlens.sizes());
   TORCH_CHECK_VALUE(cu_seqlens.device() == q.device(), name, ": expected device ", q.device(), " as q, got ",
                     cu_seqlens.device());
 }
 
-TensorView view(const at::Tensor& tensor, bool heads_first) {
+TensorView view(const Tensor& tensor, bool heads_first) {
   // The stride of a dimension of size 1 says nothing and is never used.
   const auto stride = [&](int dimension) { return tensor.size(dimension) == 1 ? 0 : tensor.stride(dimension); };
   TensorView view{};
@@ -81,7 +77,7 @@ TensorView view(const at::Tensor& tensor, bool heads_first) {
   return view;
 }
 
-bool copy_engine_reads(const at::Tensor& tensor, const TensorView& view) {
+bool copy_engine_reads(const Tensor& tensor, const TensorView& view) {
   if (!view.aligned16) return false;
   for (int dimension = 0; dimension < 3; ++dimension) {
     if (tensor.size(dimension) > 1 && tensor.stride(dimension) < 8) return false;
@@ -91,9 +87,9 @@ bool copy_engine_reads(const at::Tensor& tensor, const TensorView& view) {
 
 int32_t kernel_head_dim(int32_t head_dim) { return head_dim <= 64 ? 64 : head_dim <= 128 ? 128 : 256; }
 
-std::string instance_name(c10::string_view stem, int32_t kernel_head_dim, const at::Tensor& tensor) {
+std::string instance_name(const char* stem, int32_t kernel_head_dim, const Tensor& tensor) {
   return std::string(stem) + "-d" + std::to_string(kernel_head_dim) +
-         (tensor.scalar_type() == at::kHalf ? "-fp16" : "-bf16");
+         (tensor.scalar_type() == kHalf ? "-fp16" : "-bf16");
 }
 
 runtime::CUstream current_stream(int device) {
@@ -104,8 +100,7 @@ runtime::CUstream current_stream(int device) {
 #else
   constexpr const char* kLibrary = "libtorch_cuda.so";
 #endif
-  static const auto get_stream = reinterpret_cast<GetStream>(
-      at::DynamicLibrary(kLibrary, nullptr, /*leak_handle=*/true).sym("aoti_torch_get_current_cuda_stream"));
+  static const auto get_stream = reinterpret_cast<GetStream>(runtime::find(kLibrary, "aoti_torch_get_current_cuda_stream"));
   void* stream = nullptr;
   TORCH_CHECK(get_stream(device, &stream) == 0, SAGE_PACKAGE ": no current stream on device ", device);
   return static_cast<runtime::CUstream>(stream);

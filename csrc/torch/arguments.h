@@ -1,14 +1,12 @@
 // From PyTorch's tensors to what kernels take: checked sizes, strided views, instance names, the current stream.
 #pragma once
 
-#include <ATen/core/Tensor.h>
-#include <c10/util/string_view.h>
-
 #include <cstdint>
 #include <string>
 
 #include "kernels/tensor_view.h"
 #include "runtime/driver.h"
+#include "torch/tensor.h"
 
 namespace sage {
 
@@ -25,20 +23,20 @@ struct AttentionShape {
 };
 
 // Throws ValueError or TypeError for what would be unsafe to run.
-AttentionShape check_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                               c10::string_view tensor_layout, int64_t largest_head_dim);
+AttentionShape check_attention(const Tensor& q, const Tensor& k, const Tensor& v,
+                               bool heads_first, int64_t largest_head_dim);
 
 // cu_seqlens of packed sequences: int32, contiguous, on q's device. Their values are the device's and stay unread.
-void check_cu_seqlens(const char* name, const at::Tensor& cu_seqlens, const at::Tensor& q);
+void check_cu_seqlens(const char* name, const Tensor& cu_seqlens, const Tensor& q);
 
-TensorView view(const at::Tensor& tensor, bool heads_first);
+TensorView view(const Tensor& tensor, bool heads_first);
 
 // Whether the copy engine can read the tensor: aligned, and no dimension that repeats the same memory.
-bool copy_engine_reads(const at::Tensor& tensor, const TensorView& view);
+bool copy_engine_reads(const Tensor& tensor, const TensorView& view);
 
 // <stem>-d<head_dim>-<dtype>, as kernels.json spells them; head_dim is that of the smallest kernel that holds it.
 int32_t kernel_head_dim(int32_t head_dim);
-std::string instance_name(c10::string_view stem, int32_t kernel_head_dim, const at::Tensor& tensor);
+std::string instance_name(const char* stem, int32_t kernel_head_dim, const Tensor& tensor);
 
 // PyTorch's current stream of the device.
 runtime::CUstream current_stream(int device);

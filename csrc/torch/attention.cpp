@@ -1,10 +1,5 @@
 #include "torch/attention.h"
 
-#include <ATen/ops/_scaled_dot_product_cudnn_attention.h>
-#include <ATen/ops/clone.h>
-#include <ATen/ops/empty.h>
-#include <c10/util/Exception.h>
-
 #include <algorithm>
 #include <array>
 #include <cstdint>
@@ -26,6 +21,7 @@
 #include "runtime/tensor_map.h"
 #include "torch/arguments.h"
 #include "torch/attention_kernels.h"
+#include "torch/tensor.h"
 
 namespace sage {
 
@@ -37,8 +33,8 @@ constexpr double kLog2E = 1.4426950408889634;
 struct Call {
   const AttentionKernel& kernel;
   AttentionShape shape;
-  at::Tensor q, k, v;
-  at::Tensor cu_seqlens_q, cu_seqlens_k;  // undefined: not packed; else shape.batch counts sequences
+  Tensor q, k, v;
+  Tensor cu_seqlens_q, cu_seqlens_k;  // undefined: not packed; else shape.batch counts sequences
   bool is_causal;
   double sm_scale;
   bool smooth_k, smooth_v;
@@ -88,11 +84,11 @@ struct Call {
     while (heads < all && 2 * heads * bytes <= int64_t{12} << 20) heads *= 2;
     return static_cast<int32_t>(std::min(heads, all) * (shape.q_heads / shape.kv_heads));
   }
-  at::Tensor empty(at::IntArrayRef sizes, at::ScalarType type) const { return at::empty(sizes, q.options().dtype(type)); }
+  Tensor empty(IntArrayRef sizes, ScalarType type) const { return sage::empty(sizes, type, q); }
 };
 
 template <typename T>
-T* data_or_null(const at::Tensor& tensor) {
+T* data_or_null(const Tensor& tensor) {
   return tensor.defined() && tensor.numel() > 0 ? static_cast<T*>(tensor.data_ptr()) : nullptr;
 }
 
@@ -104,7 +100,7 @@ void launch(const Call& call, const char* kernel, int64_t blocks, int32_t thread
 
 // K or V as the attention kernel takes it, with its scales and the mean that was subtracted (undefined without smoothing).
 struct Quantised {
-  at::Tensor data, scale, mean;
+  Tensor data, scale, mean;
 };
 
 // What the kernels that quantise K and V are told alike.
@@ -120,11 +116,11 @@ Params quantisation(const Call& call, int32_t head_dim) {
   return params;
 }
 
-Quantised quantise_k(const Call& call, const at::Tensor& next_tile, int32_t first_tile) {
+Quantised quantise_k(const Call& call, const Tensor& next_tile, int32_t first_tile) {
   Quantised k;
-  k.data = call.empty({call.kv_spans(), QuantKInt8::kSpanN, call.head_dim()}, at::kChar);
-  k.scale = call.empty({call.kv_spans(), QuantKInt8::kSpanN / QuantKInt8::kBlockN, QuantKInt8::kScales}, at::kFloat);
-  if (call.smooth_k) k.mean = call.empty({call.shape.batch, call.shape.kv_heads, call.head_dim()}, at::kFloat);
+  k.data = call.empty({call.kv_spans(), QuantKInt8::kSpanN, call.head_dim()}, kChar);
+  k.scale = call.empty({call.kv_spans(), QuantKInt8::kSpanN / QuantKInt8::kBlockN, QuantKInt8::kScales}, kFloat);
+  if (call.smooth_k) k.mean = call.empty({call.shape.batch, call.shape.kv_heads, call.head_dim()}, kFloat);
 
   auto params = quantisation<QuantKInt8::Params>(call, call.shape.head_dim);
   params.k = view(call.k, call.shape.heads_first);
@@ -139,8 +135,8 @@ Quantised quantise_k(const Call& call, const at::Tensor& next_tile, int32_t firs
 
 Quantised quantise_k_fp4(const Call& call) {
   Quantised k;
-  k.data = call.empty({call.kv_spans(), QuantKFp4::kSpanN / QuantKFp4::kBlockN, Fp4::k_block(call.head_dim())}, at::kByte);
-  if (call.smooth_k) k.mean = call.empty({call.shape.batch, call.shape.kv_heads, call.head_dim()}, at::kFloat);
+  k.data = call.empty({call.kv_spans(), QuantKFp4::kSpanN / QuantKFp4::kBlockN, Fp4::k_block(call.head_dim())}, kByte);
+  if (call.smooth_k) k.mean = call.empty({call.shape.batch, call.shape.kv_heads, call.head_dim()}, kFloat);
 
   auto params = quantisation<QuantKFp4::Params>(call, call.shape.head_dim);
   params.k = view(call.k, call.shape.heads_first);
@@ -152,7 +148,7 @@ Quantised quantise_k_fp4(const Call& call) {
 
 // Q's means, and their scores with K less its own, which has been found by then.
 struct Means {
-  at::Tensor q, scores;
+  Tensor q, scores;
 };
 
 Means means_of_q(const Call& call, const Quantised& k) {
@@ -161,7 +157,7 @@ Means means_of_q(const Call& call, const Quantised& k) {
   const int64_t spans = call.kv_spans_of(shape.q_heads);
   Means means;
   means.q = call.empty({heads, call.means(), call.head_dim()}, call.q.scalar_type());
-  means.scores = call.empty({spans, call.means(), MeanScores::kSpanN}, at::kFloat);
+  means.scores = call.empty({spans, call.means(), MeanScores::kSpanN}, kFloat);
 
   MeanQ::Params mean{};
   mean.q = view(call.q, shape.heads_first);
@@ -193,9 +189,9 @@ Means means_of_q(const Call& call, const Quantised& k) {
 Quantised quantise_v(const Call& call) {
   const int32_t head_dim = call.head_dim();
   Quantised v;
-  v.data = call.empty({call.kv_spans(), QuantV::kSpanN / QuantV::kBlockN, call.kernel.v_block_bytes(head_dim)}, at::kByte);
-  v.scale = call.empty({call.kv_spans(), QuantV::kSpanN / QuantV::kBlockN, QuantV::scales(head_dim)}, at::kFloat);
-  if (call.smooth_v && call.kernel.v_smooths) v.mean = call.empty({call.shape.batch, call.shape.kv_heads, head_dim}, at::kFloat);
+  v.data = call.empty({call.kv_spans(), QuantV::kSpanN / QuantV::kBlockN, call.kernel.v_block_bytes(head_dim)}, kByte);
+  v.scale = call.empty({call.kv_spans(), QuantV::kSpanN / QuantV::kBlockN, QuantV::scales(head_dim)}, kFloat);
+  if (call.smooth_v && call.kernel.v_smooths) v.mean = call.empty({call.shape.batch, call.shape.kv_heads, head_dim}, kFloat);
 
   auto params = quantisation<QuantV::Params>(call, call.shape.v_head_dim);
   params.v = view(call.v, call.shape.heads_first);
@@ -208,54 +204,59 @@ Quantised quantise_v(const Call& call) {
 
 // A mask as kernels are told of it, with the tensors that it lies in.
 struct LookedAt {
-  at::Tensor data, tiles, bits;
+  Tensor data, tiles, bits;
   AttentionMask mask{};
   int32_t batch = 1, heads = 1, rows = 1;  // of data, 1 where it is broadcast
 };
 
 // The strides of a mask in bytes: 0 where it is broadcast to [batch, q_heads, qo_len, kv_len].
-std::array<int64_t, 4> mask_strides(const Call& call, const at::Tensor& mask) {
-  const AttentionShape& shape = call.shape;
-  const at::Tensor expanded = mask.expand({shape.batch, shape.q_heads, shape.qo_len, shape.kv_len});
+std::array<int64_t, 4> mask_strides(const Call& call, const Tensor& mask) {
+  const int64_t whole[] = {call.shape.batch, call.shape.q_heads, call.shape.qo_len, call.shape.kv_len};
+  const int64_t missing = 4 - mask.dim();
   std::array<int64_t, 4> strides{};
-  for (int i = 0; i < 4; ++i) {
-    if (expanded.size(i) > 1) strides[i] = expanded.stride(i) * static_cast<int64_t>(expanded.element_size());
+  TORCH_CHECK_VALUE(missing >= 0, "attn_mask: expected at most 4 dimensions, got ", mask.dim());
+  for (int64_t i = 0; i < mask.dim(); ++i) {
+    TORCH_CHECK_VALUE(mask.size(i) == 1 || mask.size(i) == whole[missing + i], "attn_mask: expected a shape that broadcasts to ",
+                      IntArrayRef(whole, 4), ", got ", mask.sizes());
+    if (mask.size(i) > 1) strides[missing + i] = mask.stride(i) * static_cast<int64_t>(mask.element_size());
   }
   return strides;
 }
 
 // Whether rows start on 16 bytes and their keys lie one after the other: the copy engine, and vectors, read such.
-bool has_even_rows(const at::Tensor& mask, const std::array<int64_t, 4>& strides) {
+bool has_even_rows(const Tensor& mask, const std::array<int64_t, 4>& strides) {
   return reinterpret_cast<uintptr_t>(mask.data_ptr()) % 16 == 0 && strides[0] % 16 == 0 && strides[1] % 16 == 0 &&
          strides[2] % 16 == 0 && strides[3] == static_cast<int64_t>(mask.element_size());
 }
 
 // A copy that has, no larger than the mask but for its keys.
-at::Tensor with_even_rows(const at::Tensor& mask, int64_t keys) {
+Tensor with_even_rows(const Tensor& mask, int64_t keys) {
   std::vector<int64_t> sizes(4 - mask.dim(), 1);
   sizes.insert(sizes.end(), mask.sizes().begin(), mask.sizes().end());
   sizes[3] = (keys + 7) / 8 * 8;
-  const at::Tensor rows = at::empty(sizes, mask.options()).slice(3, 0, keys);
+  const Tensor whole = empty(sizes, mask.scalar_type(), mask);
+  sizes[3] = keys;
+  const Tensor rows = whole.as_strided(sizes, whole.strides());
   rows.copy_(mask);
   return rows;
 }
 
 // Has the mask looked at once: mask_tiles.cu.
-LookedAt look_at_mask(const Call& call, const at::Tensor& attn_mask) {
+LookedAt look_at_mask(const Call& call, const Tensor& attn_mask) {
   constexpr int64_t kLargestStride = 1 << 24;  // in bytes: 32 bits then do within a tile
   const AttentionShape& shape = call.shape;
   TORCH_CHECK_VALUE(attn_mask.device() == call.q.device(), "attn_mask: expected device ", call.q.device(),
                     " as q, got ", attn_mask.device());
-  const at::ScalarType type = attn_mask.scalar_type();
-  TORCH_CHECK_TYPE(type == at::kBool || type == at::kHalf || type == at::kBFloat16 || type == at::kFloat,
+  const ScalarType type = attn_mask.scalar_type();
+  TORCH_CHECK_TYPE(type == kBool || type == kHalf || type == kBFloat16 || type == kFloat,
                    "attn_mask: expected dtype bool, float16, bfloat16 or float32, got ", type);
   const bool bits = call.kernel.persistent;
-  TORCH_CHECK_TYPE(!bits || type == at::kBool || type == call.q.scalar_type(), "attn_mask: the kernel ", call.kernel.name,
+  TORCH_CHECK_TYPE(!bits || type == kBool || type == call.q.scalar_type(), "attn_mask: the kernel ", call.kernel.name,
                    " takes dtype bool or that of q, ", call.q.scalar_type(), ", got ", type);
   LookedAt looked;
   looked.data = attn_mask;
   auto strides = mask_strides(call, attn_mask);
-  if (bits && type != at::kBool && !has_even_rows(attn_mask, strides)) {
+  if (bits && type != kBool && !has_even_rows(attn_mask, strides)) {
     looked.data = with_even_rows(attn_mask, shape.kv_len);
     strides = mask_strides(call, looked.data);
   }
@@ -276,8 +277,8 @@ LookedAt look_at_mask(const Call& call, const at::Tensor& attn_mask) {
   mask.tile_rows = bits ? MaskTiles::kWgmmaRows : MaskTiles::kRows;
   const int64_t row_tiles = (params.rows + mask.tile_rows - 1) / mask.tile_rows;
   const int64_t key_tiles = (params.keys + MaskTiles::kKeys - 1) / MaskTiles::kKeys;
-  looked.tiles = call.empty({looked.batch, looked.heads, row_tiles, key_tiles}, at::kByte);
-  if (bits) looked.bits = call.empty({looked.tiles.numel(), MaskTiles::kWords}, at::kInt);
+  looked.tiles = call.empty({looked.batch, looked.heads, row_tiles, key_tiles}, kByte);
+  if (bits) looked.bits = call.empty({looked.tiles.numel(), MaskTiles::kWords}, kInt);
 
   mask.data = looked.data.data_ptr();
   mask.tiles = params.tiles = data_or_null<uint8_t>(looked.tiles);
@@ -289,9 +290,9 @@ LookedAt look_at_mask(const Call& call, const at::Tensor& attn_mask) {
   mask.tiles_batch_stride = looked.batch == 1 ? 0 : looked.tiles.stride(0);
   mask.tiles_head_stride = looked.heads == 1 ? 0 : looked.tiles.stride(1);
   mask.tiles_row_stride = row_tiles == 1 ? 0 : looked.tiles.stride(2);
-  mask.type = type == at::kBool   ? AttentionMask::kBool
-              : type == at::kHalf ? AttentionMask::kHalf
-              : type == at::kFloat ? AttentionMask::kFloat
+  mask.type = type == kBool   ? AttentionMask::kBool
+              : type == kHalf ? AttentionMask::kHalf
+              : type == kFloat ? AttentionMask::kFloat
                                    : AttentionMask::kBfloat16;
   looked.mask = mask;
   const int64_t tiles_together = MaskTiles::kRowBytes / static_cast<int64_t>(attn_mask.element_size()) / MaskTiles::kKeys;
@@ -305,7 +306,7 @@ LookedAt look_at_mask(const Call& call, const at::Tensor& attn_mask) {
   return looked;
 }
 
-AttentionParams attention_params(const Call& call, const at::Tensor& out, const at::Tensor& lse, const Quantised& k,
+AttentionParams attention_params(const Call& call, const Tensor& out, const Tensor& lse, const Quantised& k,
                                  const Quantised& v) {
   AttentionParams params{};
   params.q = view(call.q, call.shape.heads_first);
@@ -354,24 +355,43 @@ bool is_for_pytorch(const Call& call) {
   const AttentionShape& shape = call.shape;
   const int32_t few_queries = call.is_causal ? call.kernel.few_causal_queries : call.kernel.few_queries;
   if (shape.qo_len > few_queries && shape.kv_len > call.kernel.few_keys) return false;
-  for (const at::Tensor* tensor : {&call.q, &call.k, &call.v}) {
+  for (const Tensor* tensor : {&call.q, &call.k, &call.v}) {
     if (!copy_engine_reads(*tensor, view(*tensor, shape.heads_first))) return false;
   }
   // For scales of 0 and below cuDNN returns NaN.
   return shape.head_dim == shape.v_head_dim && shape.head_dim <= 128 && call.q.numel() > 0 && call.sm_scale > 0.0;
 }
 
-// The operator itself: which backends a caller has allowed, and autocast, change nothing.
-std::tuple<at::Tensor, at::Tensor> pytorch_attention(const Call& call, bool return_lse) {
-  const auto heads_first = [&](const at::Tensor& x) { return call.shape.heads_first ? x : x.transpose(1, 2); };
-  const auto result = at::_scaled_dot_product_cudnn_attention(heads_first(call.q), heads_first(call.k), heads_first(call.v), std::nullopt,
-                                                              return_lse, 0.0, call.is_causal, false, call.sm_scale);
-  const at::Tensor lse = return_lse ? std::get<1>(result).view({call.shape.batch, call.shape.q_heads, call.shape.qo_len})
-                                    : call.empty({0}, at::kFloat);
-  return {heads_first(std::get<0>(result)).contiguous(), lse};
+// A copy whose elements lie one after the other.
+Tensor copied(const Tensor& x) {
+  Tensor copy = empty(x.sizes(), x.scalar_type(), x);
+  copy.copy_(x);
+  return copy;
 }
 
-void run(Call& call, const at::Tensor& out, const at::Tensor& lse, const std::optional<at::Tensor>& attn_mask) {
+// Tokens and heads for each other.
+Tensor transposed(const Tensor& x) {
+  return x.as_strided({x.size(0), x.size(2), x.size(1), x.size(3)}, {x.stride(0), x.stride(2), x.stride(1), x.stride(3)});
+}
+
+// Packed sequences as a batch of one.
+Tensor batched(const Tensor& x) {
+  return x.as_strided({1, x.size(0), x.size(1), x.size(2)}, {x.numel(), x.stride(0), x.stride(1), x.stride(2)});
+}
+
+std::tuple<Tensor, Tensor> pytorch_attention(const Call& call, bool return_lse) {
+  const AttentionShape& shape = call.shape;
+  const auto turned = [&](const Tensor& x) { return shape.heads_first ? x : transposed(x); };
+  const auto [result, lse] =
+      cudnn_attention(turned(call.q), turned(call.k), turned(call.v), return_lse, call.is_causal, call.sm_scale);
+  const Tensor out = turned(result);
+  const int64_t heads = shape.q_heads, rows = shape.qo_len;
+  // Some releases of PyTorch add a dimension of 1.
+  return {out.is_contiguous() ? out : copied(out),
+          return_lse ? lse.as_strided({shape.batch, heads, rows}, {heads * rows, rows, 1}) : call.empty({0}, kFloat)};
+}
+
+void run(Call& call, const Tensor& out, const Tensor& lse, const std::optional<Tensor>& attn_mask) {
   check_kernel(call);
   if (out.numel() == 0) return;
   if (call.shape.kv_len == 0 || call.shape.batch == 0) {  // of packed sequences: no query sees a key
@@ -385,15 +405,15 @@ void run(Call& call, const at::Tensor& out, const at::Tensor& lse, const std::op
   if (attn_mask.has_value()) looked = look_at_mask(call, *attn_mask);
   runtime::KernelStore& store = runtime::KernelStore::get();
   const int32_t head_dim = call.head_dim();
-  at::Tensor next_tile;
+  Tensor next_tile;
   const uint32_t cluster = static_cast<uint32_t>(call.cluster());
   uint32_t grid = grid_size(call.row_tiles() * cluster);
   if (kernel.persistent) {
     // Rows that do not start on 16 bytes, and repeated ones, the copy engine cannot read.
-    for (at::Tensor* tensor : {&call.q, &call.v}) {
-      if (!copy_engine_reads(*tensor, view(*tensor, call.shape.heads_first))) *tensor = tensor->clone(at::MemoryFormat::Contiguous);
+    for (Tensor* tensor : {&call.q, &call.v}) {
+      if (!copy_engine_reads(*tensor, view(*tensor, call.shape.heads_first))) *tensor = copied(*tensor);
     }
-    next_tile = call.empty({1}, at::kInt);
+    next_tile = call.empty({1}, kInt);
     grid = std::min(grid, static_cast<uint32_t>(store.multiprocessors(call.device())) / cluster * cluster);
   }
   const Quantised k = kernel.fp4 ? quantise_k_fp4(call) : quantise_k(call, next_tile, static_cast<int32_t>(grid / cluster));
@@ -450,49 +470,49 @@ void run(Call& call, const at::Tensor& out, const at::Tensor& lse, const std::op
 
 }  // namespace
 
-std::tuple<at::Tensor, at::Tensor> attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                                             const std::optional<at::Tensor>& attn_mask, c10::string_view tensor_layout,
+std::tuple<Tensor, Tensor> attention(const Tensor& q, const Tensor& k, const Tensor& v,
+                                             const std::optional<Tensor>& attn_mask, bool heads_first,
                                              bool is_causal, double sm_scale, bool smooth_k, bool smooth_v,
-                                             bool return_lse, bool or_pytorch, c10::string_view kernel_name, bool per_block_mean) {
-  const AttentionKernel& kernel = attention_kernel(kernel_name);
-  const AttentionShape shape = check_attention(q, k, v, tensor_layout, kernel.largest_head_dim);
+                                             bool return_lse, bool or_pytorch, int64_t kernel_number, bool per_block_mean) {
+  const AttentionKernel& kernel = attention_kernel(kernel_number);
+  const AttentionShape shape = check_attention(q, k, v, heads_first, kernel.largest_head_dim);
   TORCH_CHECK_VALUE(shape.kv_len >= 1 || q.numel() == 0, "k: expected at least one token, got none");
   TORCH_CHECK_VALUE(kernel.masks || !attn_mask.has_value(), "attn_mask: the kernel ", kernel.name, " takes none");
   Call call{kernel, shape, q, k, v, {}, {}, is_causal, sm_scale, smooth_k, smooth_v, per_block_mean, nullptr};
   if (or_pytorch && !attn_mask.has_value() && is_for_pytorch(call)) return pytorch_attention(call, return_lse);
   std::vector<int64_t> sizes = q.sizes().vec();
   sizes.back() = shape.v_head_dim;
-  const at::Tensor lse =
-      return_lse ? call.empty({shape.batch, shape.q_heads, shape.qo_len}, at::kFloat) : call.empty({0}, at::kFloat);
-  const at::Tensor out = call.empty(sizes, q.scalar_type());
+  const Tensor lse =
+      return_lse ? call.empty({shape.batch, shape.q_heads, shape.qo_len}, kFloat) : call.empty({0}, kFloat);
+  const Tensor out = call.empty(sizes, q.scalar_type());
   run(call, out, lse, attn_mask);
   return {out, lse};
 }
 
-std::tuple<at::Tensor, at::Tensor> attention_varlen(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                                                    const at::Tensor& cu_seqlens_q, const at::Tensor& cu_seqlens_k,
+std::tuple<Tensor, Tensor> attention_varlen(const Tensor& q, const Tensor& k, const Tensor& v,
+                                                    const Tensor& cu_seqlens_q, const Tensor& cu_seqlens_k,
                                                     int64_t max_seqlen_q, int64_t max_seqlen_k, bool is_causal,
                                                     double sm_scale, bool smooth_k, bool smooth_v, bool return_lse,
-                                                    c10::string_view kernel_name) {
+                                                    int64_t kernel_number) {
   // Grids are sized without them: kernels/sequences.h.
   static_cast<void>(max_seqlen_q);
   static_cast<void>(max_seqlen_k);
-  const AttentionKernel& kernel = attention_kernel(kernel_name);
+  const AttentionKernel& kernel = attention_kernel(kernel_number);
   TORCH_CHECK_VALUE(kernel.packed, "kernel: ", kernel.name, " takes no packed sequences");
   check_cu_seqlens("cu_seqlens_q", cu_seqlens_q, q);
   check_cu_seqlens("cu_seqlens_k", cu_seqlens_k, q);
   TORCH_CHECK_VALUE(cu_seqlens_k.size(0) == cu_seqlens_q.size(0), "cu_seqlens_k: expected ", cu_seqlens_q.size(0),
                     " elements as cu_seqlens_q, got ", cu_seqlens_k.size(0));
-  for (const at::Tensor* tensor : {&q, &k, &v}) {
+  for (const Tensor* tensor : {&q, &k, &v}) {
     TORCH_CHECK_VALUE(tensor->dim() == 3, "q, k, v: expected [tokens, heads, head_dim], got ", tensor->sizes());
   }
-  Call call{kernel,    {},       q.unsqueeze(0), k.unsqueeze(0), v.unsqueeze(0), cu_seqlens_q, cu_seqlens_k,
-            is_causal, sm_scale, smooth_k,       smooth_v,       false,          nullptr};
-  call.shape = check_attention(call.q, call.k, call.v, "NHD", kernel.largest_head_dim);
+  Call call{kernel,    {},       batched(q), batched(k), batched(v), cu_seqlens_q, cu_seqlens_k,
+            is_causal, sm_scale, smooth_k,   smooth_v,   false,      nullptr};
+  call.shape = check_attention(call.q, call.k, call.v, /*heads_first=*/false, kernel.largest_head_dim);
   call.shape.batch = static_cast<int32_t>(cu_seqlens_q.size(0) - 1);
-  const at::Tensor out = call.empty({q.size(0), q.size(1), v.size(2)}, q.scalar_type());
-  const at::Tensor lse = return_lse ? call.empty({q.size(1), q.size(0)}, at::kFloat) : call.empty({0}, at::kFloat);
-  run(call, out.unsqueeze(0), lse, std::nullopt);
+  const Tensor out = call.empty({q.size(0), q.size(1), v.size(2)}, q.scalar_type());
+  const Tensor lse = return_lse ? call.empty({q.size(1), q.size(0)}, kFloat) : call.empty({0}, kFloat);
+  run(call, batched(out), lse, std::nullopt);
   return {out, lse};
 }
 

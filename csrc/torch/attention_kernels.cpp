@@ -1,8 +1,6 @@
 #include "torch/attention_kernels.h"
 
-#include <c10/util/Exception.h>
-
-#include <string>
+#include <iterator>
 
 #include "kernels/attention/sm120_qk_fp4_pv_fp4.h"
 #include "kernels/attention/sm80_qk_int8_pv_f16.h"
@@ -10,13 +8,14 @@
 #include "kernels/attention/sm89_qk_int8_pv_f8.h"
 #include "kernels/attention/sm89_qk_int8_pv_f8_accum_f16.h"
 #include "kernels/attention/sm90_qk_int8_pv_f16.h"
+#include "torch/tensor.h"
 
 namespace sage {
 
 namespace {
 
 template <typename Kernel>
-constexpr AttentionKernel mma_sync(c10::string_view name, int32_t since, const char* quant_v = nullptr) {
+constexpr AttentionKernel mma_sync(const char* name, int32_t since, const char* quant_v = nullptr) {
   AttentionKernel kernel{};
   kernel.name = name;
   kernel.block_m = [](int32_t) { return static_cast<int32_t>(Kernel::kBlockM); };
@@ -32,7 +31,7 @@ constexpr AttentionKernel mma_sync(c10::string_view name, int32_t since, const c
 }
 
 template <typename Kernel>
-constexpr AttentionKernel fp4(c10::string_view name) {
+constexpr AttentionKernel fp4(const char* name) {
   AttentionKernel kernel{};
   kernel.name = name;
   kernel.block_m = [](int32_t) { return static_cast<int32_t>(Kernel::kBlockM); };
@@ -51,7 +50,7 @@ constexpr AttentionKernel fp4(c10::string_view name) {
 }
 
 template <typename Kernel>
-constexpr AttentionKernel wgmma(c10::string_view name) {
+constexpr AttentionKernel wgmma(const char* name) {
   AttentionKernel kernel{};
   kernel.name = name;
   kernel.block_m = &Kernel::block_m;
@@ -77,13 +76,14 @@ constexpr AttentionKernel kKernels[] = {
 
 }  // namespace
 
-const AttentionKernel& attention_kernel(c10::string_view name) {
-  std::string names;
-  for (const AttentionKernel& kernel : kKernels) {
-    if (kernel.name == name) return kernel;
-    names += (names.empty() ? "" : ", ") + std::string(kernel.name);
-  }
-  TORCH_CHECK_VALUE(false, "kernel: expected one of ", names, "; got '", name, "'");
+const AttentionKernel& attention_kernel(int64_t number) {
+  TORCH_CHECK_VALUE(attention_kernel_name(number) != nullptr, "kernel: expected a number below ", std::size(kKernels), ", got ",
+                    number);
+  return kKernels[number];
+}
+
+const char* attention_kernel_name(int64_t number) {
+  return number >= 0 && number < static_cast<int64_t>(std::size(kKernels)) ? kKernels[number].name : nullptr;
 }
 
 }  // namespace sage

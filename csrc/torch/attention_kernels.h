@@ -2,14 +2,12 @@
 // (sageattention/dispatch.py, table.py).
 #pragma once
 
-#include <c10/util/string_view.h>
-
 #include <cstdint>
 
 namespace sage {
 
 struct AttentionKernel {
-  c10::string_view name;  // as kernels/attention/ spells it
+  const char* name;  // as kernels/attention/ spells it
   int32_t (*block_m)(int32_t head_dim);  // rows of the output of a tile
   int32_t (*threads)(int32_t head_dim);
   int32_t (*shared_bytes)(int32_t head_dim);
@@ -29,7 +27,11 @@ struct AttentionKernel {
   bool persistent;        // one block a multiprocessor, each takes tile after tile, alone or in clusters of two; Sm90 parameters
 };
 
-// Throws ValueError, naming those there are, if there is none of that name.
-const AttentionKernel& attention_kernel(c10::string_view name);
+// Operators are told a kernel by its number, since no text goes through LibTorch's stable ABI of 2.9. Throws ValueError if there is
+// none of that number.
+const AttentionKernel& attention_kernel(int64_t number);
+
+// Null past the last.
+const char* attention_kernel_name(int64_t number);
 
 }  // namespace sage

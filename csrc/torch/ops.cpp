@@ -1,81 +1,73 @@
-// The operators as PyTorch sees them: schemas and CUDA implementations. Fakes and the CPU reference are registered from
-// Python (sageattention/_ops.py).
+// The library's functions, which Python calls: C functions, since no text goes through LibTorch's stable ABI of 2.9. Fakes and the CPU
+// reference are registered from Python (sageattention/_ops.py).
 //
 // PyTorch has one library a namespace in a process, and aborts where a second one registers it while it is opened. So nothing is
 // registered then: Python calls sage_register_operators with the namespace that _build.json states, and reports what came of it.
-#include <ATen/DynamicLibrary.h>
-#include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
-#include <torch/library.h>
-
 #include <exception>
 #include <string>
 #include <vector>
 
 #include "runtime/kernel_store.h"
 #include "torch/attention.h"
+#include "torch/attention_kernels.h"
+#include "torch/tensor.h"
 
 namespace {
 
-// PyTorch's portable dlopen. The libraries stay open for the life of the process.
-void* resolve(const char* library, const char* symbol) {
-  return at::DynamicLibrary(library, nullptr, /*leak_handle=*/true).sym(symbol);
+constexpr sage::Operator kOperators[] = {
+    SAGE_OPERATOR(attention,
+                  "(Tensor q, Tensor k, Tensor v, Tensor? attn_mask, bool heads_first, bool is_causal, float sm_scale, "
+                  "bool smooth_k, bool smooth_v, bool return_lse, bool or_pytorch, int kernel, bool per_block_mean=True) -> "
+                  "(Tensor, Tensor)"),
+    SAGE_OPERATOR(attention_varlen,
+                  "(Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor cu_seqlens_k, SymInt max_seqlen_q, "
+                  "SymInt max_seqlen_k, bool is_causal, float sm_scale, bool smooth_k, bool smooth_v, bool return_lse, "
+                  "int kernel) -> (Tensor, Tensor)"),
+};
+
+// What the thread's last call has to say.
+std::string& said() {
+  static thread_local std::string text;
+  return text;
 }
 
-void set_kernel_directory(std::string directory, std::vector<std::string> architectures) {
-  sage::runtime::KernelStore::get().set_directory(std::move(directory), std::move(architectures));
-}
-
-std::string kernel_architecture(int64_t device) {
-  return sage::runtime::KernelStore::get().architecture(static_cast<int>(device));
-}
-
-void define(torch::Library& library) {
-  library.def("set_kernel_directory(str directory, str[] architectures) -> ()", &set_kernel_directory);
-  library.def("kernel_architecture(int device) -> str", &kernel_architecture);
-  library.def(
-      "attention(Tensor q, Tensor k, Tensor v, Tensor? attn_mask, str tensor_layout, bool is_causal, float sm_scale, "
-      "bool smooth_k, bool smooth_v, bool return_lse, bool or_pytorch, str kernel, bool per_block_mean=True) -> (Tensor, Tensor)");
-  library.def(
-      "attention_varlen(Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor cu_seqlens_k, SymInt max_seqlen_q, "
-      "SymInt max_seqlen_k, bool is_causal, float sm_scale, bool smooth_k, bool smooth_v, bool return_lse, str kernel) "
-      "-> (Tensor, Tensor)");
-}
-
-void implement(torch::Library& library) {
-  library.impl("attention", &sage::attention);
-  library.impl("attention_varlen", &sage::attention_varlen);
-}
-
-// There is no gradient: asking for one is an error, not silence.
-void refuse_gradients(torch::Library& library) {
-  library.impl("attention", torch::autograd::autogradNotImplementedFallback());
-  library.impl("attention_varlen", torch::autograd::autogradNotImplementedFallback());
-}
-
-// Registered for the life of the process.
-torch::Library& library(const char* name_space, torch::Library::Kind kind, std::optional<c10::DispatchKey> key) {
-  return *new torch::Library(kind, name_space, key, "csrc/torch/ops.cpp", 0);
+// Null, or what went wrong.
+template <typename Function>
+const char* attempt(const Function& function) noexcept {
+  try {
+    function();
+    return nullptr;
+  } catch (const std::exception& error) {
+    said() = error.what();
+    return said().c_str();
+  }
 }
 
 }  // namespace
 
 #ifdef _WIN32
-#define SAGE_EXPORT __declspec(dllexport)
+#define SAGE_EXPORT extern "C" __declspec(dllexport)
 #else
-#define SAGE_EXPORT __attribute__((visibility("default")))
+#define SAGE_EXPORT extern "C" __attribute__((visibility("default")))
 #endif
 
-// Makes the operators torch.ops.<name_space>. Returns null, or what went wrong: another library has that namespace.
-extern "C" SAGE_EXPORT const char* sage_register_operators(const char* name_space) noexcept {
-  static std::string failure;
-  try {
-    sage::runtime::set_resolver(&resolve);
-    define(library(name_space, torch::Library::DEF, std::nullopt));
-    implement(library(name_space, torch::Library::IMPL, c10::DispatchKey::CUDA));
-    refuse_gradients(library(name_space, torch::Library::IMPL, c10::DispatchKey::Autograd));
-    return nullptr;
-  } catch (const std::exception& error) {
-    failure = error.what();
-    return failure.c_str();
-  }
+// Makes the operators torch.ops.<name_space>.
+SAGE_EXPORT const char* sage_register_operators(const char* name_space) noexcept {
+  return attempt([&] { sage::register_operators(name_space, kOperators); });
 }
+
+// Names the cubin set, and the folders in it.
+SAGE_EXPORT const char* sage_set_kernel_directory(const char* directory, const char* const* folders, int count) noexcept {
+  return attempt([&] { sage::runtime::KernelStore::get().set_directory(directory, {folders, folders + count}); });
+}
+
+// The folder whose kernels a device runs, in `folder`, until the thread's next call.
+SAGE_EXPORT const char* sage_kernel_architecture(int device, const char** folder) noexcept {
+  return attempt([&] {
+    said() = sage::runtime::KernelStore::get().architecture(device);
+    *folder = said().c_str();
+  });
+}
+
+// The name of the attention kernel of a number; null past the last.
+SAGE_EXPORT const char* sage_kernel_name(int number) noexcept { return sage::attention_kernel_name(number); }

@@ -90,7 +90,8 @@ def requested(args: argparse.Namespace) -> list[tuple[matrix.Build, ...]]:
     if not args.profile:
         package = package or next(iter(matrix.load().packages))
         torch = torch or matrix.load().default_torch(args.cuda, package)
-        pythons = pythons or [channel.PYTHON]
+        if not torch.endswith("+"):  # those are for every Python
+            pythons = pythons or [channel.PYTHON]
     platform = args.platform or matrix.host_platform()
     chosen = matrix.builds(args.profile, package=package, platform=platform, cuda=args.cuda, torch=torch, python=pythons)
     return matrix.groups(chosen, kernels=args.kernels)

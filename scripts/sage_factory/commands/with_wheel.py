@@ -17,8 +17,9 @@ from sage_factory.what import matrix
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    parser.usage = "%(prog)s [--cuda CUDA] [--wheels WHEELS] (-m MODULE | SCRIPT) [ARGUMENT ...]"
+    parser.usage = "%(prog)s [--cuda CUDA] [--torch TORCH] [--wheels WHEELS] (-m MODULE | SCRIPT) [ARGUMENT ...]"
     parser.add_argument("--cuda", help="CUDA version of the wheel (default: development_cuda of variants.yaml)")
+    parser.add_argument("--torch", help="PyTorch that the wheel is for, such as 2.9+ (default: the one of this environment)")
     parser.add_argument("--wheels", type=Path, default=ROOT / "dist" / "wheels", help="default: dist/wheels")
     parser.set_defaults(rest=[])
 
@@ -34,7 +35,8 @@ def apart(rest: list[str]) -> list[str]:
 def run(args: argparse.Namespace) -> int:
     if not args.rest:
         raise FactoryError("say what to run: -m MODULE or a script")
-    wheels = installed.choose(args.wheels, installed.torch_version(), args.cuda or matrix.load().development_cuda)
+    torch = args.torch or installed.torch_version()
+    wheels = installed.choose(args.wheels, torch, args.cuda or matrix.load().development_cuda)
     python = installed.install(wheels, installed.own_folder(ROOT / "build" / "installed"))
     if faults := installed.import_faults(python):
         raise FactoryError("; ".join(faults))

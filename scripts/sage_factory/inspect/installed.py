@@ -31,11 +31,11 @@ def torch_version() -> str:
 
 def choose(directory: Path, torch: str, cuda: str) -> list[Path]:
     """The wheels in `directory` for this Python and PyTorch: sageattention, which has to be there, and what else there is."""
-    python = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    python, here = f"{sys.version_info[0]}.{sys.version_info[1]}", matrix.host_platform()
     names = dict.fromkeys(
         build.wheel_name
         for build in matrix.load().all_builds()
-        if (build.torch, build.cuda, build.python, build.platform) == (torch, cuda, python, matrix.host_platform())
+        if (build.torch, build.cuda, build.platform) == (torch, cuda, here) and (build.stable_abi or build.python == python)
     )
     found = [directory / name for name in names if (directory / name).is_file()]
     if found and found[0].name.startswith("sageattention-"):

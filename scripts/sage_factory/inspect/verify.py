@@ -131,11 +131,11 @@ def _metadata_faults(files: Mapping[str, bytes], info: str, build: matrix.Build)
         yield f"METADATA says Name {metadata['Name']}, expected {build.package} as the file name does"
     if metadata["Version"] != build.wheel_version:
         yield f"METADATA says Version {metadata['Version']}, expected {build.wheel_version} as the file name does"
-    expected = f"=={build.python}.*"
+    expected = build.requires_python
     if metadata["Requires-Python"] != expected:
         found = metadata["Requires-Python"]
-        yield f"METADATA says Requires-Python {found}, expected {expected} as the tag {build.python_tag} does"
-    wanted = f"torch=={build.torch_series}.*"
+        yield f"METADATA says Requires-Python {found}, expected {expected} as the tag {build.wheel_tag} does"
+    wanted = build.requires_torch
     try:
         found = [str(Requirement(text)) for text in metadata.get_all("Requires-Dist", [])]
     except InvalidRequirement as error:
@@ -159,8 +159,12 @@ def _wheel_file_faults(files: Mapping[str, bytes], info: str, build: matrix.Buil
         yield f"{info}/WHEEL is missing"
         return
     wheel = _headers(files[f"{info}/WHEEL"])
-    expected = f"{build.python_tag}-{build.python_tag}-{build.wheel_platform}"
-    for key, value in (("Wheel-Version", "1.0"), ("Tag", expected), ("Build", build.build_tag), ("Root-Is-Purelib", "false")):
+    for key, value in (
+        ("Wheel-Version", "1.0"),
+        ("Tag", build.wheel_tag),
+        ("Build", build.build_tag),
+        ("Root-Is-Purelib", "false"),
+    ):
         if wheel.get_all(key, []) != [value] * bool(value):
             found = ", ".join(wheel.get_all(key) or ["nothing"])
             yield f"WHEEL says {key} {found}, expected {value or 'nothing'}"
@@ -217,11 +221,11 @@ def _operator_package_faults(
     conda: archives.Conda, index: Mapping[str, Any], package: matrix.Package, version: str, build: str
 ) -> Iterator[str]:
     table = matrix.load()
-    parts = re.match(r"torch(\d+)_(cu\d+)_", build)
-    torch = next((name for name in table.pytorch if parts and name.replace(".", "") == parts[1]), None)
+    parts = re.match(r"torch([^_]+)_(cu\d+)_", build)
+    made = next((one for one in table.all_builds() if parts and one.torch_tag == parts[1]), None)
     cuda = _cuda_of(parts[2]) if parts else None
     platform = str(index.get("subdir"))
-    if torch is None or cuda is None:
+    if made is None or cuda is None:
         yield f"the build string {build} does not begin with a PyTorch and CUDA of variants.yaml, such as torch280_cu128"
         return
     if platform not in table.platforms:
@@ -231,9 +235,8 @@ def _operator_package_faults(
         yield f"info/index.json says noarch {index.get('noarch')}, expected python: else one Python alone would find the package"
     listed = index.get("depends")
     depends = {str(dependency).split(" ")[0]: str(dependency) for dependency in listed} if isinstance(listed, list) else {}
-    series = ".".join(torch.split(".")[:2])
-    if depends.get("pytorch") != f"pytorch {series}.*":
-        yield f"info/index.json depends on {depends.get('pytorch')!r}, expected 'pytorch {series}.*' as the build string says"
+    if depends.get("pytorch") != f"pytorch {made.conda_torch}":
+        yield f"info/index.json depends on {depends.get('pytorch')!r}, expected 'pytorch {made.conda_torch}' as the build string says"
     kernels = f"{package.cubins} =={version} cu{cuda.replace('.', '')}_"
     if not depends.get(package.cubins, "").startswith(kernels):
         yield f"info/index.json depends on {depends.get(package.cubins)!r}, expected '{kernels}…' exactly"
@@ -248,9 +251,8 @@ def _operator_package_faults(
     metadata = _headers(conda.payload.get(f"{described}METADATA", b""))
     if (metadata["Name"], metadata["Version"]) != (package.name, version):
         yield f"{described}METADATA says {metadata['Name']} {metadata['Version']}, expected {package.name} {version}"
-    yield from content.operator_faults(
-        content.below(conda.payload, own), content.Said(package.name, version, torch, cuda, platform)
-    )
+    said = content.Said(package.name, version, made.torch, cuda, platform)
+    yield from content.operator_faults(content.below(conda.payload, own), said)
 
 
 def _cuda_of(build: str) -> str | None:

@@ -46,8 +46,8 @@ def content(operators: Path, cubins: Path, build: matrix.Build) -> tuple[str, di
 def variant(build: matrix.Build, *, cxx11_abi: bool) -> str:
     """The folder's name, by which `kernels` chooses: torch28-cxx11-cu128-x86_64-linux."""
     system, processor = matrix.load().platforms[build.platform].host.split()
-    torch = "torch" + build.torch_series.replace(".", "")
-    abi = [] if system == "windows" else ["cxx11" if cxx11_abi else "cxx98"]
+    torch = ("torch-stable-abi" if build.stable_abi else "torch") + build.torch_series.replace(".", "")
+    abi = [] if system == "windows" or build.stable_abi else ["cxx11" if cxx11_abi else "cxx98"]
     cuda = "cu" + build.cuda.replace(".", "")
     return "-".join([torch, *abi, cuda, PROCESSORS.get(processor, processor), system])
 

@@ -103,7 +103,7 @@ class Packages:
             table = matrix.load().cuda[build.cuda]
             kernels += [f"{name}={version}" for name, version in table.pypi.items()]
             kernels.append(sha256(channel.SHIM.read_bytes()))
-            locks = (venvs.lock_file(name) for name in (f"torch-{build.torch}", "tools"))
+            locks = (venvs.lock_file(name) for name in (f"torch-{_compiled_with(build)}", "tools"))
             operators += [system.version, *(sha256(lock.read_bytes()) for lock in locks)]
         # An operators package names the very kernels it was made for.
         return {"kernels": kernels, "operators": [*operators, *kernels]}
@@ -112,7 +112,7 @@ class Packages:
         """Where the package's requirements come from: kernels ask for no PyTorch, operators for no CUDA."""
         if self.channel_kind != "pypi":
             return self.channel_kind
-        needs = {"cuda": build.cuda} if one.name.endswith("-cubins") else {"torch": build.torch}
+        needs = {"cuda": build.cuda} if one.name.endswith("-cubins") else {"torch": _compiled_with(build)}
         if "torch" in needs and matrix.load().pytorch[build.torch].old_abi_on_pypi:
             self.console.print(
                 f"[yellow]note:[/] PyPI's PyTorch {build.torch} has libstdc++'s old ABI: these operators load beside that one, "
@@ -148,6 +148,10 @@ class Packages:
             except child.ChildError as error:
                 raise BuildError(_why(error, self.channel_kind)) from error
             progress.update(task, total=1, completed=1, description=f"{title}: built and tested")
+
+
+def _compiled_with(build: matrix.Build) -> str:
+    return matrix.load().pytorch[build.torch].compiled_with
 
 
 def _conda_forge_python() -> str:

@@ -81,7 +81,7 @@ def _metadata(described: bytes | None, build: matrix.Build, licenses: list[str])
     lines += [(key, str(value)) for key, value in old.items() if key.title() in KEPT]
     lines += [("License-File", name.partition("/licenses/")[2]) for name in licenses]
     # pip takes the highest build tag whatever PyTorch is there: only the pin keeps a wrong one out.
-    lines += [("Requires-Python", f"=={build.python}.*"), ("Requires-Dist", f"torch=={build.torch_series}.*")]
+    lines += [("Requires-Python", build.requires_python), ("Requires-Dist", build.requires_torch)]
     body = old.get_payload(decode=True)
     text = body.decode("utf-8") if isinstance(body, bytes) else ""
     return ("".join(f"{key}: {value}\n" for key, value in lines) + "\n" + text).encode()
@@ -96,7 +96,7 @@ def _wheel(build: matrix.Build) -> bytes:
     message["Wheel-Version"] = "1.0"
     message["Generator"] = "sage_factory"
     message["Root-Is-Purelib"] = "false"
-    message["Tag"] = f"{build.python_tag}-{build.python_tag}-{build.wheel_platform}"
+    message["Tag"] = build.wheel_tag
     if build.build_tag:
         message["Build"] = build.build_tag
     return message.as_bytes()

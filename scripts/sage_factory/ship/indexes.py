@@ -43,15 +43,18 @@ def describe(name: str, url: str, sha256: str, metadata_sha256: str | None = Non
         project, version, tag, tags = parse_wheel_filename(name)
     except InvalidWheelFilename as error:
         raise SiteError(f"{name} is not a wheel's name: {error}") from error
+    # py3: by LibTorch's stable ABI, for every Python of the PyTorchs from that one on.
+    python = re.fullmatch(r"cp(\d)(\d+)|py3", next(iter(tags)).interpreter)
     # The build tag 280.128, or the local version cu128torch2.8.0. The last digit of PyTorch is the patch, which an index does
-    # not tell apart.
-    said = re.fullmatch(r"(?P<torch>\d+)\d\.(?P<cuda>\d+)", "".join(map(str, tag)))
-    said = said or re.fullmatch(r"cu(?P<cuda>\d+)torch(?P<torch>\d+\.\d+)\.\d+", version.local or "")
-    python = re.fullmatch(r"cp(\d)(\d+)", next(iter(tags)).interpreter)
+    # not tell apart; 2.9+ is 29.
+    said = re.fullmatch(r"(?P<torch>\d+)\.(?P<cuda>\d+)", "".join(map(str, tag)))
+    said = said or re.fullmatch(r"cu(?P<cuda>\d+)torch(?P<torch>\d+\.\d+\.\d)", version.local or "")
     if said is None or python is None:
         raise SiteError(f"{name} does not say for which PyTorch, CUDA and Python it is, as {{torch}}.{{cuda}}-cp3xx does")
-    folder = f"cu{said['cuda']}-torch{said['torch'].replace('.', '')}"
-    return Link(canonicalize_name(project), folder, name, url, sha256, f"=={python[1]}.{python[2]}.*", metadata_sha256)
+    torch = said["torch"].replace(".", "")
+    folder = f"cu{said['cuda']}-torch{torch[:-1] if python[1] else f'{torch}-or-later'}"
+    requires = f"=={python[1]}.{python[2]}.*" if python[1] else ">=3.10"
+    return Link(canonicalize_name(project), folder, name, url, sha256, requires, metadata_sha256)
 
 
 def pages(links: Iterable[Link]) -> dict[str, str]:

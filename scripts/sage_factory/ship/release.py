@@ -66,7 +66,7 @@ class Release:
         """The platforms of each PyTorch × CUDA, in order of version."""
         rows: dict[tuple[Version, Version], list[collect.Group]] = {}
         for group in self.files.groups:
-            rows.setdefault((Version(group.builds[0].torch), Version(group.builds[0].cuda)), []).append(group)
+            rows.setdefault((matrix.release_order(group.builds[0].torch), Version(group.builds[0].cuda)), []).append(group)
         return [rows[key] for key in sorted(rows)]
 
     def _row(self, groups: Sequence[collect.Group]) -> list[str]:
@@ -77,7 +77,13 @@ class Release:
             "architectures"
         ]
         code = sorted(folders, key=lambda name: (name.startswith("compute_"), int(re.sub(r"\D", "", name))))
-        return [build.torch_series, build.cuda, ", ".join(pythons), ", ".join(platforms), ", ".join(code)]
+        return [
+            build.torch_series + (" and later" if build.stable_abi else ""),
+            build.cuda,
+            ", ".join(pythons),
+            ", ".join(platforms),
+            ", ".join(code),
+        ]
 
 
 def prepare(tag: str, files: collect.Collection, index_url: str, channel_url: str = "") -> Release:

@@ -80,11 +80,19 @@ class PyTorch:
     python: tuple[str, ...]
     old_abi_on_pypi: bool = False
     conda_forge: tuple[str, ...] = ()
+    release: str = ""  # compiled with, if not `version`
+
+    @property
+    def compiled_with(self) -> str:
+        return self.release or self.version
 
 
 @dataclass(frozen=True)
 class Build:
-    """One Python × PyTorch × CUDA × platform: one wheel; with its Python left out, one conda package."""
+    """One Python × PyTorch × CUDA × platform: one wheel; with its Python left out, one conda package.
+
+    PyTorch `2.9+` is every one from 2.9 on, and `python` then the oldest.
+    """
 
     package: str
     version: str
@@ -98,9 +106,34 @@ class Build:
     local_version: bool = False
 
     @property
+    def stable_abi(self) -> bool:
+        """Whether the operators know no PyTorch in particular."""
+        return self.torch.endswith("+")
+
+    @property
     def torch_series(self) -> str:
-        """The release series a binary is good for: 2.8.0 → 2.8."""
-        return ".".join(self.torch.split(".")[:2])
+        """The release series a binary is good for: 2.8.0 → 2.8; or the first: 2.9+ → 2.9."""
+        return ".".join(self.torch.rstrip("+").split(".")[:2])
+
+    @property
+    def torch_tag(self) -> str:
+        """PyTorch in the name of a conda package: 2.8.0 → 280, 2.9+ → 29on."""
+        return self.torch.replace(".", "").replace("+", "on")
+
+    @property
+    def conda_torch(self) -> str:
+        """What a conda package requires of PyTorch."""
+        return f">={self.torch_series}" if self.stable_abi else f"{self.torch_series}.*"
+
+    @property
+    def requires_torch(self) -> str:
+        """What a wheel requires."""
+        return "torch" + (self.conda_torch if self.stable_abi else f"=={self.conda_torch}")
+
+    @property
+    def requires_python(self) -> str:
+        """What a wheel requires."""
+        return f">={self.python}" if self.stable_abi else f"=={self.python}.*"
 
     @property
     def wheel_version(self) -> str:
@@ -109,18 +142,19 @@ class Build:
 
     @property
     def build_tag(self) -> str:
-        """PyTorch 2.8.0 with CUDA 12.8 → 280.128, the wheel's build tag; empty where its version says that."""
-        return "" if self.local_version else f"{self.torch.replace('.', '')}.{self.cuda.replace('.', '')}"
+        """PyTorch 2.8.0 with CUDA 12.8 → 280.128, the wheel's build tag; 2.9+ → 29.128; empty where its version says that."""
+        tag = f"{self.torch.rstrip('+').replace('.', '')}.{self.cuda.replace('.', '')}"
+        return "" if self.local_version else tag
 
     @property
-    def python_tag(self) -> str:
-        return "cp" + self.python.replace(".", "")
+    def wheel_tag(self) -> str:
+        """cp312-cp312-linux_x86_64; of operators for every PyTorch, which know no Python either, py3-none-linux_x86_64."""
+        python = "cp" + self.python.replace(".", "")
+        return f"{'py3-none' if self.stable_abi else f'{python}-{python}'}-{self.wheel_platform}"
 
     @property
     def wheel_name(self) -> str:
-        tag = self.python_tag
-        parts = [self.package, self.wheel_version, self.build_tag, tag, tag, self.wheel_platform]
-        return "-".join(filter(None, parts)) + ".whl"
+        return "-".join(filter(None, [self.package, self.wheel_version, self.build_tag, self.wheel_tag])) + ".whl"
 
     @property
     def dist_info(self) -> str:
@@ -140,7 +174,7 @@ class Build:
     @property
     def operators_stem(self) -> str:
         """What the name of the operators' conda package begins with, up to its digest."""
-        return f"{self.package}-{self.version}-torch{self.torch.replace('.', '')}_cu{self.cuda.replace('.', '')}_h"
+        return f"{self.package}-{self.version}-torch{self.torch_tag}_cu{self.cuda.replace('.', '')}_h"
 
 
 @dataclass(frozen=True)
@@ -161,7 +195,7 @@ class Matrix:
         """What a bare `--cuda X` means: the PyTorch that `cuda` says, or the newest where a package has no row of that one."""
         usual = known("CUDA version", cuda, self.cuda).pytorch
         there = {build.torch for build in self.all_builds() if build.cuda == cuda and build.package == package}
-        return usual if usual in there or not there else max(there, key=Version)
+        return usual if usual in there or not there else max(there, key=release_order)
 
     def all_builds(self) -> tuple[Build, ...]:
         found = []
@@ -205,6 +239,11 @@ def known(what: str, name: str, table: Mapping[str, T]) -> T:
     if name not in table:
         raise MatrixError(f"unknown {what} {name!r}: variants.yaml has {', '.join(table)}")
     return table[name]
+
+
+def release_order(torch: str) -> Version:
+    """What PyTorch's names are sorted by: 2.9+ comes after the last of 2.9."""
+    return Version(torch.replace("+", ".999"))
 
 
 def _holds(rule: Mapping[str, Any], build: Build) -> bool:
@@ -344,7 +383,7 @@ def builds(
         chosen = tuple(b for b in chosen if b.cuda == cuda)
     if torch:
         known("PyTorch", torch, matrix.pytorch)
-        there = sorted({b.torch for b in chosen}, key=Version)
+        there = sorted({b.torch for b in chosen}, key=release_order)
         chosen = tuple(b for b in chosen if b.torch == torch)
         if not chosen:
             raise MatrixError(f"no build of PyTorch {torch} with {said}: "

@@ -25,7 +25,9 @@ def of(
         "target_platform": build.platform,
         "python": python_pin,
         "pytorch": build.torch_series + ".*",
+        "pytorch_run": build.conda_torch,
         "pytorch_version": build.torch,
+        "pytorch_tag": build.torch_tag,
         "c_compiler": platform.c,
         "cxx_compiler": platform.cxx,
         "cuda_compiler": "cuda-nvcc",
@@ -52,9 +54,11 @@ def number(build: matrix.Build, table: matrix.Matrix) -> int:
 
     But what conda-forge has that PyTorch for comes first: else a solver would give a machine with a GPU kernels for a newer
     CUDA, and beside them a PyTorch without any. PyTorch 2.9, which it has for CUDA 12, with kernels of 12.9: 209_1_129, of 13.1:
-    209_0_131.
+    209_0_131. Operators for every PyTorch from 2.9 on come after those for one of them, and before 2.8's: 208_9_130.
     """
     major, minor = map(int, build.torch_series.split("."))
     cuda = int(build.cuda.replace(".", ""))
+    if build.stable_abi:
+        return (major * 100 + minor - 1) * 10_000 + 9000 + cuda
     there = build.cuda.split(".")[0] in table.pytorch[build.torch].conda_forge
     return (major * 100 + minor) * 10_000 + there * 1000 + cuda

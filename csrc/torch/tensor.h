@@ -1,0 +1,18 @@
+// Tensors, errors and operators as PyTorch has them, of either of its C++ interfaces: ATen, which is good for one release series, or
+// LibTorch's stable ABI, for every release from 2.9 on. Each header has all of this, in namespace sage; nothing else includes PyTorch.
+//
+//   Tensor            dim, size, stride, sizes, strides, numel, element_size, data_ptr, scalar_type, device, get_device, defined,
+//                     is_contiguous, as_strided, copy_, zero_, fill_: what at::Tensor does under these names
+//   ScalarType        kByte, kChar, kInt, kHalf, kBFloat16, kFloat, kBool
+//   IntArrayRef       sizes or strides
+//   empty             a tensor on another one's device
+//   cudnn_attention   PyTorch's attention by cuDNN: output and log-sum-exp
+//   register_operators
+//   TORCH_CHECK_VALUE, TORCH_CHECK_TYPE   throw what Python sees as ValueError and TypeError; as RuntimeError with the stable ABI
+#pragma once
+
+#ifdef SAGE_STABLE_ABI
+#include "torch/stable_abi.h"
+#else
+#include "torch/aten.h"
+#endif
