@@ -77,8 +77,8 @@ class Choice(NamedTuple):
         lines = [f"{self.kernel} on {where}: {self.reason}", *(f"  not {line}" for line in self.passed_over)]
         if self.or_pytorch:
             lines.append(
-                f"  up to {few.few_queries} queries ({few.few_causal_queries} if causal) or {few.few_keys} keys: PyTorch's own attention by cuDNN, faster there and more "
-                f"exact, where q, k and v have one head_dim and rows that start on 16 bytes"
+                f"  up to {few.few_queries} queries ({few.few_causal_queries} if causal) or {few.few_keys} keys: PyTorch's own "
+                f"attention by cuDNN, faster there and more exact, where q, k and v have one head_dim and rows that start on 16 bytes"
             )
         return "\n".join(lines)
 

@@ -424,7 +424,7 @@ void run(Call& call, const Tensor& out, const Tensor& lse, const std::optional<T
 
   const bool masked = kernel.persistent && attn_mask.has_value();
   const std::string name = std::string(kernel.name) + (masked ? "_masked" : "");
-  runtime::Launch launch{instance_name(name, head_dim, call.q),
+  runtime::Launch launch{instance_name(name.c_str(), head_dim, call.q),
                          name.c_str(),
                          call.device(),
                          call.stream,

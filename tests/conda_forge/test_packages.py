@@ -87,7 +87,9 @@ def expected(pytorches: Pytorches, platform: str, driver: str | None, series: st
 
     there = pytorches.get((platform, series), set()) - {"cpu"}
     majors = {key(cuda)[0] for cuda in there if driver is None or key(cuda)[0] <= key(driver)[0]}
-    ours = {build.cuda for build in emitted.builds("sageattention") if (build.platform, build.torch_series) == (platform, series)}
+    ours = {
+        build.cuda for build in emitted.builds("sageattention") if (build.platform, build.torch_series) == (platform, series)
+    }
     fitting = sorted((cuda for cuda in ours if key(cuda)[0] in majors), key=key)
     if not fitting:
         return None
