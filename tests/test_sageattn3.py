@@ -246,7 +246,8 @@ def test_its_own_kernels_and_no_others() -> None:
 def test_opcheck(layout: str, lse: bool) -> None:
     q, k, v = qkv(1, 4, 9, 40)
     operator = torch.ops.sageattn3.attention.default
-    torch.library.opcheck(operator, (q, k, v, None, layout, False, 0.125, True, True, lse, False, KERNEL, False))
+    number = _ops.NUMBERS[KERNEL]
+    torch.library.opcheck(operator, (q, k, v, None, layout == "HND", False, 0.125, True, True, lse, False, number, False))
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
@@ -265,9 +266,8 @@ def test_compiles_whole(backend: str) -> None:
 
 
 def test_shapes_without_computing() -> None:
-    out, lse = _ops.attention(
-        *(x.to("meta") for x in (Q, K, V)), None, "HND", False, 0.1, True, True, True, False, KERNEL, True
-    )  # fmt: skip
+    q, k, v = (x.to("meta") for x in (Q, K, V))
+    out, lse = _ops.attention(q, k, v, None, "HND", False, 0.1, True, True, True, False, KERNEL, True)
     assert (out.shape, lse.shape) == (Q.shape, Q.shape[:3])
 
 
