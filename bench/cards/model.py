@@ -49,9 +49,16 @@ def shared_bytes(name: str, head_dim: int) -> int:
     """Dynamic shared memory of a block of threads of ours: csrc/kernels/attention/mma_sync/layout.h; 0 for wgmma's, which is alone."""
     if name.startswith("sm90"):
         return 0
+    if "fp4" in name:
+        return 2 * -(-fp4_bytes(head_dim) // 1024) * 1024 + 128 + 64
     in_8_bits, scaled = "pv_f8" in name, "pv_f8" in name or "accum" in name
     stage = 64 * head_dim * (2 if in_8_bits else 3) + (4 * (head_dim + 4) if scaled else 0)
     return 2 * (stage + 16) + 128 + 4 * 128 + (16 * 128 if in_8_bits else 0)
+
+
+def fp4_bytes(head_dim: int) -> int:
+    """Of a block of 64 keys in FP4 (csrc/kernels/attention/sm120_qk_fp4_pv_fp4.h): K, V, V's scales, the scores of Q's mean."""
+    return 36 * head_dim + 16 + 36 * head_dim + 4 * (head_dim + 4) + 4 * 64
 
 
 @cache
@@ -70,7 +77,8 @@ def read_kernel(path: Path, head_dim: int, *, shared: int | None = None, threads
     found, keys = hot_path(code, head_dim, rows // computing)
     shared = shared_bytes(name, head_dim) if shared is None else shared
     blocks = 1 if asynchronous else blocks_per_sm(used, threads, shared, capability)
-    copies = 512 * sum(i.opcode == "LDGSTS" for i in found) * computing / (rows * keys)
+    # In FP4 some copies are of few threads alone.
+    copies = 2 * fp4_bytes(head_dim) / TILE if "fp4" in name else 512 * sum(i.opcode == "LDGSTS" for i in found) * computing / (rows * keys)
     # Copied by another warp: K in 8 bits and V in 16, for the two blocks of a cluster at once.
     multicast = head_dim * 3 / rows / 2
     return Kernel(
