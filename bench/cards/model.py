@@ -200,6 +200,14 @@ def _quantiser(name: str, size: float) -> Quantiser:
 
 
 _K, _V_F16, _V_F8 = _quantiser("quant_k_int8", 3), _quantiser("quant_v_f16", 4), _quantiser("quant_v_f8", 3)
+# Not measured. Bytes: what is read of 16 bits, and written in four with scales; of Q's means' scores, at 4096 tokens of head_dim 128. Clocks:
+# instructions executed for an element (40 and 90), a lane each.
+_FP4 = (
+    Quantiser("quant_k_fp4", 2.6, 40 / 128),
+    Quantiser("mean_q", 2),
+    Quantiser("mean_scores", 3),
+    Quantiser("quant_v_fp4", 2.7, 90 / 128),
+)
 # What goes before each attention kernel.
 OURS = {
     "sm80_qk_int8_pv_f16": (_K,),
@@ -207,6 +215,7 @@ OURS = {
     "sm89_qk_int8_pv_f8": (_K, _V_F8),
     "sm89_qk_int8_pv_f8_accum_f16": (_K, _V_F8),
     "sm90_qk_int8_pv_f16": (_K,),
+    "sm120_qk_fp4_pv_fp4": _FP4,
 }
 
 
@@ -224,6 +233,6 @@ def call_seconds(kernel: Kernel, card: Card, shape: Shape) -> float:
     """Of a call of ours, as the GPU sees it: quantisation, attention, and a launch that nothing hides."""
     name = kernel.name.split("-", 1)[0]
     # Only from 9.0 on can kernels be launched ahead.
-    overlapped = kernel.architecture in {"sm_90a", "sm_100", "sm_103", "sm_120", "sm_121"}
+    overlapped = kernel.architecture in {"sm_90a", "sm_100", "sm_103", "sm_120", "sm_120a", "sm_121"}
     quantisation = quantisation_seconds(OURS[name], card, shape, overlapped=overlapped)
     return quantisation + attention_seconds(kernel, card, shape) + LAUNCH
