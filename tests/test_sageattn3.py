@@ -144,10 +144,10 @@ def test_smoothing_is_an_option_and_helps() -> None:
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_the_callers_tensors_stay_as_they_are(is_causal: bool) -> None:
     """The original subtracts K's mean in place."""
-    tensors = [x + 3 for x in qkv(1, 2, 200, 128)]
-    before = [x.clone() for x in tensors]
-    sageattn3_blackwell(*tensors, is_causal=is_causal)
-    assert all(torch.equal(*pair) for pair in zip(tensors, before, strict=True))
+    q, k, v = (x + 3 for x in qkv(1, 2, 200, 128))
+    before = [x.clone() for x in (q, k, v)]
+    sageattn3_blackwell(q, k, v, is_causal=is_causal)
+    assert all(torch.equal(*pair) for pair in zip((q, k, v), before, strict=True))
 
 
 def test_packed_sequences() -> None:
@@ -156,11 +156,10 @@ def test_packed_sequences() -> None:
     cu = torch.tensor([0, 10, 10, 43, 70], dtype=torch.int32)
     out, lse = sageattn3_varlen(q, k, v, cu, cu, 33, 33, is_causal=True, return_lse=True)
     assert lse.shape == (4, 70)
-    for one, *tensors in zip(*(x.split(lengths) for x in (out, q, k, v)), strict=True):
-        if len(one):
-            alone = [x.transpose(0, 1)[None] for x in tensors]
-            expected = sageattn3_blackwell(*alone, is_causal=True, per_block_mean=False)
-            assert torch.equal(one.transpose(0, 1)[None], expected)
+    for some in zip(*(x.split(lengths) for x in (out, q, k, v)), strict=True):
+        if len(some[0]):
+            one, a, b, c = (x.transpose(0, 1)[None] for x in some)
+            assert torch.equal(one, sageattn3_blackwell(a, b, c, is_causal=True, per_block_mean=False))
 
 
 # ── Errors ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -255,9 +254,9 @@ def test_compiles_whole(backend: str) -> None:
     def program(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> list[torch.Tensor]:
         mask = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool).tril()
         out, lse = sageattn3_blackwell(q, k, v, return_lse=True)
-        packed = [x[0].transpose(0, 1) for x in (q, k, v)]
+        a, b, c = (x[0].transpose(0, 1) for x in (q, k, v))
         cu = torch.tensor([0, 4, q.shape[2]], dtype=torch.int32)
-        more = sageattn3_varlen(*packed, cu, cu, q.shape[2], q.shape[2])
+        more: Any = sageattn3_varlen(a, b, c, cu, cu, q.shape[2], q.shape[2])
         return [out, lse, sageattn3_blackwell(q, k, v, mask, per_block_mean=False), more]
 
     torch._dynamo.reset()
@@ -348,9 +347,8 @@ def test_kjnodes(per_block_mean: bool, masked: bool) -> None:
 
 def test_wanvideowrapper() -> None:
     q, k, v = qkv(1, 30, 2, 128, dtype=torch.bfloat16)
-    heads_first = [x.transpose(1, 2) for x in (q, k, v)]
-    out = sageattn3_blackwell(*heads_first, per_block_mean=False).transpose(1, 2).contiguous()
-    check(out.transpose(1, 2), *heads_first)
+    out = sageattn3_blackwell(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), per_block_mean=False)
+    check(out.transpose(1, 2).contiguous().transpose(1, 2), *(x.transpose(1, 2) for x in (q, k, v)))
 
 
 def test_wan2gp_and_lightx2v() -> None:
