@@ -14,11 +14,11 @@ struct Fp4 {
   static constexpr float kSmallest = 1e-10f;
 
   // A block of 64 keys of K: rows of numbers, swizzled; for each key head_dim / 16 scales; and in 16 bytes their unit, a float.
-  static constexpr int k_codes(int head_dim) { return QuantKInt8::kBlockN * head_dim / 2; }
-  static constexpr int k_scales(int head_dim) { return QuantKInt8::kBlockN * head_dim / kGroup; }
+  SAGE_HOST_DEVICE static constexpr int k_codes(int head_dim) { return QuantKInt8::kBlockN * head_dim / 2; }
+  SAGE_HOST_DEVICE static constexpr int k_scales(int head_dim) { return QuantKInt8::kBlockN * head_dim / kGroup; }
   SAGE_HOST_DEVICE static constexpr int k_block(int head_dim) { return k_codes(head_dim) + k_scales(head_dim) + 16; }
   // Of V: for each channel 32 bytes of numbers, swizzled; then scales, of a channel and that 8 further beside each other.
-  static constexpr int v_codes(int head_dim) { return QuantKInt8::kBlockN * head_dim / 2; }
+  SAGE_HOST_DEVICE static constexpr int v_codes(int head_dim) { return QuantKInt8::kBlockN * head_dim / 2; }
   SAGE_HOST_DEVICE static constexpr int v_block(int head_dim) { return v_codes(head_dim) + QuantKInt8::kBlockN / kGroup * head_dim; }
 };
 
