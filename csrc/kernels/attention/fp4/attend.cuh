@@ -13,7 +13,7 @@ namespace sage {
 template <typename Config>
 __device__ __forceinline__ void attend_fp4(const typename Config::Params& p) {
   extern __shared__ __align__(1024) uint8_t memory[];
-  static_assert(sizeof(Fp4Tile) <= Config::kTileBytes && Config::kThreads / 32 * 4 <= Config::kMagnitudeBytes);
+  static_assert(sizeof(Fp4Tile) <= Config::kTileBytes && Config::kThreads / 32 * 4 + 4 <= Config::kMagnitudeBytes);
   uint32_t shared = ptx::shared_address(memory);
   ptx::keep(shared);  // what is in shared memory is addressed from it; else each time from a special register, which is slow
   auto& tile = *static_cast<Fp4Tile*>(__cvta_shared_to_generic(shared + Config::kTileOffset));
@@ -29,7 +29,8 @@ __device__ __forceinline__ void attend_fp4(const typename Config::Params& p) {
   ptx::grid_dependency_wait();  // for Q's mean, K and V
   const ScaleSpread spread = ScaleSpread::mine();
   Fp4Queries<Config> q;
-  quantise_q_fp4<Config>(p, tile, spread, reinterpret_cast<float*>(memory + Config::kMagnitudeOffset), q);
+  const float q_unit = quantise_q_fp4<Config>(p, tile, spread, reinterpret_cast<float*>(memory + Config::kMagnitudeOffset), q);
+  ptx::store_shared_float(shared + Config::kQUnitOffset, q_unit);  // where there is room, as there is none in registers
 
   Fp4State<Config> state;
 #pragma unroll
@@ -45,7 +46,8 @@ __device__ __forceinline__ void attend_fp4(const typename Config::Params& p) {
 
   // Where in a stage this lane's ldmatrix rows start: (keys 0-7, 8-15) x (channels 0-31, 32-63) of K, (channels 0-7, 8-15) x (keys 0-31, 32-63) of V.
   const uint32_t k_lane = swizzled<Config::kKRowBytes>(lane / 16 * 8 + lane % 8, lane / 8 % 2);
-  const uint32_t v_lane = Config::kVOffset + swizzled<Config::kVRowBytes>(lane / 16 * 8 + lane % 8, lane / 8 % 2);
+  uint32_t v_lane = k_lane;
+  if constexpr (Config::kVRowBytes != Config::kKRowBytes) v_lane = swizzled<Config::kVRowBytes>(lane / 16 * 8 + lane % 8, lane / 8 % 2);
 
   int block = visible_block(p, tile, 0);
   uint32_t stage = shared;
@@ -56,7 +58,7 @@ __device__ __forceinline__ void attend_fp4(const typename Config::Params& p) {
     __syncthreads();  // this stage has arrived for all warps, and all have left the other one
     Fp4KeyBlock keys;
     keys.hidden = hidden_of(p, tile, block);
-    keys.unit = q.unit * ptx::load_shared_float(stage + Config::kKUnitOffset);
+    keys.unit = ptx::load_shared_float(shared + Config::kQUnitOffset) * ptx::load_shared_float(stage + Config::kKUnitOffset);
     keys.inverse = __fdividef(1.0f, keys.unit);
     const int next = visible_block(p, tile, block + 1);
     if (next < tile.blocks) load_fp4<Config>(tile, next, other_stage<Config>(shared, stage));

@@ -12,7 +12,8 @@ struct Fp4Config : Kernel {
   static constexpr int kHeadDim = HeadDim;
   static constexpr int kThreads = Kernel::threads(kHeadDim);
   static constexpr int kWarpM = Kernel::kBlockM / Kernel::warps(kHeadDim);
-  static constexpr int kBlocksPerSm = 256 / kThreads;
+  // Blocks of threads that the registers of a multiprocessor shall hold: the more warps, the less the tensor cores wait for exponentials.
+  static constexpr int kBlocksPerSm = kHeadDim == 64 ? 3 : 256 / kThreads;
   static constexpr bool kScaled = true;
   static constexpr bool kSmooths = true;
 
@@ -42,6 +43,7 @@ struct Fp4Config : Kernel {
   static_assert(kMeanScoreOffset + Kernel::kMeanScoreBytes <= kStageBytes && kKCodeBytes % 1024 == 0);
   static constexpr int kTileOffset = Kernel::kStages * kStageBytes;
   static constexpr int kMagnitudeOffset = kTileOffset + Kernel::kTileBytes;
+  static constexpr int kQUnitOffset = kMagnitudeOffset + kThreads / 32 * 4;
 
   // Probabilities are kept relative to a base of their row, which is the largest score, less kLevel, when it was last renewed: when one
   // exceeds it by so much that the scale of its group would not fit e4m3. Scales of groups are the largest probability over 6.

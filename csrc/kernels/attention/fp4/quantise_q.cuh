@@ -13,12 +13,11 @@ template <typename Config>
 struct Fp4Queries {
   uint32_t codes[Config::kMFragments][Config::kQkSteps][4];
   uint32_t scales[Config::kMFragments][Config::kQkSteps];
-  float unit;  // of all rows of the block of threads, times sm_scale * log2(e)
 };
 
-// `magnitudes` has room for a float of each warp.
+// Answers with the unit of all rows of the block of threads, sm_scale * log2(e) included. `magnitudes` has room for a float of each warp.
 template <typename Config>
-__device__ __forceinline__ void quantise_q_fp4(const typename Config::Params& p, const Fp4Tile& tile, const ScaleSpread& spread, float* magnitudes,
+__device__ __forceinline__ float quantise_q_fp4(const typename Config::Params& p, const Fp4Tile& tile, const ScaleSpread& spread, float* magnitudes,
                                                Fp4Queries<Config>& q) {
   using Element = typename Config::Element;
   constexpr int kPieces = Config::kQkSteps * 2;  // of 8 channels, every 32 channels
@@ -60,7 +59,6 @@ __device__ __forceinline__ void quantise_q_fp4(const typename Config::Params& p,
   __syncthreads();
 #pragma unroll
   for (int warp = 0; warp < Config::kThreads / 32; ++warp) magnitude = fmaxf(magnitude, magnitudes[warp]);
-  q.unit = scale_of(magnitude, 1.0f / Fp4::kLargest);
   const float inverse = Fp4::kLargest / magnitude;
 
 #pragma unroll
@@ -99,6 +97,7 @@ __device__ __forceinline__ void quantise_q_fp4(const typename Config::Params& p,
       if (lane % 4 == 0 && token < tile.qo_len) p.lse[tile.lse + token] = shift;
     }
   }
+  return scale_of(magnitude, 1.0f / Fp4::kLargest);
 }
 
 }  // namespace sage

@@ -27,7 +27,7 @@ __device__ __forceinline__ void accumulate_fp4(const Fp4Probabilities<Config>& p
     for (int i = 0; i < 4; ++i) state.sums[m][i] += sums[i];
   }
 
-  const uint32_t codes = stage + v_lane;
+  const uint32_t codes = stage + Config::kVOffset + v_lane;
   const uint32_t group_scales = stage + Config::kVGroupScaleOffset + lane / 4 * 8;
   const uint32_t v_scales = stage + Config::kVScaleOffset + lane % 4 * 8;
 #pragma unroll
