@@ -219,6 +219,15 @@ def a_wheel(folder: Path, python: str = "3.12") -> Path:
     return wheels.emit(operators_conda(folder), cubins_conda(folder), build=build(python), out_dir=folder)
 
 
+def a_stable_wheel(folder: Path) -> Path:
+    """The wheel of operators by LibTorch's stable ABI."""
+    files = operators()
+    name = "site-packages/sageattention/_build.json"
+    files[name] = json.dumps({**json.loads(files[name]), "torch": "2.9+"}).encode()
+    (build,) = matrix.builds("stable-abi", platform="linux-64", cuda=CUDA)
+    return wheels.emit(operators_conda(folder, files), cubins_conda(folder), build=build, out_dir=folder)
+
+
 def contents(path: Path) -> dict[str, bytes]:
     """A wheel's files."""
     with zipfile.ZipFile(path) as archive:
