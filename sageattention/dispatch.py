@@ -46,6 +46,7 @@ class Kernel(NamedTuple):
     # Up to so many queries, or keys, it gives way to PyTorch's own attention by cuDNN, where that was measured to be faster
     # (bench/notes.md), if it can do what is asked.
     few_queries: int = 0
+    few_causal_queries: int = 0  # where half of the scores need not be computed
     few_keys: int = 0
 
 
@@ -54,7 +55,7 @@ KERNELS = {
     "sm80_qk_int8_pv_f16_accum_f16": Kernel("8.0 and later", 0.0115),
     "sm89_qk_int8_pv_f8": Kernel("8.9 and later", 0.0385),
     "sm89_qk_int8_pv_f8_accum_f16": Kernel("8.9 and later", 0.0385),
-    "sm90_qk_int8_pv_f16": Kernel("9.0 alone", 0.0115, uneven=False, other_masks=False, few_queries=512, few_keys=256),
+    "sm90_qk_int8_pv_f16": Kernel("9.0 alone", 0.0115, uneven=False, other_masks=False, few_queries=1024, few_causal_queries=512, few_keys=256),
 }
 # The cuDNN that was measured, and later ones.
 MEASURED_CUDNN = 91000
@@ -149,7 +150,7 @@ class Choice(NamedTuple):
         lines = [f"{self.kernel} on {where}: {self.reason}", *(f"  not {line}" for line in self.passed_over)]
         if self.or_pytorch:
             lines.append(
-                f"  up to {few.few_queries} queries or {few.few_keys} keys: PyTorch's own attention by cuDNN, faster there and more "
+                f"  up to {few.few_queries} queries ({few.few_causal_queries} if causal) or {few.few_keys} keys: PyTorch's own attention by cuDNN, faster there and more "
                 f"exact, where q, k and v have one head_dim and rows that start on 16 bytes"
             )
         return "\n".join(lines)

@@ -101,10 +101,12 @@ def test_the_cpu_computes_everything() -> None:
 
 
 def test_each_inability_leads_to_the_next_row() -> None:
-    mask = torch.ones(TOKENS, TOKENS, dtype=torch.bool)
+    seen, added = torch.ones(TOKENS, TOKENS, dtype=torch.bool), torch.zeros(TOKENS, TOKENS)
+    for mask in (seen, added.to(Q.dtype), None):
+        assert explain(Q, K, V, attn_mask=mask, architecture="9.0").kernel == HOPPER
     for arguments, options, lack in (
         ((Q[..., :60], K[..., :60], V[..., :60]), {}, "head_dims that are multiples of 8"),
-        ((Q, K, V), {"attn_mask": mask}, "no attn_mask"),
+        ((Q, K, V), {"attn_mask": added}, "an attn_mask that is bool or of q's dtype, float16 or bfloat16"),
     ):
         choice = explain(*arguments, architecture="9.0", **options)
         assert choice.kernel == F16
@@ -128,7 +130,7 @@ def test_short_sequences_are_pytorchs_where_it_is_faster_and_more_exact() -> Non
     for lack in ({"masked": True}, {"packed": True}, {"uneven": True}, {"head_dim": 192}):
         assert not asked(**lack)
     text = str(explain(Q, K, V, architecture="9.0"))
-    assert "up to 512 queries or 256 keys: PyTorch's own attention" in text
+    assert "up to 1024 queries (512 if causal) or 256 keys: PyTorch's own attention" in text
     assert "PyTorch's" not in str(explain(Q, K, V, architecture="8.9"))
 
 
@@ -210,7 +212,11 @@ def test_calls_are_short_where_the_operator_says() -> None:
     source = (Path(__file__).parents[1] / "csrc" / "torch" / "attention_kernels.cpp").read_text(encoding="utf-8")
     few = {name: int(number) for name, number in re.findall(r"kernel\.(few_\w+) = (\d+);", source)}
     hopper = dispatch.KERNELS[HOPPER]
-    assert few == {"few_queries": hopper.few_queries, "few_keys": hopper.few_keys}
+    assert few == {
+        "few_queries": hopper.few_queries,
+        "few_causal_queries": hopper.few_causal_queries,
+        "few_keys": hopper.few_keys,
+    }
     assert not any(kernel.few_queries or kernel.few_keys for name, kernel in dispatch.KERNELS.items() if name != HOPPER)
 
 
@@ -255,7 +261,7 @@ def test_the_stable_abi_knows_cudnns_attention() -> None:
 
 @pytest.mark.usefixtures("an_ada_gpu")
 def test_a_choice_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    arguments = ("sageattn", None, 64, False, False, False, "cuda", 0)
+    arguments = ("sageattn", None, 64, False, False, False, False, "cuda", 0)
     assert dispatch.kernel_for(*arguments) == (F8_SUMS, False)
     monkeypatch.setattr(dispatch, "kernel_folder", None)
     assert dispatch.kernel_for(*arguments) == (F8_SUMS, False)

@@ -39,10 +39,27 @@ class Expected(NamedTuple):
     others: tuple[str, ...]  # instructions that must be there too
     since_90: tuple[str, ...] = ()
     shared: str = ""  # host function of head_dim that says the dynamic shared memory; none: 0
+    stack: int = 0  # bytes a thread may put aside, outside the loop over keys
 
 
 # What all mma.sync attention kernels have in common.
 MMA_SYNC = ("LDGSTS.E.BYPASS.128", "LDSM.16.M88.4", "MUFU.EX2")
+
+# Hopper's.
+WGMMA = Expected(
+    lambda *_: 1,
+    ("IGMMA.64x64x32.S8.S8", "HGMMA.64x{head_dim}x16.F32{bf16}"),
+    (
+        "UBLKCP.S.G.MULTICAST",
+        "UTMALDG.4D.MULTICAST",
+        "STG.E.128",
+        "SYNCS.PHASECHK.TRANS64.TRYWAIT",
+        "USETMAXREG.DEALLOC",
+        "MUFU.EX2",
+        "ACQBULK",
+    ),
+    shared="shared_bytes",
+)
 
 # A new kernel gets its line here.
 EXPECTED = {
@@ -57,7 +74,7 @@ EXPECTED = {
     "quant_v_f8": Expected(
         lambda d, _: 768 // (2 * d), (), ("LDG.E.128", "STG.E.128", "F2FP"), since_90=("PREEXIT", "ACQBULK")
     ),
-    "mask_tiles": Expected(lambda *_: 8, (), ("LDG.E.U8", "LDG.E.U16", "LDG.E", "BAR.RED.AND")),
+    "mask_tiles": Expected(lambda *_: 4, (), ("LDG.E.EF.128", "LDG.E.U8", "LDG.E.U16", "LDG.E", "STG.E")),
     "sm80_qk_int8_pv_f16": Expected(
         lambda d, _: 2 if d <= 128 else 1,
         ("IMMA.16832.S8.S8", "HMMA.16816.F32{bf16}"),
@@ -87,20 +104,9 @@ EXPECTED = {
         since_90=("ACQBULK",),
         shared="shared_bytes",
     ),
-    "sm90_qk_int8_pv_f16": Expected(
-        lambda *_: 1,
-        ("IGMMA.64x64x32.S8.S8", "HGMMA.64x{head_dim}x16.F32{bf16}"),
-        (
-            "UBLKCP.S.G.MULTICAST",
-            "UTMALDG.4D.MULTICAST",
-            "STG.E.128",
-            "SYNCS.PHASECHK.TRANS64.TRYWAIT",
-            "USETMAXREG.DEALLOC",
-            "MUFU.EX2",
-            "ACQBULK",
-        ),
-        shared="shared_bytes",
-    ),
+    "sm90_qk_int8_pv_f16": WGMMA,
+    # At head_dim 128 registers are short by two, which are read once a tile of the output.
+    "sm90_qk_int8_pv_f16_masked": WGMMA._replace(others=(*WGMMA.others, "LDSM.16.M88.4"), stack=24),
 }
 
 
@@ -229,7 +235,7 @@ def test_the_set_is_what_was_promised() -> None:
 @every_cubin
 def test_nothing_spills_and_blocks_fit(kernel: Kernel, host: dict[str, HostView]) -> None:
     expected, used, view = EXPECTED[kernel.stem], resources(kernel), host[kernel.stem]
-    assert used.stack == 0, f"{kernel}: {used.stack} bytes of stack"
+    assert used.stack <= expected.stack, f"{kernel}: {used.stack} bytes of stack"
     assert used.local == 0, f"{kernel}: {used.local} bytes of local memory"
     blocks = expected.blocks_per_sm(kernel.head_dim, kernel.capability)
     fit = cubin.blocks_per_sm(used, used.threads, view.shared[kernel.head_dim], kernel.capability)
@@ -265,7 +271,7 @@ def test_the_instructions_are_those_meant(kernel: Kernel) -> None:
     waits = sum(count for name, count in found.items() if name.startswith("WARPGROUP.DEPBAR"))
     assert waits <= asynchronous * 2 // 3, f"{kernel}: {waits} waits for {asynchronous} wgmma"
     local = {name for name in found if name.split(".")[0] in {"LDL", "STL"}}
-    assert not local, f"{kernel}: reads or writes local memory: {local}"
+    assert expected.stack or not local, f"{kernel}: reads or writes local memory: {local}"
 
 
 @every_cubin
@@ -273,7 +279,7 @@ def test_only_the_end_of_a_cluster_waits_for_the_whole_gpu(kernel: Kernel) -> No
     """An arrival in another block of the cluster, released in its scope, is a fence for the GPU: in the loop it cost a fifth of the speed."""
     found = instructions(kernel)
     fences = [at for at, name in enumerate(found) if re.fullmatch(r"MEMBAR\.(?!.*\.CTA).*", name)]
-    if kernel.stem != "sm90_qk_int8_pv_f16":
+    if kernel.stem[:4] != "sm90":
         assert not fences, f"{kernel}: fences for the whole GPU"
         return
     assert [found[at] for at in fences] == ["MEMBAR.ALL.GPU"], f"{kernel}: one fence, where the cluster ends"
@@ -287,7 +293,7 @@ def test_host_and_device_agree(kernel: Kernel, host: dict[str, HostView]) -> Non
     used, view = resources(kernel), host[kernel.stem]
     # The compiler counts from where parameters may start (0x210 from 9.0 on) to the end of the last one; a tensor map makes
     # the one parameter start on 64 bytes.
-    padding = -0x210 % 64 if kernel.stem == "sm90_qk_int8_pv_f16" else 0
+    padding = -0x210 % 64 if kernel.stem[:4] == "sm90" else 0
     assert used.parameter_bytes == view.parameter_bytes + padding
     assert used.threads == view.threads[kernel.head_dim]
 

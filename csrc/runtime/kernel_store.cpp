@@ -123,7 +123,7 @@ KernelStore::Device& KernelStore::device(int index) {
 }
 
 CUkernel KernelStore::kernel(Device& device, const Launch& launch) {
-  const auto found = device.kernels.find({launch.instance, launch.entry});
+  const auto found = device.kernels.find(launch.instance);
   if (found != device.kernels.end()) return found->second;
 
   const Driver& driver = Driver::get();
@@ -142,7 +142,7 @@ CUkernel KernelStore::kernel(Device& device, const Launch& launch) {
   driver.check(driver.cuKernelSetAttribute(kFunctionAttributeMaxDynamicSharedBytes,
                                            static_cast<int>(launch.shared_bytes), kernel, launch.device),
                ("asking for shared memory for " + launch.instance).c_str());
-  device.kernels.emplace(std::pair{launch.instance, std::string(launch.entry)}, kernel);
+  device.kernels.emplace(launch.instance, kernel);
   return kernel;
 }
 

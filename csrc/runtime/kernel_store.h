@@ -52,7 +52,7 @@ class KernelStore {
     int multiprocessors = 0;
     CUcontext context = nullptr;
     std::string architecture;
-    std::map<std::pair<std::string, std::string>, CUkernel> kernels;  // by instance and entry
+    std::map<std::string, CUkernel> kernels;  // by instance
   };
 
   Device& device(int index);

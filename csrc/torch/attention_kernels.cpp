@@ -38,7 +38,8 @@ constexpr AttentionKernel wgmma(const char* name) {
   kernel.shared_bytes = &Kernel::shared_bytes;
   kernel.largest_head_dim = 256;
   kernel.since = 90;
-  kernel.few_queries = 512;
+  kernel.few_queries = 1024;
+  kernel.few_causal_queries = 512;
   kernel.few_keys = 256;
   kernel.that_alone = kernel.v_differs = kernel.masks = kernel.packed = kernel.persistent = true;
   return kernel;

@@ -21,6 +21,7 @@ struct AttentionKernel {
   bool masks;             // a persistent one such as are bool or of Q's dtype
   bool packed;            // takes packed sequences
   int32_t few_queries;    // up to which, or up to so many keys, PyTorch's own attention is faster
+  int32_t few_causal_queries;
   int32_t few_keys;
   bool persistent;        // one block a multiprocessor, each takes tile after tile, alone or in clusters of two; Sm90 parameters
 };

@@ -28,11 +28,6 @@ struct Sm90QkInt8PvF16 {
            stages(head_dim) * (stage_blocks(head_dim) * (kBlockN * head_dim * 3 + kScaleBytes + kSeenBytes) + 2 * 8) + 2 * kTileBytes + 6 * 8;
   }
 
-  // With what a mask adds to a tile of scores.
-  static constexpr int masked_shared_bytes(int head_dim) {
-    return (shared_bytes(head_dim) + 1023) / 1024 * 1024 + consumers(head_dim) * (64 * kBlockN * 2 + 2 * 8 + 64 * 4);
-  }
-
   struct Params : AttentionParams {
     TensorMap q_map;     // boxes of 64 channels x block_m tokens, swizzled; where Q is kept
     TensorMap v_map;     // boxes of 64 channels x 64 tokens, swizzled

@@ -4,6 +4,9 @@
 // A block of threads reads 128 rows and of each 256 bytes, 16 at a time, makes bits of them, and looks at those.
 #include "kernels/mask/mask_tiles.h"
 
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
 #include "kernels/attention/mask_value.cuh"
 
 namespace sage {
@@ -15,54 +18,72 @@ constexpr int kPasses = MaskTiles::kRows / kRowsAtOnce;
 constexpr int kMostTiles = MaskTiles::kRowBytes / MaskTiles::kKeys;  // of keys: of bool
 constexpr int kHalves = MaskTiles::kRows / MaskTiles::kWgmmaRows;
 
-// What a piece of a row says, a bit a key.
+// What a piece of a row says.
 struct Seen {
-  uint32_t keys = 0;   // that are seen
-  bool added = false;  // to some of them something is added
+  uint32_t keys;   // that are seen, a bit a key
+  uint32_t added;  // not zero: to some of them something is added
 };
 
-__device__ __forceinline__ uint32_t nonzero_bytes(uint32_t word) {
-  const uint32_t high = ((word & 0x7f7f7f7fu) + 0x7f7f7f7fu | word) >> 7 & 0x01010101u;
-  return high * 0x01020408u >> 24 & 0xfu;
-}
-
-__device__ __forceinline__ void look(Seen& seen, int type, const void* element, int bit) {
-  const float value = mask_value(type, static_cast<const uint8_t*>(element));
+__device__ __forceinline__ void look(Seen& seen, float value, int bit) {
   seen.keys |= (value != -INFINITY ? 1u : 0u) << bit;
-  seen.added |= value != -INFINITY && value != 0.0f;
+  seen.added |= value != -INFINITY && value != 0.0f ? 1 : 0;
 }
 
-// 16 bytes, of a mask whose elements lie one after the other.
-__device__ __forceinline__ Seen look_at_vector(int type, const uint4& piece) {
-  Seen seen;
-  if (type == AttentionMask::kBool) {
-    seen.keys = nonzero_bytes(piece.x) | nonzero_bytes(piece.y) << 4 | nonzero_bytes(piece.z) << 8 | nonzero_bytes(piece.w) << 12;
-  } else if (type == AttentionMask::kFloat) {
-    const uint32_t words[4] = {piece.x, piece.y, piece.z, piece.w};
+// 16 bytes of bool, which are what is not zero.
+__device__ __forceinline__ Seen look_at_bytes(const uint32_t (&words)[4]) {
+  uint32_t keys = 0;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) look(seen, AttentionMask::kFloat, &words[i], i);
-  } else {
-    const uint32_t words[4] = {piece.x, piece.y, piece.z, piece.w};
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      const uint16_t element = static_cast<uint16_t>(words[i / 2] >> i % 2 * 16);
-      look(seen, type, &element, i);
-    }
+  for (int i = 3; i >= 0; --i) {
+    const uint32_t high = ((words[i] & 0x7f7f7f7fu) + 0x7f7f7f7fu | words[i]) & 0x80808080u;
+    keys = __funnelshift_l(high * 0x00204081u, keys, 4);  // the product has these four bits on top
   }
+  return {keys, 0};
+}
+
+// 8 numbers of 16 bits, as mask_value takes them.
+template <typename T2>
+__device__ __forceinline__ Seen look_at_pairs(const uint32_t (&words)[4], uint32_t hides) {
+  uint32_t keys = 0, added = 0;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    // In each half all bits or none; not of NaN.
+    const uint32_t hidden = __hle2_mask(reinterpret_cast<const T2&>(words[i]), reinterpret_cast<const T2&>(hides));
+    keys |= ~hidden & 0x00010001u << 2 * i;
+    added |= words[i] & 0x7fff7fffu & ~hidden;
+  }
+  return {(keys | keys >> 15) & 0xffu, added};
+}
+
+__device__ __forceinline__ Seen look_at_vector(int type, const uint4& piece) {
+  const uint32_t words[4] = {piece.x, piece.y, piece.z, piece.w};
+  if (type == AttentionMask::kBool) return look_at_bytes(words);
+  if (type == AttentionMask::kHalf) return look_at_pairs<__half2>(words, 0xfbfffbffu);                 // -65504
+  if (type == AttentionMask::kBfloat16) return look_at_pairs<__nv_bfloat162>(words, 0xc8f5c8f5u);  // the next below -5e5
+  Seen seen{};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) look(seen, mask_value(__uint_as_float(words[i])), i);
   return seen;
 }
 
-// Every eighth pair of a row's bits, from the low end, to every other pair of 32.
-__device__ __forceinline__ uint32_t every_eighth_pair(uint64_t bits) {
-  bits &= 0x0303030303030303u;
-  bits = (bits | bits >> 4) & 0x0033003300330033u;
-  bits = (bits | bits >> 8) & 0x0000333300003333u;
-  return static_cast<uint32_t>(bits | bits >> 16);
+// Of a row's bits each eighth pair, from this one, to each other pair of 32.
+__device__ __forceinline__ uint32_t each_eighth_pair(uint2 row, int pair) {
+  const auto half = [pair](uint32_t bits) {
+    bits = bits >> 2 * pair & 0x03030303u;
+    bits = (bits | bits >> 4) & 0x00330033u;
+    return bits | bits >> 8;
+  };
+  return __byte_perm(half(row.x), half(row.y), 0x5410) & 0x33333333u;
+}
+
+// Bits of the first keys of a tile, this one the last.
+__device__ __forceinline__ uint2 keys_up_to(int last) {
+  const auto half = [](int last) { return last < 0 ? 0 : last >= 31 ? ~0u : (2u << last) - 1; };
+  return make_uint2(half(last), half(last - 32));
 }
 
 extern "C" __global__ void __launch_bounds__(MaskTiles::kThreads)
     mask_tiles(const __grid_constant__ MaskTiles::Params p) {
-  __shared__ uint64_t rows[MaskTiles::kRows][kMostTiles + 1];  // a bit a key
+  __shared__ uint2 rows[MaskTiles::kRows][kMostTiles + 1];  // a bit a key
   __shared__ uint32_t some[kHalves][kMostTiles], all[kHalves][kMostTiles], added[kMostTiles][kHalves];
   const int type = p.mask.type;
   const int element_size = type == AttentionMask::kBool ? 1 : type == AttentionMask::kFloat ? 4 : 2;
@@ -96,13 +117,13 @@ extern "C" __global__ void __launch_bounds__(MaskTiles::kThreads)
   for (int pass = 0; pass < kPasses; ++pass) {
     const int block_row = pass * kRowsAtOnce + threadIdx.x / kPieces;
     const int row = first_row + block_row;
-    Seen seen;
+    Seen seen{};
     if (row < p.rows) {
       if (vector) {
         seen = look_at_vector(type, pieces[pass]);
       } else {
         const auto* element = origin + row * p.mask.row_stride;
-        for (int i = 0; i < piece_keys && key + i < p.keys; ++i) look(seen, type, element + i * p.mask.key_stride, i);
+        for (int i = 0; i < piece_keys && key + i < p.keys; ++i) look(seen, mask_value(type, element + i * p.mask.key_stride), i);
       }
     }
     auto* bytes = reinterpret_cast<uint8_t*>(rows[block_row]);
@@ -126,21 +147,21 @@ extern "C" __global__ void __launch_bounds__(MaskTiles::kThreads)
     words[tile] = 0;
     if (tile >= tiles) continue;
     const int tile_key = (first_tile + tile) * MaskTiles::kKeys;
+    // Keys past the last are hidden: to wgmma's bits no tile with such is seen as a whole.
+    const uint2 whole = p.bits != nullptr ? make_uint2(~0u, ~0u) : keys_up_to(p.keys - 1 - tile_key);
     bool every = true;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int block_row = threadIdx.x / 32 * 16 + lane / 4 + i * 8;
       const int row = first_row + block_row;
-      uint64_t bits = rows[p.rows == 1 ? 0 : block_row][tile];
+      uint2 bits = rows[p.rows == 1 ? 0 : block_row][tile];
       if (p.causal) {
-        const int past = row - tile_key;  // the last key that the row sees
-        bits &= past < 0 ? 0 : past >= 63 ? ~uint64_t{0} : (uint64_t{2} << past) - 1;
+        const uint2 sees = keys_up_to(row - tile_key);
+        bits = make_uint2(bits.x & sees.x, bits.y & sees.y);
       }
-      // Rows past the last say nothing, keys past the last are hidden: a tile with such is never seen as a whole by wgmma's bits.
-      const int keys_left = p.keys - tile_key;
-      const uint64_t whole = p.bits != nullptr || keys_left >= 64 ? ~uint64_t{0} : (uint64_t{1} << max(0, keys_left)) - 1;
-      every = every && (bits == whole || (row >= p.rows && p.rows > 1));
-      words[tile] |= every_eighth_pair(bits >> lane % 4 * 2) << i * 2;
+      // Rows past the last say nothing.
+      every = every && (bits.x == whole.x && bits.y == whole.y || row >= p.rows && p.rows > 1);
+      words[tile] |= each_eighth_pair(bits, lane % 4) << i * 2;
     }
     if (__any_sync(0xffffffffu, words[tile] != 0) && lane == 0) some[half][tile] = 1;
     if (!__all_sync(0xffffffffu, every) && lane == 0) all[half][tile] = 0;

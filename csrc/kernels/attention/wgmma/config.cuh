@@ -3,7 +3,7 @@
 
 #include <cuda/std/type_traits>
 
-#include "kernels/attention/sm90_qk_int8_pv_f16.h"
+#include "kernels/attention/sm90_qk_int8_pv_f16_masked.h"
 #include "kernels/attention/tile.cuh"
 
 namespace sage {
@@ -67,13 +67,12 @@ struct Shared {
   static constexpr int kTotal = kIndexEmpty + 8;
   static_assert(kTotal + 1024 == Config::shared_bytes(Config::kHeadDim));
   // Under a mask: what it adds to each warpgroup's scores, and barriers.
-  static constexpr int kAddedGroupBytes = 64 * Config::kBlockN * 2;
+  using Masked = Sm90QkInt8PvF16Masked;
   static constexpr int kAdded = (kTotal + 1023) / 1024 * 1024;
-  static constexpr int kAddedFull = kAdded + Config::kConsumers * kAddedGroupBytes;
+  static constexpr int kAddedFull = kAdded + Config::kConsumers * Masked::kAddedBytes;
   static constexpr int kAddedEmpty = kAddedFull + Config::kConsumers * 8;
-  static constexpr int kUnit = kAddedEmpty + Config::kConsumers * 8;  // of each row's scores, when something was added to them
-  static_assert(kUnit + kRowBytes + 1024 <= Config::masked_shared_bytes(Config::kHeadDim));
-  static_assert(Config::masked_shared_bytes(Config::kHeadDim) <= 232448);
+  static_assert(kAddedEmpty + Config::kConsumers * 8 + 1024 == Masked::shared_bytes(Config::kHeadDim));
+  static_assert(Masked::shared_bytes(Config::kHeadDim) <= 232448);
   static_assert(kQ % 1024 == 0 && kK % 1024 == 0 && kV % 1024 == 0 && Config::kKBlockBytes % 1024 == 0);
 };
 

@@ -55,7 +55,7 @@ __device__ __forceinline__ void hand_out(const Config::Params& p, const Memory& 
   const uint32_t full = shared.address + Shared::kQFull;
   uint32_t parity = 0, index_parity = 0;
   // Q does not wait for quant_k_int8, as K and the counter do, which packed sequences may need at once.
-  if (p.cu_seqlens_q != nullptr) ptx::grid_dependency_wait();
+  if (!Masked && p.cu_seqlens_q != nullptr) ptx::grid_dependency_wait();
   for (int index = ptx::cluster_index(); index < p.tiles; index = next_tile(p, index_parity, shared), index_parity ^= 1) {
     if (describe<Masked>(p, index, work_of(parity, shared))) {
       const Work& work = work_of(parity, shared);
@@ -137,7 +137,7 @@ __device__ __forceinline__ void load(const Config::Params& p, const Memory& shar
   Ring ring;
   uint32_t last_v_parity = 0;
   ptx::grid_dependency_wait();
-  const bool packed = p.cu_seqlens_q != nullptr;
+  const bool packed = !Masked && p.cu_seqlens_q != nullptr;
   for (uint32_t parity = 0;; parity ^= 1) {
     ptx::mbarrier_wait(shared.address + Shared::kQFull, parity);
     const Work& work = work_of(parity, shared);

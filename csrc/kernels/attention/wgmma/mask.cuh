@@ -3,7 +3,6 @@
 
 #include "kernels/attention/wgmma/config.cuh"
 #include "kernels/attention/wgmma/softmax.cuh"
-#include "kernels/mask/mask_tiles.h"
 #include "kernels/ptx/cluster.cuh"
 #include "kernels/ptx/ldmatrix.cuh"
 #include "kernels/ptx/mbarrier.cuh"
@@ -86,8 +85,8 @@ __device__ __forceinline__ void fetch_added(const Config::Params& p, const Memor
         ptx::mbarrier_wait(shared.address + Shared::kAddedEmpty + group * 8, parities >> group & 1 ^ 1);
         parities ^= 1u << group;
         if (threadIdx.x % 32 == 0) {
-          ptx::mbarrier_arrive_expect(full, Shared::kAddedGroupBytes);
-          ptx::tensor_copy(shared.address + Shared::kAdded + group * Shared::kAddedGroupBytes, p.mask_map, tile.tile * Config::kBlockN,
+          ptx::mbarrier_arrive_expect(full, Shared::Masked::kAddedBytes);
+          ptx::tensor_copy(shared.address + Shared::kAdded + group * Shared::Masked::kAddedBytes, p.mask_map, tile.tile * Config::kBlockN,
                            p.mask.row_stride == 0 ? 0 : work.first_row + group * 64, head, batch, full);
         }
       }
@@ -112,27 +111,28 @@ __device__ __forceinline__ void hide(uint32_t seen, Scores& scores) {
   }
 }
 
-// The unit of the scores of a lane's row: less than 1 once they have been beyond measure.
-__device__ __forceinline__ float unit_of(int row, int lane_row, const Rows& rows, const Memory& shared) {
-  return ptx::divide(rows.q_scale[row], fmaxf(shared.at<float>(Shared::kQScale)[lane_row + row * 8], 1e-30f));
+// What a lane's row is multiplied by beside sm_scale: less than 1 once its scores have been beyond measure.
+__device__ __forceinline__ float unit_of(int row, const Rows& rows, const Memory& shared) {
+  const int lane_row = threadIdx.x / 32 * 16 - 64 + threadIdx.x % 32 / 4;
+  const float first = shared.at<float>(Shared::kQScale)[lane_row + row * 8];
+  return first > 0.0f ? ptx::divide(rows.q_scale[row], first) : 1.0f;
 }
 
-// Replaces scores by themselves plus what the mask adds, floats in log2 units; -infinity where it hides.
-__device__ __forceinline__ void add_mask(const Config::Params& p, const Memory& shared, int group, int lane_row, uint32_t seen,
-                                         float k_scale, const Rows& rows, Scores& scores) {
+// Replaces scores by floats, to which what the mask adds is added: in its own unit, of which 2^x takes `log2` of the row. -infinity
+// where it hides.
+__device__ __forceinline__ void add_mask(const Config::Params& p, const Memory& shared, int group, uint32_t seen,
+                                         float k_scale, const Rows& rows, Scores& scores, float (&log2)[2]) {
   constexpr float kLog2E = 1.4426950408889634f;
   const int lane = threadIdx.x % 32;
-  float scale[2], unit[2];
+  float scale[2];
 #pragma unroll
   for (int row = 0; row < 2; ++row) {
-    scale[row] = rows.q_scale[row] * k_scale;
-    unit[row] = unit_of(row, lane_row, rows, shared);
-    shared.at<float>(Shared::kUnit)[lane_row + row * 8] = unit[row];
-    unit[row] *= kLog2E;
+    log2[row] = unit_of(row, rows, shared) * kLog2E;
+    scale[row] = ptx::divide(rows.q_scale[row] * k_scale, log2[row]);
   }
   // As accumulators lie: rows lane / 4 and 8 further of 8 keys, then of the next 8.
   const int row = p.mask.row_stride == 0 ? 0 : threadIdx.x % 128 / 32 * 16 + lane % 16;
-  uint32_t first = shared.address + Shared::kAdded + group * Shared::kAddedGroupBytes + row * 128;
+  uint32_t first = shared.address + Shared::kAdded + group * Shared::Masked::kAddedBytes + row * 128;
   // Left to itself the compiler reads all of the mask first, for which there are no registers: so where each chunk lies is made to
   // depend on the results of the one before, by bits of them that are none, which it does not know.
   const auto none = static_cast<uint32_t>(p.mask.row_stride >> 63);
@@ -144,17 +144,18 @@ __device__ __forceinline__ void add_mask(const Config::Params& p, const Memory& 
     for (int i = 0; i < 8; ++i) {
       const float2 pair = Pair<Config::Element>::unpack(pairs[i / 2]);
       int32_t& score = scores[chunk * 8 + i];
-      const float sum = static_cast<float>(score) * scale[i / 2 % 2] + (i % 2 == 0 ? pair.x : pair.y) * unit[i / 2 % 2];
+      const float sum = __fmaf_rn(static_cast<float>(score), scale[i / 2 % 2], i % 2 == 0 ? pair.x : pair.y);
       score = __float_as_int(seen & 1u << (chunk * 8 + i) ? sum : -INFINITY);
     }
 #pragma unroll
-    for (int i = 0; i < 8; ++i) first += static_cast<uint32_t>(scores[chunk * 8 + i]) & none;
+    for (int i = 4; i < 8; ++i) first += static_cast<uint32_t>(scores[chunk * 8 + i]) & none;
   }
   __syncwarp();
   if (lane == 0) ptx::mbarrier_arrive(shared.address + Shared::kAddedEmpty + group * 8);
 }
 
-__device__ __forceinline__ void find_largest_of_floats(const Scores& scores, float (&largest)[2]) {
+// The largest of such, in log2 units.
+__device__ __forceinline__ void find_largest_of_floats(const Scores& scores, const float (&log2)[2], float (&largest)[2]) {
 #pragma unroll
   for (int row = 0; row < 2; ++row) {
     largest[row] = -INFINITY;
@@ -162,21 +163,23 @@ __device__ __forceinline__ void find_largest_of_floats(const Scores& scores, flo
     for (int i = row * 2; i < Config::kBlockN / 2; i += 4) {
       largest[row] = fmaxf(largest[row], fmaxf(__int_as_float(scores[i]), __int_as_float(scores[i + 1])));
     }
+    largest[row] *= log2[row];
   }
 }
 
-// As make_probabilities, of such floats. Their unit may have become another since.
-__device__ __forceinline__ void make_probabilities_of_floats(const Memory& shared, int lane_row, const Rows& rows, Scores& scores) {
-  float unit[2];
+// As make_probabilities, of such. Their unit may have become another since.
+__device__ __forceinline__ void make_probabilities_of_floats(const Memory& shared, const Rows& rows, Scores& scores) {
+  constexpr float kLog2E = 1.4426950408889634f;
+  float log2[2], reference[2];
 #pragma unroll
   for (int row = 0; row < 2; ++row) {
-    unit[row] = ptx::divide(unit_of(row, lane_row, rows, shared), shared.at<float>(Shared::kUnit)[lane_row + row * 8]);
+    log2[row] = unit_of(row, rows, shared) * kLog2E;
+    reference[row] = fmaxf(rows.reference[row], -1e30f);  // where no key has been seen yet: -infinity less -infinity is no number
   }
 #pragma unroll
   for (int i = 0; i < Config::kBlockN / 2; ++i) {
     const int row = i / 2 % 2;
-    const float score = __int_as_float(scores[i]);
-    scores[i] = __float_as_int(ptx::ex2(score == -INFINITY ? score : score * unit[row] - rows.reference[row]));
+    scores[i] = __float_as_int(ptx::ex2(__fmaf_rn(__int_as_float(scores[i]), log2[row], -reference[row])));
   }
 }
 

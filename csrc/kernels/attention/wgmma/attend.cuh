@@ -1,0 +1,270 @@
+// Hopper's attention kernel, the warps that compute, and all together.
+//
+// A persistent block of threads takes one tile of the output after the other, as a counter hands them out, or two blocks of a cluster
+// take one together, each half of its rows. One warp takes tiles and loads their Q, one loads K (INT8, from quant_k_int8) and V (as
+// the caller left it), by the copy engine; a pair of blocks reads each once. Under a mask these know which tiles of keys are seen, and
+// one warp more fetches what is added to their scores. Three warpgroups (two at head_dim 256) compute, 64 rows each: while one's
+// products run on the tensor cores the others do their softmax, and within each the P V of one block of keys runs beside the softmax of
+// the next.
+#pragma once
+
+#include "kernels/attention/wgmma/load.cuh"
+#include "kernels/attention/wgmma/mask.cuh"
+#include "kernels/attention/wgmma/quantise_q.cuh"
+#include "kernels/attention/wgmma/softmax.cuh"
+#include "kernels/attention/wgmma/store_out.cuh"
+#include "kernels/ptx/cluster.cuh"
+#include "kernels/ptx/cp_async.cuh"
+#include "kernels/ptx/wgmma.cuh"
+
+namespace sage {
+
+template <bool Masked>
+__device__ __forceinline__ void consume(const Config::Params& p, const Memory& shared) {
+  // The same in all lanes, which the compiler knows of a shuffle's result: what derives from it takes uniform registers.
+  const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0);
+  const int group = warp / 4 - 1;
+  const int lane = threadIdx.x % 32;
+  const int warp_row = warp * 16 - 64;  // in the block's kBlockM rows
+  const ptx::Descriptor q_descriptor =
+      ptx::wgmma_descriptor<Config::kKRowBytes>(shared.address + Shared::kQInt8 + group * 64 * Config::kKRowBytes);
+  // Of the ring's stage.
+  ptx::Descriptor k_descriptor = ptx::wgmma_descriptor<Config::kKRowBytes>(shared.address + Shared::kK);
+  ptx::Descriptor v_descriptor = ptx::wgmma_descriptor_rows_along_n<Config::kVPanelBytes>(shared.address + Shared::kV);
+  Queries q;
+  Scores scores;
+  Probabilities probabilities;
+  Output out;
+  Rows rows;
+  Ring ring;
+  uint32_t turns = 0;  // the parities: of tiles of the output, and of what the mask adds
+  int lane_group = lane % 4;  // read from the special register once
+  ptx::keep(lane_group);
+
+  const auto release_q = [&] {
+    __syncwarp();
+    if (lane == 0) ptx::mbarrier_arrive(shared.address + Shared::kQEmpty);
+  };
+  uint32_t ready = 0;  // the next stage was seen to be full: asked early, the answer costs no time
+  const auto wait_full = [&] {
+    ptx::mbarrier_wait_unless(ready, shared.address + Shared::kFull + ring.stage * 8, ring.parity);
+    ready = 0;
+  };
+  const auto ask_for_next = [&] {
+    Ring next = ring;
+    next.next();
+    ready = ptx::mbarrier_test(shared.address + Shared::kFull + next.stage * 8, next.parity);
+  };
+  const auto next_stage = [&] {
+    ring.next();
+    k_descriptor.low += Config::kStageBlocks * Config::kKBlockBytes / 16;
+    v_descriptor.low += Config::kStageBlocks * Config::kVBlockBytes / 16;
+    if (ring.stage == 0) {
+      k_descriptor.low -= Config::kStages * Config::kStageBlocks * Config::kKBlockBytes / 16;
+      v_descriptor.low -= Config::kStages * Config::kStageBlocks * Config::kVBlockBytes / 16;
+    }
+  };
+  // Each block of the cluster writes to the stages of all: a lane for each.
+  const bool releases = lane < ptx::cluster_size();
+  const uint32_t empty = ptx::cluster_address(shared.address + Shared::kEmpty, releases ? lane : 0);
+  const auto leave_stage = [&] {
+    __syncwarp();
+    if constexpr (Masked) {  // registers are short there
+      if (threadIdx.x % 32 < ptx::cluster_size()) {
+        ptx::mbarrier_arrive_at(ptx::cluster_address(shared.address + Shared::kEmpty + ring.stage * 8, threadIdx.x % 32));
+      }
+    } else if (releases) {
+      ptx::mbarrier_arrive_at(empty + ring.stage * 8);
+    }
+    next_stage();
+  };
+  // The products with the stage's K or V of this index.
+  const auto start_qk = [&](int index) {
+    ptx::wgmma_hold(scores);
+    ptx::wgmma_hold(out);
+    ptx::wgmma_fence();
+    const ptx::Descriptor k = k_descriptor + index * (Config::kKBlockBytes / 16);
+#pragma unroll
+    for (int step = 0; step < Config::kQkSteps; ++step) {
+      // Rows wider than 128 bytes are cut into panels.
+      const ptx::Descriptor k_step = k + step / 4 * (Config::kBlockN * 128 / 16) + step % 4 * 2;
+      if constexpr (Config::kKeepQ) {
+        ptx::wgmma_s8_s8(scores, q[step], k_step, step > 0);
+      } else {
+        ptx::wgmma_s8_s8(scores, q_descriptor + step / 4 * (Config::kBlockM * 128 / 16) + step % 4 * 2, k_step, step > 0);
+      }
+    }
+    ptx::wgmma_commit();
+  };
+  const auto start_pv = [&](int index) {
+    const ptx::Descriptor v = v_descriptor + index * (Config::kVBlockBytes / 16);
+#pragma unroll
+    for (int step = 0; step < Config::kPvSteps; ++step) {
+      // 16 rows of 128 bytes further.
+      ptx::wgmma_f32<Config::Element>(out, probabilities[step], v + step * (16 * 128 / 16));
+    }
+    ptx::wgmma_commit();
+    add_to_sums(probabilities, rows);
+  };
+  const auto finish_pv = [&] {
+    ptx::wgmma_wait<0>();
+    ptx::wgmma_hold(out);
+  };
+
+  while (true) {
+    ptx::mbarrier_wait(shared.address + Shared::kQFull, turns & 1);
+    const Work& work = work_of(turns & 1, shared);
+    const auto same = [](int value) { return __shfl_sync(0xffffffffu, value, 0); };
+    const int qo_len = same(work.qo_len);
+    if (qo_len == 0) return;
+    const int kv_len = same(work.kv_len);
+    const int first_row = same(work.first_row) + group * 64;  // of this warpgroup
+    const bool has_rows = first_row < qo_len;
+    if (has_rows) quantise_q(p, work, warp_row, shared, q, rows);
+    if constexpr (!Config::kKeepQ) {
+      if (has_rows) store_queries(q, warp_row, shared);
+      ptx::proxy_async_fence();
+      ptx::named_barrier(1 + group, 128);
+    }
+    release_q();
+    turns ^= 1;
+    // Tiles of keys that some row of the cluster sees, that some row of this warpgroup sees, and of which all its rows see every key.
+    const int all_blocks = same(work.key_blocks());
+    const int blocks = p.causal && !Masked ? min(all_blocks, first_row / 64 + 1) : all_blocks;
+    const int full_blocks = (p.causal ? min(kv_len, first_row + 1) : kv_len) / Config::kBlockN;
+    int stages_left = all_blocks / Config::kStageBlocks + 1;
+
+    const float* q_bound = shared.at<float>(Shared::kQBound) + warp_row + lane / 4;
+    const auto k_scales = [&](int index) {
+      return shared.at<float>(Shared::kKScale + (ring.stage * Config::kStageBlocks + index) * Config::kScaleBytes) + lane_group;
+    };
+    // What the mask says of the stage's block of keys of this index.
+    const auto seen_of = [&](int index) -> const Seen& {
+      return *shared.at<Seen>(Shared::kSeen + (ring.stage * Config::kStageBlocks + index) * Config::kSeenBytes);
+    };
+    const auto softmax = [&](int block, int index, uint32_t seen, float k_scale, bool bounded) {
+      ptx::wgmma_hold(scores);
+      const int state = Masked ? seen_of(index).state(group) : 0;
+      float largest[2];
+      if (Masked && state == AttentionMask::kAdded) {
+        ptx::mbarrier_wait(shared.address + Shared::kAddedFull + group * 8, turns >> 1);
+        turns ^= 2;
+        float log2[2];
+        add_mask(p, shared, group, seen, k_scale, rows, scores, log2);
+        find_largest_of_floats(scores, log2, largest);
+        raise_references(largest, q_bound, rows, out, finish_pv);
+        make_probabilities_of_floats(shared, rows, scores);
+        return;
+      }
+      const bool some_hidden = Masked ? state != AttentionMask::kVisible : block >= full_blocks;
+      if (some_hidden) {
+        if constexpr (Masked) hide(seen, scores);
+        else hide_past_end(p.causal, kv_len, block * Config::kBlockN, first_row + warp % 4 * 16, scores);
+      }
+      if (!bounded) {
+        find_largest(scores, k_scale, rows, largest);
+        raise_references(largest, q_bound, rows, out, finish_pv);
+      }
+      if (some_hidden) make_probabilities<true>(scores, k_scale, rows);
+      else make_probabilities<false>(scores, k_scale, rows);
+    };
+    // The scores of a block of keys and the output of the one before; then, while the output is under way, the block's probabilities.
+    const auto step = [&](int block, int index) {
+      start_qk(index);
+      start_pv(index);
+      const uint32_t seen = Masked ? seen_scores(p, work, group, seen_of(index)) : 0;
+      const float k_scale = k_scales(index)[0], k_bound = k_scales(index)[QuantKInt8::kGroups];
+      const bool bounded = __all_sync(0xffffffffu, k_bound <= rows.k_limit);
+      ptx::wgmma_wait<1>();
+      if (!Masked && index == Config::kStageBlocks - 1) ask_for_next();
+      softmax(block, index, seen, k_scale, bounded);
+      finish_pv();
+    };
+
+    if (has_rows) {
+      wait_full();
+      start_qk(0);
+#pragma unroll
+      for (int row = 0; row < 2; ++row) {
+        rows.reference[row] = -INFINITY;
+        rows.sum[row] = 0.0f;
+      }
+      rows.k_limit = -INFINITY;
+#pragma unroll
+      for (int i = 0; i < Config::kHeadDim / 2; ++i) out[i] = 0.0f;
+      const uint32_t first_seen = Masked ? seen_scores(p, work, group, seen_of(0)) : 0;
+      const float first_k_scale = *k_scales(0);
+      ptx::wgmma_wait<0>();
+      if (Config::kStageBlocks == 1) ask_for_next();
+      softmax(0, 0, first_seen, first_k_scale, false);
+      pack(scores, probabilities);
+      // Where a stage holds two blocks, odd ones are its second, and even ones the next stage's first.
+      int block = 1;
+#pragma unroll 1
+      while (true) {
+        if constexpr (Config::kStageBlocks == 2) {
+          if (block == blocks) break;
+          step(block++, 1);
+        }
+        leave_stage();
+        if constexpr (Config::kStageBlocks == 2) pack(scores, probabilities);
+        wait_full();
+        if (block == blocks) break;
+        step(block++, 0);
+        pack(scores, probabilities);
+      }
+      ptx::wgmma_hold(out);
+      ptx::wgmma_fence();
+      start_pv(blocks % Config::kStageBlocks);
+      finish_pv();
+      leave_stage();
+      stages_left -= blocks / Config::kStageBlocks + 1;
+      store_out(p, work, warp_row, rows, out, shared);
+    }
+    // Other warpgroups and the other block may see more keys.
+    for (; stages_left > 0; --stages_left) {
+      wait_full();
+      leave_stage();
+    }
+    // Before the next tile's Q overwrites what slower warps of the group still read of this one's.
+    if constexpr (!Config::kKeepQ) ptx::named_barrier(1 + group, 128);
+  }
+}
+
+template <bool Masked>
+__device__ __forceinline__ void attend(const Config::Params& p) {
+  extern __shared__ uint8_t unaligned[];
+  Memory shared;
+  shared.pointer = unaligned + (1024 - ptx::shared_address(unaligned) % 1024) % 1024;
+  shared.address = ptx::shared_address(shared.pointer);
+  if (threadIdx.x == 0) {
+    ptx::mbarrier_init(shared.address + Shared::kQFull, 1);
+    ptx::mbarrier_init(shared.address + Shared::kQEmpty, Config::kConsumerWarps + (Masked ? 2 : 1));  // and those that load
+    ptx::mbarrier_init(shared.address + Shared::kLastV, 1);
+    ptx::mbarrier_init(shared.address + Shared::kIndexFull, 1);
+    ptx::mbarrier_init(shared.address + Shared::kIndexEmpty, 1);
+    for (int stage = 0; stage < Config::kStages; ++stage) {
+      ptx::mbarrier_init(shared.address + Shared::kFull + stage * 8, 1);
+      ptx::mbarrier_init(shared.address + Shared::kEmpty + stage * 8, Config::kConsumerWarps * ptx::cluster_size());
+    }
+    for (int group = 0; Masked && group < Config::kConsumers; ++group) {
+      ptx::mbarrier_init(shared.address + Shared::kAddedFull + group * 8, 1);
+      ptx::mbarrier_init(shared.address + Shared::kAddedEmpty + group * 8, 4);
+    }
+    ptx::mbarrier_init_fence();
+  }
+  ptx::cluster_sync_relaxed();
+  if (threadIdx.x < 128) {
+    ptx::registers_release<Config::kProducerRegisters>();
+    if (threadIdx.x < 32) load<Masked>(p, shared);
+    else if (threadIdx.x < 64) hand_out<Masked>(p, shared);
+    else if (Masked && threadIdx.x < 96) fetch_added(p, shared);
+  } else {
+    ptx::registers_acquire<Config::kConsumerRegisters>();
+    if (p.lse != nullptr) ptx::grid_dependency_wait();  // for K's mean
+    consume<Masked>(p, shared);
+  }
+  ptx::cluster_sync();  // a block's shared memory is there until no other's arrival is on the way to it
+}
+
+}  // namespace sage
