@@ -55,7 +55,9 @@ KERNELS = {
     "sm80_qk_int8_pv_f16_accum_f16": Kernel("8.0 and later", 0.0115),
     "sm89_qk_int8_pv_f8": Kernel("8.9 and later", 0.0385),
     "sm89_qk_int8_pv_f8_accum_f16": Kernel("8.9 and later", 0.0385),
-    "sm90_qk_int8_pv_f16": Kernel("9.0 alone", 0.0115, uneven=False, other_masks=False, few_queries=1024, few_causal_queries=512, few_keys=256),
+    "sm90_qk_int8_pv_f16": Kernel(
+        "9.0 alone", 0.0115, uneven=False, other_masks=False, few_queries=1024, few_causal_queries=512, few_keys=256
+    ),
 }
 # The cuDNN that was measured, and later ones.
 MEASURED_CUDNN = 91000
