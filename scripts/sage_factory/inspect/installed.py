@@ -35,7 +35,8 @@ def choose(directory: Path, torch: str, cuda: str) -> Path:
     python = "py3" if torch.endswith("+") else f"cp{sys.version_info[0]}{sys.version_info[1]}"
     tag = f"{torch.rstrip('+').replace('.', '')}.{cuda.replace('.', '')}"
     version = matrix.load().packages["sageattention"]
-    for path in sorted(directory.glob(f"sageattention-{version}-{tag}-{python}-*.whl")):
+    # 280.128.1, where there is one, is a repair of 280.128.
+    for path in sorted(directory.glob(f"sageattention-{version}-{tag}*-{python}-*.whl"), reverse=True):
         if any(part.interpreter == python for part in parse_wheel_filename(path.name)[3]):
             return path
     there = ", ".join(path.name for path in sorted(directory.glob("*.whl"))) or "nothing"
@@ -86,7 +87,7 @@ def install(wheel: Path, target: Path) -> Path:
 
 
 def _run(failure: str, command: list[str]) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, encoding="utf-8", errors="replace", check=False)
     if done.returncode:
         raise InstallError(f"{failure}: {done.stderr.strip() or done.stdout.strip()}")
 
@@ -99,7 +100,9 @@ q = torch.ones(1, 1, 3, 64, dtype=torch.float16)
 out = sageattention.sageattn(q, q, q)
 assert out.shape == q.shape and bool((out == 1).all()), f"attention over equal values gave {out}"
 """
-    done = subprocess.run([str(python), "-P", "-c", code], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [str(python), "-P", "-c", code], capture_output=True, text=True, encoding="utf-8", errors="replace", check=False
+    )
     if done.returncode == 0:
         return []
     lines = done.stderr.strip().splitlines() or [f"Python ended with status {done.returncode}"]

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Sequence
 from itertools import chain, count
+
+from packaging.version import Version
 
 from sage_factory import FactoryError
 from sage_factory.git import git
 from sage_factory.what import matrix
+
+TAG = re.compile(r"v(\d+(?:\.\d+)*)(?:-build\.(\d+))?")
 
 
 class TagError(FactoryError):
@@ -21,6 +26,35 @@ def next_tag(version: str, taken: Iterable[str]) -> str:
     return next(name for name in every if name not in names)
 
 
+def number(name: str, version: str) -> int:
+    """Which build of the version a tag is, 0 for the first; TagError if it is a tag of something else."""
+    mine = re.fullmatch(rf"v{re.escape(version)}(?:-build\.([1-9]\d*))?", name)
+    if mine is None:
+        raise TagError(
+            f"tag {name} is not one of version {version}, which variants.yaml states: "
+            f"expected v{version} or v{version}-build.N. `pixi run tag` makes the next"
+        )
+    return int(mine[1] or 0)
+
+
+def check(name: str, commit: str = "") -> None:
+    """TagError unless this tag, or this commit by that name, may be released: of the version in variants.yaml, newer than all others,
+    and on main.
+    """
+    version = matrix.load().packages["sageattention"]
+    mine = Version(version), number(name, version)
+    others = {(Version(m[1]), int(m[2] or 0)): m[0] for tag in git("tag").split() if tag != name and (m := TAG.fullmatch(tag))}
+    if newer := max((other for other in others if other > mine), default=None):
+        raise TagError(f"tag {name} is older than {others[newer]}: indexes and channels would go back. Raise the version")
+    if not holding(commit or f"refs/tags/{name}", ["refs/heads/main", "refs/remotes/origin/main"]):
+        raise TagError(f"tag {name} is not on main: merge what it names there first, and tag that")
+
+
+def holding(commit: str, refs: Sequence[str]) -> list[str]:
+    """Which of these branches and tags (patterns of git's) hold a commit."""
+    return git("for-each-ref", "--format=%(refname)", "--contains", commit, *refs).split()
+
+
 def tag(*, dry_run: bool) -> str:
     """Tag the commit at hand."""
     name = next_tag(matrix.load().packages["sageattention"], git("tag").split())
@@ -28,6 +62,7 @@ def tag(*, dry_run: bool) -> str:
         raise TagError(f"these changes are not committed, so the tag would not hold them:\n{changed}")
     if there := [one for one in git("tag", "--points-at", "HEAD").split() if one.startswith("v")]:
         raise TagError(f"this commit is released already, as {there[0]}")
+    check(name, "HEAD")
     if not dry_run:
         git("tag", "-a", name, "-m", name)
     return name
