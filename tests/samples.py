@@ -222,6 +222,15 @@ def a_wheel(folder: Path, python: str = "3.12", package: str = PACKAGE) -> Path:
     return wheels.emit(*packages, build=build(python, package=package), out_dir=folder)
 
 
+def a_stable_wheel(folder: Path) -> Path:
+    """The wheel of operators by LibTorch's stable ABI."""
+    files = operators()
+    name = "site-packages/sageattention/_build.json"
+    files[name] = json.dumps({**json.loads(files[name]), "torch": "2.9+"}).encode()
+    (build,) = matrix.builds("stable-abi", platform="linux-64", cuda=CUDA)
+    return wheels.emit(operators_conda(folder, files), cubins_conda(folder), build=build, out_dir=folder)
+
+
 def tiny_wheel(folder: Path, one: matrix.Build) -> Path:
     """A wheel of any build that installers can choose, with next to nothing in it."""
     info = f"{one.package}-{one.version}.dist-info"

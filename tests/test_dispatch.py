@@ -252,6 +252,13 @@ def test_compile_for_a_gpu(monkeypatch: pytest.MonkeyPatch, dynamic: bool) -> No
     assert call.args[-2:] == (False, _ops.NUMBERS[F8_SUMS])
 
 
+def test_the_stable_abi_knows_cudnns_attention() -> None:
+    """As PyTorch has it; where it takes something else, what the operator hands over would be read as that."""
+    schema = torch.ops.aten._scaled_dot_product_cudnn_attention.default._schema
+    assert dispatch._cudnn_is_known(schema)
+    assert not dispatch._cudnn_is_known(torch.ops.aten._scaled_dot_product_flash_attention.default._schema)
+
+
 @pytest.mark.usefixtures("an_ada_gpu")
 def test_a_choice_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     arguments = ("sageattn", None, 64, False, False, False, False, "cuda", 0)

@@ -357,9 +357,11 @@ INCLUDES = {
     "kernels/**/*.cu": r"kernels/.*|cuda_(bf16|fp16)\.h|cuda/.*",
     "kernels/**/*.cuh": r"kernels/.*\.(h|cuh)|cuda_(bf16|fp16)\.h|cuda/.*",
     "kernels/**/*.h": r"kernels/.*\.h|cuda/std/cstdint",
-    "runtime/*": r"(runtime/.*|kernels/tensor_view)\.h",
-    "torch/*.h": r"(torch|runtime|kernels)/[^.]*\.h|(ATen|c10)/.*\.h",
-    "torch/*.cpp": r"(torch|runtime|kernels)/[^.]*\.h|(ATen|c10)/(?!cuda).*\.h",
+    "runtime/*": r"(runtime/.*|kernels/tensor_view|windows|dlfcn)\.h",
+    "torch/abi/aten.h": r"(ATen|c10|torch)/(?!cuda).*\.h",
+    "torch/abi/stable.h": r"torch/csrc/inductor/aoti_torch/c/shim\.h",
+    "torch/*.h": r"(torch|torch/abi|runtime|kernels)/[^./]*\.h",
+    "torch/*.cpp": r"(torch|runtime|kernels|kernels/\w+)/[^./]*\.h",
 }
 
 

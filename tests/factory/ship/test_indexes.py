@@ -18,6 +18,7 @@ import samples
 
 from sage_factory import commands
 from sage_factory.files import sha256
+from sage_factory.inspect import verify
 from sage_factory.ship import indexes
 from sage_factory.what import matrix
 
@@ -86,6 +87,20 @@ def test_pip_takes_the_wheel_for_its_python(site: loopback.Server, python: str, 
     done = pip("download", package, "--index-url", url, *asked, "--dest", str(tmp_path))
     assert done.returncode == 0, done.stderr
     assert [path.name for path in tmp_path.iterdir()] == [samples.build(python, package=package).index_name]
+
+
+@pytest.mark.parametrize("python", ["3.10", "3.15"])
+def test_pip_takes_the_stable_abis_wheel_for_any_python(python: str, tmp_path: Path) -> None:
+    (build,) = matrix.builds("stable-abi", platform="linux-64", cuda=samples.CUDA)
+    wheel = samples.a_stable_wheel(tmp_path)
+    assert (wheel.name, verify.verify_wheel(wheel)) == (build.wheel_name, [])
+    indexes.add([wheel], tmp_path / "site")
+    asked = ["--only-binary=:all:", f"--python-version={python}", "--platform=linux_x86_64", "--no-deps"]
+    with loopback.offering(tmp_path / "site") as server:
+        url = f"{server.url}/cu128-torch29-or-later/"
+        done = pip("download", "sageattention", "--index-url", url, *asked, "--dest", str(tmp_path / "taken"))
+    assert done.returncode == 0, done.stderr
+    assert [path.name for path in (tmp_path / "taken").iterdir()] == [build.index_name]
 
 
 @pytest.mark.skipif(sys.version_info[:2] not in [(3, 11), (3, 12), (3, 13)], reason="no wheel here for this Python")
