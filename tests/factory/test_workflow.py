@@ -319,6 +319,24 @@ def test_pages_are_deployed_from_the_default_branch_alone() -> None:
     assert "release" in JOBS["site"]["needs"], "the release is public by then, and listed"
 
 
+def test_what_comes_after_a_job_that_may_be_skipped_says_when_it_runs() -> None:
+    """GitHub skips whatever needs a skipped job, also by way of others, unless its own condition asks how the run stands."""
+    for content in CONTENTS.values():
+        jobs = content["jobs"]
+
+        def before(name: str, jobs: Mapping[str, Any] = jobs) -> set[str]:
+            wanted = jobs[name].get("needs", [])
+            direct = {wanted} if isinstance(wanted, str) else set(wanted)
+            return direct.union(*(before(other) for other in direct))
+
+        # Jobs of a release follow one another under the same condition, which is `plan`'s.
+        skipped = {
+            name for name, job in jobs.items() if "if" in job and "needs.plan.outputs.release == 'true'" not in job["if"]
+        }
+        for name, job in jobs.items():
+            assert not before(name) & skipped or "cancelled()" in job.get("if", ""), name
+
+
 def test_an_older_index_is_never_deployed_over_a_newer() -> None:
     """Two releases at once: who lists the releases last deploys last."""
     content = CONTENTS["pages.yml"]
