@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <limits>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "kernels/attention/params.h"
@@ -90,10 +91,45 @@ void launch(const Call& call, const char* kernel, int64_t blocks, int32_t thread
                                      params);
 }
 
-// K or V as the attention kernel takes it, with its scales and the mean that was subtracted (undefined without smoothing).
-struct Quantised {
-  Tensor data, scale, mean;
+// K and V as the attention kernel takes them, with their scales and the means that were subtracted (null without smoothing), and the
+// counter of tiles: parts of one tensor, since PyTorch takes a microsecond for each.
+struct Workspace {
+  Tensor memory;
+  int8_t* k = nullptr;
+  float *k_scale = nullptr, *k_mean = nullptr;
+  uint8_t* v = nullptr;
+  float *v_scale = nullptr, *v_mean = nullptr;
+  int32_t* next_tile = nullptr;
+
+  explicit Workspace(const Call& call) {
+    const int64_t spans = call.kv_spans(), head_dim = call.head_dim();
+    const int64_t means = int64_t{call.shape.batch} * call.shape.kv_heads * head_dim;
+    constexpr int64_t kBlocks = QuantKInt8::kSpanN / QuantKInt8::kBlockN;
+    uint8_t* base = nullptr;
+    int64_t bytes = 0;
+    const auto take = [&](auto*& part, int64_t count) {
+      if (base != nullptr && count > 0) part = reinterpret_cast<std::remove_reference_t<decltype(part)>>(base + bytes);
+      bytes += (count * static_cast<int64_t>(sizeof *part) + 255) / 256 * 256;
+    };
+    const auto lay_out = [&] {
+      bytes = 0;
+      take(k, spans * QuantKInt8::kSpanN * head_dim);
+      take(k_scale, spans * kBlocks * QuantKInt8::kScales);
+      take(k_mean, call.smooth_k ? means : 0);
+      if (call.kernel.quant_v != nullptr) {
+        take(v, spans * QuantV::kSpanN * head_dim * call.kernel.v_bytes);
+        take(v_scale, spans * kBlocks * QuantV::scales(call.head_dim()));
+        take(v_mean, call.smooth_v && call.kernel.v_smooths ? means : 0);
+      }
+      take(next_tile, call.kernel.persistent ? 1 : 0);
+    };
+    lay_out();
+    memory = call.empty({bytes}, kByte);
+    base = data_or_null<uint8_t>(memory);
+    lay_out();
+  }
 };
+static_assert(QuantV::kSpanN / QuantV::kBlockN == QuantKInt8::kSpanN / QuantKInt8::kBlockN);
 
 // What the kernels that quantise K and V are told alike.
 template <typename Params>
@@ -108,37 +144,24 @@ Params quantisation(const Call& call, int32_t head_dim) {
   return params;
 }
 
-Quantised quantise_k(const Call& call, const Tensor& next_tile, int32_t first_tile) {
-  Quantised k;
-  k.data = call.empty({call.kv_spans(), QuantKInt8::kSpanN, call.head_dim()}, kChar);
-  k.scale = call.empty({call.kv_spans(), QuantKInt8::kSpanN / QuantKInt8::kBlockN, QuantKInt8::kScales}, kFloat);
-  if (call.smooth_k) k.mean = call.empty({call.shape.batch, call.shape.kv_heads, call.head_dim()}, kFloat);
-
+void quantise_k(const Call& call, const Workspace& workspace, int32_t first_tile) {
   auto params = quantisation<QuantKInt8::Params>(call, call.shape.head_dim);
   params.k = view(call.k, call.shape.heads_first);
-  params.k_int8 = data_or_null<int8_t>(k.data);
-  params.k_scale = data_or_null<float>(k.scale);
-  params.k_mean = data_or_null<float>(k.mean);
-  params.next_tile = data_or_null<int32_t>(next_tile);
+  params.k_int8 = workspace.k;
+  params.k_scale = workspace.k_scale;
+  params.k_mean = workspace.k_mean;
+  params.next_tile = workspace.next_tile;
   params.first_tile = first_tile;
   launch(call, "quant_k_int8", call.kv_blocks(), QuantKInt8::kThreads, /*overlaps_previous=*/false, &params);
-  return k;
 }
 
-Quantised quantise_v(const Call& call) {
-  const int32_t head_dim = call.head_dim();
-  Quantised v;
-  v.data = call.empty({call.kv_spans(), QuantV::kSpanN, head_dim * call.kernel.v_bytes}, kByte);
-  v.scale = call.empty({call.kv_spans(), QuantV::kSpanN / QuantV::kBlockN, QuantV::scales(head_dim)}, kFloat);
-  if (call.smooth_v && call.kernel.v_smooths) v.mean = call.empty({call.shape.batch, call.shape.kv_heads, head_dim}, kFloat);
-
+void quantise_v(const Call& call, const Workspace& workspace) {
   auto params = quantisation<QuantV::Params>(call, call.shape.v_head_dim);
   params.v = view(call.v, call.shape.heads_first);
-  params.v_quantised = data_or_null<uint8_t>(v.data);
-  params.v_scale = data_or_null<float>(v.scale);
-  params.v_mean = data_or_null<float>(v.mean);
-  launch(call, call.kernel.quant_v, call.kv_blocks(), QuantV::threads(head_dim), /*overlaps_previous=*/true, &params);
-  return v;
+  params.v_quantised = workspace.v;
+  params.v_scale = workspace.v_scale;
+  params.v_mean = workspace.v_mean;
+  launch(call, call.kernel.quant_v, call.kv_blocks(), QuantV::threads(call.head_dim()), /*overlaps_previous=*/true, &params);
 }
 
 // A mask as kernels are told of it, with the tensors that it lies in.
@@ -245,15 +268,14 @@ LookedAt look_at_mask(const Call& call, const Tensor& attn_mask) {
   return looked;
 }
 
-AttentionParams attention_params(const Call& call, const Tensor& out, const Tensor& lse, const Quantised& k,
-                                 const Quantised& v) {
+AttentionParams attention_params(const Call& call, const Tensor& out, const Tensor& lse, const Workspace& workspace) {
   AttentionParams params{};
   params.q = view(call.q, call.shape.heads_first);
   params.v = view(call.v, call.shape.heads_first);
   params.out = view(out, call.shape.heads_first);
-  params.k_int8 = data_or_null<int8_t>(k.data);
-  params.k_scale = data_or_null<float>(k.scale);
-  params.k_mean = data_or_null<float>(k.mean);
+  params.k_int8 = workspace.k;
+  params.k_scale = workspace.k_scale;
+  params.k_mean = workspace.k_mean;
   params.lse = data_or_null<float>(lse);
   params.heads_together = call.heads_together();
   params.batch = call.shape.batch;
@@ -265,9 +287,9 @@ AttentionParams attention_params(const Call& call, const Tensor& out, const Tens
   params.v_head_dim = call.shape.v_head_dim;
   params.causal = call.is_causal ? 1 : 0;
   params.scale_log2 = static_cast<float>(call.sm_scale * kLog2E);
-  params.v_quantised = data_or_null<uint8_t>(v.data);
-  params.v_scale = data_or_null<float>(v.scale);
-  params.v_mean = data_or_null<float>(v.mean);
+  params.v_quantised = workspace.v;
+  params.v_scale = workspace.v_scale;
+  params.v_mean = workspace.v_mean;
   params.cu_seqlens_q = data_or_null<int32_t>(call.cu_seqlens_q);
   params.cu_seqlens_k = data_or_null<int32_t>(call.cu_seqlens_k);
   return params;
@@ -344,7 +366,6 @@ void run(Call& call, const Tensor& out, const Tensor& lse, const std::optional<T
   if (attn_mask.has_value()) looked = look_at_mask(call, *attn_mask);
   runtime::KernelStore& store = runtime::KernelStore::get();
   const int32_t head_dim = call.head_dim();
-  Tensor next_tile;
   const uint32_t cluster = static_cast<uint32_t>(call.cluster());
   uint32_t grid = grid_size(call.row_tiles() * cluster);
   if (kernel.persistent) {
@@ -352,17 +373,17 @@ void run(Call& call, const Tensor& out, const Tensor& lse, const std::optional<T
     for (Tensor* tensor : {&call.q, &call.v}) {
       if (!copy_engine_reads(*tensor, view(*tensor, call.shape.heads_first))) *tensor = copied(*tensor);
     }
-    next_tile = call.empty({1}, kInt);
     grid = std::min(grid, static_cast<uint32_t>(store.multiprocessors(call.device())) / cluster * cluster);
   }
-  const Quantised k = quantise_k(call, next_tile, static_cast<int32_t>(grid / cluster));
-  const Quantised v = kernel.quant_v != nullptr ? quantise_v(call) : Quantised{};
-  AttentionParams params = attention_params(call, out, lse, k, v);
+  const Workspace workspace(call);
+  quantise_k(call, workspace, static_cast<int32_t>(grid / cluster));
+  if (kernel.quant_v != nullptr) quantise_v(call, workspace);
+  AttentionParams params = attention_params(call, out, lse, workspace);
   params.mask = looked.mask;
 
   const bool masked = kernel.persistent && attn_mask.has_value();
   const std::string name = std::string(kernel.name) + (masked ? "_masked" : "");
-  runtime::Launch launch{instance_name(name, head_dim, call.q),
+  runtime::Launch launch{instance_name(name.c_str(), head_dim, call.q),
                          name.c_str(),
                          call.device(),
                          call.stream,
@@ -378,7 +399,7 @@ void run(Call& call, const Tensor& out, const Tensor& lse, const std::optional<T
     Kernel::Params mapped{};
     static_cast<AttentionParams&>(mapped) = params;
     mapped.tiles = static_cast<int32_t>(call.row_tiles());
-    mapped.next_tile = data_or_null<int32_t>(next_tile);
+    mapped.next_tile = workspace.next_tile;
     // Packed sequences are one batch element of all tokens.
     const int32_t batch = call.packed() ? 1 : params.batch;
     if (Kernel::keeps_q(head_dim)) {

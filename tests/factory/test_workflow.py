@@ -263,7 +263,7 @@ RELEASE = {"attest", "release", "channel", "site"}
     [
         ("pull request", "default", None, {"linux-64": 1, "win-64": 1}, ["12.9"]),
         ("main", "stable", None, {"linux-64": 3, "win-64": 3}, ["12.6", "12.8", "12.9"]),
-        ("tag", "sage2-all", None, {"linux-64": 10, "win-64": 10}, ["12.6", "12.8", "12.9"]),
+        ("tag", "release", None, {"linux-64": 17, "win-64": 17}, ["12.6", "12.8", "12.9", "13.0"]),
         ("by hand", "python311", "linux-aarch64", {"linux-aarch64": 3}, ["12.6", "12.8", "12.9"]),
     ],
 )

@@ -168,15 +168,11 @@ def _wheel_file_faults(files: Mapping[str, bytes], info: str, build_tag: str | N
         yield f"{info}/WHEEL is missing"
         return
     wheel = _headers(files[f"{info}/WHEEL"])
-    for key, value in (
-        ("Wheel-Version", "1.0"),
-        ("Tag", build.wheel_tag),
-        ("Build", build_tag),
-        ("Root-Is-Purelib", "false"),
-    ):
-        if wheel.get(key) != value or len(wheel.get_all(key, [])) > 1:
-            found = ", ".join(wheel.get_all(key) or ["nothing"])
-            yield f"WHEEL says {key} {found}, expected {value or 'nothing'}"
+    tags = [build.wheel_tag] if build_tag else list(build.index_tags)
+    wanted = {"Wheel-Version": ["1.0"], "Tag": tags, "Build": [build_tag] if build_tag else [], "Root-Is-Purelib": ["false"]}
+    for key, values in wanted.items():
+        if (found := wheel.get_all(key, [])) != values:
+            yield f"WHEEL says {key} {', '.join(found) or 'nothing'}, expected {', '.join(values) or 'nothing'}"
 
 
 # ── conda packages ────────────────────────────────────────────────────────────────────────────────────────

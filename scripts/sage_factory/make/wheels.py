@@ -130,7 +130,8 @@ def _wheel(build: matrix.Build, *, tagged: bool = True) -> bytes:
     message["Wheel-Version"] = "1.0"
     message["Generator"] = "sage_factory"
     message["Root-Is-Purelib"] = "false"
-    message["Tag"] = build.wheel_tag
+    for tag in (build.wheel_tag,) if tagged else build.index_tags:
+        message["Tag"] = tag
     if tagged:
         message["Build"] = build.build_tag
     return message.as_bytes()

@@ -22,6 +22,7 @@ from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel
 from sage_factory import FactoryError, alone
 from sage_factory.files import put, sha256
 from sage_factory.make import archives, wheels
+from sage_factory.ship import chooser
 from sage_factory.what import matrix
 
 WITHDRAWN = "Withdrawn:"  # what the notes of a release begin with that nobody shall install any more
@@ -43,6 +44,7 @@ class Link:
     sha256: str
     requires_python: str
     metadata_sha256: str | None = None
+    provenance: str | None = None  # where its attestations are, as PEP 740 has them
     yanked: str | None = None  # why nobody shall take it who does not ask for it by its version (PEP 592)
 
 
@@ -64,21 +66,48 @@ def describe(name: str, url: str, sha256: str, metadata_sha256: str | None = Non
 
 
 def pages(links: Iterable[Link]) -> dict[str, str]:
-    """Every page of every index, by path."""
+    """Every page of every index, by path: of each project HTML (PEP 503) and the same as JSON (PEP 691)."""
+    links = list(links)
     tree: dict[str, dict[str, list[Link]]] = {}
     for link in sorted(links, key=lambda link: (link.folder, link.name)):
         for folder in (link.major, link.folder):
             tree.setdefault(folder, {}).setdefault(link.project, []).append(link)
     names = sorted(tree)
-    title = "Indexes, one for each major version of CUDA, and one for each CUDA and PyTorch"
-    answer = {"index.html": _page(title, [_anchor(f"{folder}/", folder) for folder in names])}
+    offers = [
+        chooser.Offer(link.name, quote(link.url, safe=":/"), link.folder, link.major, link.sha256)
+        for link in links
+        if link.yanked is None
+    ]
+    answer = {"index.html": chooser.page(offers, names)}
     for folder in names:
         projects = tree[folder]
         answer[f"{folder}/index.html"] = _page(folder, [_anchor(f"{project}/", project) for project in projects])
         for project, files in projects.items():
             page = _page(f"{project} for {folder}", [_file(link) for link in files])
             answer[f"{folder}/{project}/index.html"] = page
+            answer[f"{folder}/{project}/index.json"] = json.dumps(_described(project, files), indent=1) + "\n"
     return answer
+
+
+def _described(project: str, files: Sequence[Link]) -> dict[str, Any]:
+    """A project as JSON, for servers that answer what they are asked for and for programs. Clients leave out keys they do not know."""
+    found = []
+    for link in files:
+        one = {
+            "filename": link.name,
+            "url": _below(link.url),
+            "hashes": {"sha256": link.sha256},
+            "requires-python": link.requires_python,
+        }
+        one |= {"core-metadata": {"sha256": link.metadata_sha256}} if link.metadata_sha256 else {}
+        one |= {"provenance": _below(link.provenance)} if link.provenance else {}
+        found.append({**one, "yanked": False if link.yanked is None else link.yanked or True})
+    return {"meta": {"api-version": "1.0"}, "name": project, "files": found}
+
+
+def _below(url: str) -> str:
+    """An address below the root of all indexes, from the page of a project in one."""
+    return url if "://" in url else f"../../{quote(url)}"
 
 
 def _file(link: Link) -> str:
@@ -88,9 +117,9 @@ def _file(link: Link) -> str:
         more |= {f"data-{kind}-metadata": f"sha256={link.metadata_sha256}" for kind in ("core", "dist-info")}
     if link.yanked is not None:
         more["data-yanked"] = link.yanked
-    # From the page of a project in an index to the root of all.
-    where = link.url if "://" in link.url else f"../../{quote(link.url)}"
-    return _anchor(f"{where}#sha256={link.sha256}", link.name, more)
+    if link.provenance:
+        more["data-provenance"] = _below(link.provenance)
+    return _anchor(f"{_below(link.url)}#sha256={link.sha256}", link.name, more)
 
 
 def _anchor(href: str, text: str, more: Mapping[str, str] | None = None) -> str:
@@ -111,7 +140,10 @@ def there(site: Path) -> Iterator[Link]:
     for path in site.glob("*/*/*.whl"):
         metadata = path.with_name(f"{path.name}.metadata")
         found = sha256(metadata.read_bytes()) if metadata.is_file() else None
-        yield describe(path.name, path.relative_to(site).as_posix(), sha256(path.read_bytes()), found)
+        place = path.relative_to(site).as_posix()
+        link = describe(path.name, place, sha256(path.read_bytes()), found)
+        signed = path.with_name(f"{path.name}.provenance").is_file()
+        yield replace(link, provenance=f"{place}.provenance") if signed else link
 
 
 def build_of(wheel: Path) -> matrix.Build:
@@ -196,14 +228,18 @@ def links(releases: Iterable[Mapping[str, Any]]) -> list[Link]:
     found: dict[str, Link] = {}
     for release in sorted(releases, key=lambda release: withdrawn(release) is not None):
         why = withdrawn(release)
+        beside = {asset["name"]: asset for asset in release["assets"]}
         for asset in release["assets"]:
             name, digest = asset["name"], asset.get("digest") or ""
             if release["draft"] or not name.endswith(".whl") or "+" not in name:
                 continue  # wheels by the names that builds give them are for who takes a file
             if not digest.startswith("sha256:"):
                 raise SiteError(f"GitHub gives no SHA-256 of {name} in release {release['tag_name']}")
-            link = describe(name, asset["browser_download_url"], digest.removeprefix("sha256:"))
-            link = replace(link, yanked=why)
+            # What lies beside a file is found by its address and an ending.
+            metadata, signed = (beside.get(f"{name}.{kind}", {}) for kind in ("metadata", "provenance"))
+            said = str(metadata.get("digest") or "").removeprefix("sha256:") or None
+            link = describe(name, asset["browser_download_url"], digest.removeprefix("sha256:"), said)
+            link = replace(link, yanked=why, provenance=signed.get("browser_download_url"))
             if found.setdefault(name, link).sha256 != link.sha256:
                 raise SiteError(f"{name} is in two releases with other content in each; one is {release['tag_name']}")
     return list(found.values())

@@ -123,7 +123,7 @@ def write(release: Release, folder: Path) -> list[Path]:
     new = [path for path in offered if path.name not in earlier]
     if faults := [f"  {path.name}: {fault}" for path in new for fault in verify.verify_wheel(path)]:
         raise ReleaseError("the wheels for pip's indexes have faults:\n" + "\n".join(faults))
-    files = [*release.files.files, *offered]
+    files = [*release.files.files, *offered, *map(metadata_of, new)]
     bill = folder / f"sageattention-{release.tag.removeprefix('v')}.cdx.json"
     put(bill, sbom.of_release(release.version, release.tag, files))
     files.append(bill)
@@ -131,6 +131,14 @@ def write(release: Release, folder: Path) -> list[Path]:
     # What this run can say of: provenance of the others is that of their own release.
     put(folder / "BUILT", sums([path for path in files if path.name not in earlier]).encode())
     return [*files, folder / "SHA256SUMS"]
+
+
+def metadata_of(wheel: Path) -> Path:
+    """The file beside a wheel that an index has pip read in its place (PEP 658)."""
+    content = archives.read_wheel(wheel).files
+    path = wheel.with_name(f"{wheel.name}.metadata")
+    put(path, next(data for name, data in content.items() if name.endswith(".dist-info/METADATA")))
+    return path
 
 
 def sums(files: Sequence[Path]) -> str:

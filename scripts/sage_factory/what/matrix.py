@@ -44,6 +44,13 @@ class Platform:
     on_request: bool = False
 
     @property
+    def tags(self) -> tuple[str, ...]:
+        """What pip's indexes call it: on Linux also by the glibc that is promised and verified (PEP 600)."""
+        if self.glibc is None:
+            return (self.wheel,)
+        return (self.wheel.replace("linux", f"manylinux_{self.glibc.replace('.', '_')}", 1), self.wheel)
+
+    @property
     def windows(self) -> bool:
         return self.name.startswith("win-")
 
@@ -89,6 +96,7 @@ class Build:
     ptx: tuple[str, ...]
     wheel_platform: str
     number: int = 0  # how often what was released of it was repaired since
+    index_platforms: tuple[str, ...] = ()
 
     @property
     def stable_abi(self) -> bool:
@@ -128,8 +136,17 @@ class Build:
     @property
     def wheel_tag(self) -> str:
         """cp312-cp312-linux_x86_64; of operators for every PyTorch, which know no Python either, py3-none-linux_x86_64."""
+        return f"{self._python_tag}-{self.wheel_platform}"
+
+    @property
+    def index_tags(self) -> tuple[str, ...]:
+        """The same in pip's indexes: there on Linux also by the glibc that is promised."""
+        return tuple(f"{self._python_tag}-{platform}" for platform in self.index_platforms)
+
+    @property
+    def _python_tag(self) -> str:
         python = "cp" + self.python.replace(".", "")
-        return f"{'py3-none' if self.stable_abi else f'{python}-{python}'}-{self.wheel_platform}"
+        return "py3-none" if self.stable_abi else f"{python}-{python}"
 
     @property
     def wheel_name(self) -> str:
@@ -162,7 +179,7 @@ class Build:
     @property
     def index_name(self) -> str:
         """The wheel's file name there."""
-        return f"{self.package}-{self.index_version}-{self.wheel_tag}.whl"
+        return f"{self.package}-{self.index_version}-{self._python_tag}-{'.'.join(self.index_platforms)}.whl"
 
     @property
     def cubins_stem(self) -> str:
@@ -206,7 +223,8 @@ class Matrix:
                 for python in row.get("python", pytorch.python):
                     found.append(
                         Build("sageattention", version, name, cuda.version, pytorch.version, python,
-                              cuda.architectures, cuda.ptx, self.platforms[name].wheel, row.get("build", 0))
+                              cuda.architectures, cuda.ptx, self.platforms[name].wheel, row.get("build", 0),
+                              self.platforms[name].tags)
                     )  # fmt: skip
         return tuple(found)
 

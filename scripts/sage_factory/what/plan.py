@@ -9,7 +9,7 @@ from typing import Any
 from sage_factory.what import matrix
 
 # The profile of each trigger. Requests by hand name theirs.
-PULL_REQUEST, BRANCH, TAG = "default", "stable", "sage2-all"
+PULL_REQUEST, BRANCH, TAG = "default", "stable", "release"
 
 
 @dataclass(frozen=True)

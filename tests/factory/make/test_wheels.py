@@ -48,7 +48,7 @@ def test_metadata_pins_torch_and_python_and_keeps_the_description(wheel_path: Pa
 def test_an_index_has_it_by_a_local_version(wheel_path: Path, tmp_path: Path) -> None:
     build = samples.build()
     made = wheels.for_index(wheel_path, build=build, out_dir=tmp_path / "index", index_url="https://example.org/ours")
-    assert made.name == "sageattention-2.2.0+torch2.8.cu128-cp312-cp312-linux_x86_64.whl"
+    assert made.name == "sageattention-2.2.0+torch2.8.cu128-cp312-cp312-manylinux_2_28_x86_64.linux_x86_64.whl"
     assert verify.verify_wheel(made) == []
     assert wheels.index_url(made) == "https://example.org/ours/"
     assert wheels.index_url(wheel_path) == ""

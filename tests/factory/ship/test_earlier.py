@@ -68,9 +68,12 @@ def test_what_is_new_is_built_and_the_rest_taken_as_it_is(
     assert after.items() >= before.items()
     assert after.keys() - before.keys() == {NEW.wheel_name, NEW.index_name}
     signed = (second / "release" / "BUILT").read_text().split()[1::2]
-    assert set(signed) == {NEW.wheel_name, NEW.index_name, "sageattention-2.2.0-build.1.cdx.json"}, (
-        "this run built nothing else, and says so"
-    )
+    assert set(signed) == {
+        NEW.wheel_name,
+        NEW.index_name,
+        f"{NEW.index_name}.metadata",
+        "sageattention-2.2.0-build.1.cdx.json",
+    }, "this run built nothing else, and says so"
 
 
 def test_a_repair_changes_packing_alone_and_has_a_number_of_its_own(
@@ -97,7 +100,7 @@ def test_a_repair_changes_packing_alone_and_has_a_number_of_its_own(
     assert b"\nBuild: 280.128.1\n" in samples.contents(made[0])[f"{samples.DIST_INFO}/WHEEL"]
     assert commands.main(["earlier", "--tag", "v2.2.0-build.1", "--profile", PROFILE, "--dist", str(second)]) == 0
     assert release(second, "v2.2.0-build.1") == 0
-    assert f"{repaired[0].package}-2.2.0+torch2.8.cu128.1-cp311-cp311-linux_x86_64.whl" in digests(
+    assert f"{repaired[0].package}-2.2.0+torch2.8.cu128.1-cp311-cp311-manylinux_2_28_x86_64.linux_x86_64.whl" in digests(
         github.files("v2.2.0-build.1")
     )
 

@@ -64,7 +64,9 @@ def test_one_index_for_each_cuda_and_pytorch_series() -> None:
         assert link.folder == f"cu{build.cuda.replace('.', '')}-torch{build.torch_series.replace('.', '')}{later}"
         assert (link.project, link.requires_python) == ("sageattention", f">={matrix.load().pytorch[build.torch].python[0]}")
     found = indexes.pages(indexes.describe(name, name, "0") for name in names)
-    offered = {path.split("/")[0]: text.count(".whl</a>") for path, text in found.items() if path.count("/") == 2}
+    offered = {
+        path.split("/")[0]: text.count(".whl</a>") for path, text in found.items() if path.endswith("sageattention/index.html")
+    }
     majors = {name for name in offered if "torch" not in name}
     assert majors == {"cu12", "cu13"}
     assert sum(count for name, count in offered.items() if name in majors) == len(names)

@@ -133,11 +133,11 @@ def test_a_release_is_a_draft_until_all_of_it_is_there(
     assert (there["draft"], len(there["assets"])) == (True, 3)
     github.refuse.write_text("")
     assert run(dist, "v2.2.0", "--publish") == 0
-    assert "release v2.2.0 is public: 5 files new, 8 in all" in capsys.readouterr().out
+    assert "release v2.2.0 is public: 7 files new, 10 in all" in capsys.readouterr().out
     (there,) = github.releases
     names = (
         {path.name for path in collect.collect(dist, PROFILE).files}
-        | {"SHA256SUMS", "sageattention-2.2.0.cdx.json"}
+        | {"SHA256SUMS", "sageattention-2.2.0.cdx.json", *(f"{build.index_name}.metadata" for build in BUILDS)}
         | {build.index_name for build in BUILDS}
     )
     assert (there["draft"], {asset["name"] for asset in there["assets"]}) == (False, names)
@@ -150,7 +150,7 @@ def test_an_upload_whose_answer_was_lost_is_done(dist: Path, github: github_stan
     github.lost.write_text(BUILDS[1].wheel_name)
     assert run(dist, "v2.2.0", "--publish") == 0
     (there,) = github.releases
-    assert (there["draft"], len(there["assets"])) == (False, 8)
+    assert (there["draft"], len(there["assets"])) == (False, 10)
 
 
 def test_a_withdrawn_release_is_yanked_and_offered_again(dist: Path, github: github_stand_in.GitHub) -> None:
