@@ -30,6 +30,8 @@ ACTION = GITHUB / "actions" / "pixi" / "action.yml"
 CONTENTS: dict[str, dict[Any, Any]] = {path.name: yaml.safe_load(path.read_text(encoding="utf-8")) for path in WORKFLOWS}
 CONTENT = CONTENTS[WORKFLOW.name]
 JOBS: dict[str, dict[str, Any]] = CONTENT["jobs"]
+# What only starts another workflow.
+STARTING = {"build/site": "pages.yml", "weekly/conda-forge": "build.yml"}
 EVERY_JOB = {f"{path.stem}/{name}": job for path in WORKFLOWS for name, job in CONTENTS[path.name]["jobs"].items()}
 TRIGGERS = {
     "pull request": ("pull_request", "refs/pull/7/merge", {}),
@@ -87,7 +89,8 @@ def test_everything_from_outside_is_pinned_by_digest() -> None:
 
 def test_steps_are_tasks_that_a_developer_runs() -> None:
     manifest = tasks.Manifest.read(ROOT / "pixi.toml")
-    commands = [step["run"] for job in EVERY_JOB.values() for step in job["steps"] if "run" in step and job is not JOBS["site"]]
+    jobs = [job for name, job in EVERY_JOB.items() if name not in STARTING]
+    commands = [step["run"] for job in jobs for step in job["steps"] if "run" in step]
     assert len(commands) >= 8
     named = set()
     for command in commands:
@@ -137,7 +140,7 @@ def test_every_job_takes_the_lock_as_it_is_where_there_is_one(there: bool, tmp_p
 def test_what_may_write_runs_with_pinned_packages_alone() -> None:
     """pixi without a lock takes the newest of everything, and the action that brings it is one more from outside."""
     writing = {name for name, job in EVERY_JOB.items() if "write" in job["permissions"].values()}
-    assert len(writing) == 7
+    assert len(writing) == 8
     manifest = tasks.Manifest.read(ROOT / "pixi.toml")
     for name in writing:
         for step in EVERY_JOB[name]["steps"]:
@@ -173,12 +176,16 @@ def test_each_job_has_what_it_needs_and_no_more() -> None:
         "build/channel": {"id-token"},
         "build/site": {"actions"},
         "lock/lock": {"contents", "pull-requests"},
+        "weekly/conda-forge": {"actions"},
         "pages/withdraw": {"contents"},
         "pages/pages": {"pages", "id-token"},
     }
     for name in ("build/attest", "pages/pages"):
         assert all("run" not in step for step in EVERY_JOB[name]["steps"]), f"{name} signs, and runs no code of the project"
-    assert not any("checkout@" in step.get("uses", "") for step in JOBS["site"]["steps"])
+    for name, started in STARTING.items():
+        (step,) = EVERY_JOB[name]["steps"]
+        assert step["run"].split()[:4] == ["gh", "workflow", "run", started], "and runs no code of the project"
+        assert "workflow_dispatch" in CONTENTS[started][True]
     for name, job in EVERY_JOB.items():
         assert job["timeout-minutes"] <= 120, name
         for step in job["steps"]:
