@@ -30,6 +30,8 @@ ACTION = GITHUB / "actions" / "pixi" / "action.yml"
 CONTENTS: dict[str, dict[Any, Any]] = {path.name: yaml.safe_load(path.read_text(encoding="utf-8")) for path in WORKFLOWS}
 CONTENT = CONTENTS[WORKFLOW.name]
 JOBS: dict[str, dict[str, Any]] = CONTENT["jobs"]
+# What only starts another workflow.
+STARTING = {"build/site": "pages.yml", "weekly/conda-forge": "build.yml"}
 EVERY_JOB = {f"{path.stem}/{name}": job for path in WORKFLOWS for name, job in CONTENTS[path.name]["jobs"].items()}
 TRIGGERS = {
     "pull request": ("pull_request", "refs/pull/7/merge", {}),
@@ -88,7 +90,8 @@ def test_everything_from_outside_is_pinned_by_digest() -> None:
 
 def test_steps_are_tasks_that_a_developer_runs() -> None:
     manifest = tasks.Manifest.read(ROOT / "pixi.toml")
-    commands = [step["run"] for job in EVERY_JOB.values() for step in job["steps"] if "run" in step and job is not JOBS["site"]]
+    jobs = [job for name, job in EVERY_JOB.items() if name not in STARTING]
+    commands = [step["run"] for job in jobs for step in job["steps"] if "run" in step]
     assert len(commands) >= 8
     named = set()
     for command in commands:
@@ -138,7 +141,7 @@ def test_every_job_takes_the_lock_as_it_is_where_there_is_one(there: bool, tmp_p
 def test_what_may_write_runs_with_pinned_packages_alone() -> None:
     """pixi without a lock takes the newest of everything, and the action that brings it is one more from outside."""
     writing = {name for name, job in EVERY_JOB.items() if "write" in job["permissions"].values()}
-    assert len(writing) == 7
+    assert len(writing) == 8
     manifest = tasks.Manifest.read(ROOT / "pixi.toml")
     for name in writing:
         for step in EVERY_JOB[name]["steps"]:
@@ -174,12 +177,16 @@ def test_each_job_has_what_it_needs_and_no_more() -> None:
         "build/channel": {"id-token"},
         "build/site": {"actions"},
         "lock/lock": {"contents", "pull-requests"},
+        "weekly/conda-forge": {"actions"},
         "pages/withdraw": {"contents"},
         "pages/pages": {"pages", "id-token"},
     }
     for name in ("build/attest", "pages/pages"):
         assert all("run" not in step for step in EVERY_JOB[name]["steps"]), f"{name} signs, and runs no code of the project"
-    assert not any("checkout@" in step.get("uses", "") for step in JOBS["site"]["steps"])
+    for name, started in STARTING.items():
+        (step,) = EVERY_JOB[name]["steps"]
+        assert step["run"].split()[:4] == ["gh", "workflow", "run", started], "and runs no code of the project"
+        assert "workflow_dispatch" in CONTENTS[started][True]
     for name, job in EVERY_JOB.items():
         assert job["timeout-minutes"] <= 120, name
         for step in job["steps"]:
@@ -321,6 +328,24 @@ def test_pages_are_deployed_from_the_default_branch_alone() -> None:
     assert step["run"] == 'gh workflow run pages.yml --ref "$DEFAULT_BRANCH"'
     assert step["env"]["DEFAULT_BRANCH"] == "${{ github.event.repository.default_branch }}"
     assert "release" in JOBS["site"]["needs"], "the release is public by then, and listed"
+
+
+def test_what_comes_after_a_job_that_may_be_skipped_says_when_it_runs() -> None:
+    """GitHub skips whatever needs a skipped job, also by way of others, unless its own condition asks how the run stands."""
+    for content in CONTENTS.values():
+        jobs = content["jobs"]
+
+        def before(name: str, jobs: Mapping[str, Any] = jobs) -> set[str]:
+            wanted = jobs[name].get("needs", [])
+            direct = {wanted} if isinstance(wanted, str) else set(wanted)
+            return direct.union(*(before(other) for other in direct))
+
+        # Jobs of a release follow one another under the same condition, which is `plan`'s.
+        skipped = {
+            name for name, job in jobs.items() if "if" in job and "needs.plan.outputs.release == 'true'" not in job["if"]
+        }
+        for name, job in jobs.items():
+            assert not before(name) & skipped or "cancelled()" in job.get("if", ""), name
 
 
 def test_an_older_index_is_never_deployed_over_a_newer() -> None:
