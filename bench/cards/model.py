@@ -78,7 +78,11 @@ def read_kernel(path: Path, head_dim: int, *, shared: int | None = None, threads
     shared = shared_bytes(name, head_dim) if shared is None else shared
     blocks = 1 if asynchronous else blocks_per_sm(used, threads, shared, capability)
     # In FP4 some copies are of few threads alone.
-    copies = 2 * fp4_bytes(head_dim) / TILE if "fp4" in name else 512 * sum(i.opcode == "LDGSTS" for i in found) * computing / (rows * keys)
+    copies = (
+        2 * fp4_bytes(head_dim) / TILE
+        if "fp4" in name
+        else 512 * sum(i.opcode == "LDGSTS" for i in found) * computing / (rows * keys)
+    )
     # Copied by another warp: K in 8 bits and V in 16, for the two blocks of a cluster at once.
     multicast = head_dim * 3 / rows / 2
     return Kernel(
