@@ -297,7 +297,9 @@ def test_the_instructions_are_those_meant(kernel: Kernel) -> None:
     for wanted in expected.others + (expected.since_90 if kernel.capability >= 90 else ()):
         name = wanted.format(**words)
         assert any(f == name or f.startswith(f"{name}.") for f in found), f"{kernel}: no {name}"
-    assert any("E4M3" in name for name in found) == ("f8" in kernel.stem or "fp4" in kernel.stem), f"{kernel}: whether numbers become e4m3"
+    assert any("E4M3" in name for name in found) == ("f8" in kernel.stem or "fp4" in kernel.stem), (
+        f"{kernel}: whether numbers become e4m3"
+    )
     # Where ptxas cannot tell a wgmma's registers apart it waits for each one by itself.
     asynchronous = sum(count for name, count in found.items() if re.match("[A-Z]GMMA", name))
     waits = sum(count for name, count in found.items() if name.startswith("WARPGROUP.DEPBAR"))

@@ -78,7 +78,11 @@ def read_kernel(path: Path, head_dim: int, *, shared: int | None = None, threads
     shared = shared_bytes(name, head_dim) if shared is None else shared
     blocks = 1 if asynchronous else blocks_per_sm(used, threads, shared, capability)
     # In FP4 some copies are of few threads alone.
-    copies = 2 * fp4_bytes(head_dim) / TILE if "fp4" in name else 512 * sum(i.opcode == "LDGSTS" for i in found) * computing / (rows * keys)
+    copies = (
+        2 * fp4_bytes(head_dim) / TILE
+        if "fp4" in name
+        else 512 * sum(i.opcode == "LDGSTS" for i in found) * computing / (rows * keys)
+    )
     # Copied by another warp: K in 8 bits and V in 16, for the two blocks of a cluster at once.
     multicast = head_dim * 3 / rows / 2
     return Kernel(
@@ -200,8 +204,8 @@ def _quantiser(name: str, size: float) -> Quantiser:
 
 
 _K, _V_F16, _V_F8 = _quantiser("quant_k_int8", 3), _quantiser("quant_v_f16", 4), _quantiser("quant_v_f8", 3)
-# Not measured. Bytes: what is read of 16 bits, and written in four with scales; of Q's means' scores, at 4096 tokens of head_dim 128. Clocks:
-# instructions executed for an element (40 and 90), a lane each.
+# Not measured. Bytes: what is read of 16 bits, and written in four with scales; of Q's means' scores, at 4096 tokens of head_dim
+# 128. Clocks: instructions executed for an element (40 and 90), a lane each.
 _FP4 = (
     Quantiser("quant_k_fp4", 2.6, 40 / 128),
     Quantiser("mean_q", 2),
