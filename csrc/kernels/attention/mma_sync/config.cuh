@@ -104,14 +104,13 @@ struct MmaSyncConfig : Kernel {
   // e4m3 has 14 powers of two between its largest number and the first subnormal one. A key that outweighs the others of its block by
   // more, as an attention sink does, leaves them rounded to little or nothing, and where its value is small they were what counted.
   // So such rows are taken in two: then what rounding left of probabilities below kRestBelow, 2^kRest times finer. Where to look: where
-  // the maximum has risen by kJump powers of two, and in the first blocks and then ever more rarely, where a thread's sum of the first
-  // keys is below kFew. Beside sums of more than kEnough such keys count for nothing, and float32 cannot lower a base beyond
-  // kLargestBase by kRest.
+  // the maximum has risen by kJump powers of two; where all four keys that a thread has of 16 are below, and it has risen at all, or in
+  // the first blocks and then ever more rarely. Beside sums of more than kEnough such keys count for nothing, and float32 cannot lower a base beyond kLargestBase by
+  // kRest.
   static constexpr bool kTwice = kValues == Values::kE4m3;
   static constexpr float kRest = 14.0f;
   static constexpr float kRestBelow = 0x1p-6f;
   static constexpr float kJump = 8.0f;
-  static constexpr float kFew = 0x1p-4f;
   static constexpr float kEnough = 0x1p24f;
   static constexpr float kLargestBase = 0x1p20f;
 };
