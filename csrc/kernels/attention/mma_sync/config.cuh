@@ -92,8 +92,8 @@ struct MmaSyncConfig : Kernel {
   //   bf16   2^-32: sums over all keys of products with the largest numbers of its range are numbers
   //   FP16, V scaled   2^3. The 32 keys of a sum, of two chunks, lie with four threads: with |V| <= 4.5 it is at most
   //          2 * 4 * 1024 * 4.5 = 36864
-  //   e4m3   2^4; 448 is the largest number, and this as far from the subnormal ones as that allows. The sum of 32 products, of two
-  //          chunks, is at most 8 * 448 * 4.5 = 16128: no overflow in FP16 either
+  //   e4m3   2^4; 448 is the largest number, and this as far from the subnormal ones as that allows. The 64 keys of a sum, of four
+  //          chunks or one, lie with four threads, and rounding adds a sixteenth: at most 4 * 4 * 448 * 17/16 * 4.5 = 34272
   // A power of two, which rounding leaves as it is: a row's largest probability matters most.
   static constexpr bool kHalfRange = cuda::std::is_same_v<Element, __half>;
   static constexpr float kLevel = kValues == Values::kE4m3 ? 4.0f : kScaled ? 3.0f : kHalfRange ? 5.0f : -32.0f;
