@@ -129,6 +129,12 @@ def quantise_k(k: torch.Tensor, mean: torch.Tensor) -> tuple[torch.Tensor, torch
     return round_to_int8(centred, magnitude), scale_of(magnitude.squeeze(-1), 2.0 / 127.0)
 
 
+def next_power_of_two(x: torch.Tensor) -> torch.Tensor:
+    """The least power of two that is no less than x, which is positive; infinity and NaN stay what they are."""
+    fraction, exponent = torch.frexp(x)  # of a power of two: one half
+    return torch.where(x.isfinite(), torch.ldexp(torch.ones_like(x), exponent - (fraction == 0.5).int()), x)
+
+
 class Values(NamedTuple):
     """V as a kernel multiplies it: (V - mean, where it is subtracted) / scale, rounded."""
 
@@ -160,8 +166,12 @@ def quantise_v(v: torch.Tensor, precision: Precision, *, smooth_v: bool) -> Valu
         values = torch.where(smoothed.unsqueeze(3), values - mean, values)
     padded = torch.nn.functional.pad(values, (0, 0, 0, -v.shape[2] % BLOCK_N)).unflatten(2, (blocks, BLOCK_N))
     magnitude = padded.abs().amax(dim=3).clamp_min(SMALLEST_V)
-    factor = (precision.largest_v / magnitude).repeat_interleave(BLOCK_N, 2)[:, :, : v.shape[2]]
-    scale = magnitude * (1.0 / precision.largest_v / SCALE_UNIT)
+    if precision.dtype == torch.float16:  # powers of two, of which nothing is rounded
+        scale = next_power_of_two(magnitude * (1.0 / precision.largest_v))
+        factor, scale = scale.reciprocal(), scale / SCALE_UNIT
+    else:
+        factor, scale = precision.largest_v / magnitude, magnitude * (1.0 / precision.largest_v / SCALE_UNIT)
+    factor = factor.repeat_interleave(BLOCK_N, 2)[:, :, : v.shape[2]]
     return Values((values * factor).to(precision.dtype).float(), scale, mean, smoothed)
 
 

@@ -133,13 +133,13 @@ Quantised quantise_v(const Call& call) {
   const int32_t head_dim = call.head_dim();
   Quantised v;
   v.data = call.empty({call.kv_spans(), QuantV::kSpanN, head_dim * call.kernel.v_bytes}, at::kByte);
-  v.scale = call.empty({call.kv_spans(), QuantV::kSpanN / QuantV::kBlockN, QuantV::scales(head_dim)}, at::kFloat);
+  v.scale = call.empty({call.kv_spans(), QuantV::kSpanN / QuantV::kBlockN, call.kernel.v_scale_bytes(head_dim)}, at::kByte);
   if (call.smooth_v && call.kernel.v_smooths) v.mean = call.empty({call.shape.batch, call.shape.kv_heads, head_dim}, at::kFloat);
 
   auto params = quantisation<QuantV::Params>(call, call.shape.v_head_dim);
   params.v = view(call.v, call.shape.heads_first);
   params.v_quantised = data_or_null<uint8_t>(v.data);
-  params.v_scale = data_or_null<float>(v.scale);
+  params.v_scale = data_or_null<uint8_t>(v.scale);
   params.v_mean = data_or_null<float>(v.mean);
   launch(call, call.kernel.quant_v, call.kv_blocks(), QuantV::threads(head_dim), /*overlaps_previous=*/true, &params);
   return v;
@@ -265,7 +265,7 @@ AttentionParams attention_params(const Call& call, const at::Tensor& out, const 
   params.causal = call.is_causal ? 1 : 0;
   params.scale_log2 = static_cast<float>(call.sm_scale * kLog2E);
   params.v_quantised = data_or_null<uint8_t>(v.data);
-  params.v_scale = data_or_null<float>(v.scale);
+  params.v_scale = data_or_null<uint8_t>(v.scale);
   params.v_mean = data_or_null<float>(v.mean);
   params.cu_seqlens_q = data_or_null<int32_t>(call.cu_seqlens_q);
   params.cu_seqlens_k = data_or_null<int32_t>(call.cu_seqlens_k);

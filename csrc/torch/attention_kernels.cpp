@@ -25,6 +25,7 @@ constexpr AttentionKernel mma_sync(c10::string_view name, int32_t since, const c
   kernel.since = since;
   kernel.quant_v = quant_v;
   kernel.v_bytes = Kernel::kValueBytes;
+  kernel.v_scale_bytes = &Kernel::scale_bytes;
   kernel.v_smooths = Kernel::kUnsmoothedBytes > 0;
   kernel.v_differs = kernel.masks = kernel.packed = true;
   return kernel;

@@ -109,7 +109,7 @@ __device__ __forceinline__ void attend(const AttentionParams& p) {
                              state, probabilities)) {
           continue;
         }
-        const uint32_t v_scale = v_scales<Config>(shared, stage) + lane % 4 * 8;
+        const uint32_t v_scale = v_scales<Config>(shared, stage) + lane % 4 * (2 * Config::kVScaleSize);
         if constexpr (Config::kValues == Values::kE4m3) {
           accumulate_f8<Config>(probabilities, stage + v_lane, v_scale, p.kv_heads, state);
         } else {

@@ -38,7 +38,8 @@ __device__ __forceinline__ void accumulate_f16(const Probabilities<Config>& prob
                                                             v[0][half * 2 + 1]);
           }
         } else {
-          const float2 scale = ptx::load_shared_float2(v_scale + (pair * 2 + half) * 32);
+          const uint32_t exponents = ptx::load_shared_u16(v_scale + (pair * 2 + half) * 8);
+          const float2 scale = make_float2(__uint_as_float((exponents & 0xff) << 23), __uint_as_float(exponents >> 8 << 23));
 #pragma unroll
           for (int m = 0; m < Config::kMFragments; ++m) {
             uint32_t packed[2] = {};
