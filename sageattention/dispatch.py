@@ -30,6 +30,7 @@ CPU = Gpu((1000, 0))
 GPUS: dict[str, Callable[[Gpu], bool]] = {
     "8.0 and later": lambda gpu: gpu.capability >= (8, 0),
     "8.9 and later": lambda gpu: gpu.capability >= (8, 9),
+    "GeForce of 8.6": lambda gpu: gpu.geforce and gpu.capability == (8, 6),
     "GeForce of 8.9 and 12.x": lambda gpu: gpu.geforce and (gpu.capability == (8, 9) or gpu.capability[0] == 12),
     "8.9 and 12.x": lambda gpu: gpu.capability == (8, 9) or gpu.capability[0] == 12,
     "9.0 alone": lambda gpu: gpu.capability == (9, 0),
@@ -78,6 +79,8 @@ TABLE = (
         "FP8 P and V, sums of 64 keys in float16: as exact as with float32 sums, which GeForce adds at half the rate"),
     Row("sageattn", None, "8.9 and 12.x", "sm89_qk_int8_pv_f8",
         "FP8 P and V: this GPU multiplies them twice as fast as 16-bit ones"),
+    Row("sageattn", None, "GeForce of 8.6", "sm80_qk_int8_pv_f16_accum_f16",
+        "sums of 32 keys in float16: as exact as with float32 sums, which GeForce adds at half the rate"),
     Row("sageattn", None, "8.0 and later", "sm80_qk_int8_pv_f16",
         "mma.sync with 16-bit P and V and float32 sums, which runs everywhere"),
 
