@@ -38,7 +38,7 @@ def every_ability(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("architecture", "expected"),
     [
-        ("8.0", F16), ("8.6", F16), ("8.7", F16), ("8.9", F8_SUMS), ("9.0", HOPPER), ("10.0", F16), ("10.3", F16),
+        ("8.0", F16), ("8.6", F16_SUMS), ("8.7", F16), ("8.9", F8_SUMS), ("9.0", HOPPER), ("10.0", F16), ("10.3", F16),
         ("11.0", F16), ("12.0", F8_SUMS), ("12.1", F8_SUMS), ("13.0", F16),
     ],
 )  # fmt: skip
@@ -47,12 +47,15 @@ def test_sageattn(architecture: str, expected: str, dtype: torch.dtype) -> None:
     assert explain(*(x.to(dtype) for x in (Q, K, V)), architecture=architecture).kernel == expected
 
 
-@pytest.mark.parametrize("capability", [(8, 9), (12, 0), (12, 1)])
-def test_float16_sums_are_for_geforce(capability: tuple[int, int]) -> None:
+@pytest.mark.parametrize(
+    ("capability", "geforce", "others"),
+    [((8, 6), F16_SUMS, F16), ((8, 9), F8_SUMS, F8), ((12, 0), F8_SUMS, F8), ((12, 1), F8_SUMS, F8)],
+)
+def test_float16_sums_are_for_geforce(capability: tuple[int, int], geforce: str, others: str) -> None:
     """Workstations' and data centres' cards add in float32 as fast."""
     request = dispatch.Request("sageattn")
-    assert dispatch.choose(request, dispatch.Gpu(capability, geforce=True)).kernel == F8_SUMS
-    assert dispatch.choose(request, dispatch.Gpu(capability, geforce=False)).kernel == F8
+    assert dispatch.choose(request, dispatch.Gpu(capability, geforce=True)).kernel == geforce
+    assert dispatch.choose(request, dispatch.Gpu(capability, geforce=False)).kernel == others
 
 
 @pytest.mark.parametrize(
@@ -101,10 +104,12 @@ def test_the_cpu_computes_everything() -> None:
 
 
 def test_each_inability_leads_to_the_next_row() -> None:
-    mask = torch.ones(TOKENS, TOKENS, dtype=torch.bool)
+    seen, added = torch.ones(TOKENS, TOKENS, dtype=torch.bool), torch.zeros(TOKENS, TOKENS)
+    for mask in (seen, added.to(Q.dtype), None):
+        assert explain(Q, K, V, attn_mask=mask, architecture="9.0").kernel == HOPPER
     for arguments, options, lack in (
         ((Q[..., :60], K[..., :60], V[..., :60]), {}, "head_dims that are multiples of 8"),
-        ((Q, K, V), {"attn_mask": mask}, "no attn_mask"),
+        ((Q, K, V), {"attn_mask": added}, "an attn_mask that is bool or of q's dtype, float16 or bfloat16"),
     ):
         choice = explain(*arguments, architecture="9.0", **options)
         assert choice.kernel == F16
@@ -250,9 +255,16 @@ def test_compile_for_a_gpu(monkeypatch: pytest.MonkeyPatch, dynamic: bool) -> No
     assert call.args[-2:] == (False, _ops.NUMBERS[F8_SUMS])
 
 
+def test_the_stable_abi_knows_cudnns_attention() -> None:
+    """As PyTorch has it; where it takes something else, what the operator hands over would be read as that."""
+    schema = torch.ops.aten._scaled_dot_product_cudnn_attention.default._schema
+    assert dispatch._cudnn_is_known(schema)
+    assert not dispatch._cudnn_is_known(torch.ops.aten._scaled_dot_product_flash_attention.default._schema)
+
+
 @pytest.mark.usefixtures("an_ada_gpu")
 def test_a_choice_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    arguments = ("sageattn", None, 64, False, False, False, "cuda", 0)
+    arguments = ("sageattn", None, 64, False, False, False, False, "cuda", 0)
     assert dispatch.kernel_for(*arguments) == (F8_SUMS, False)
     monkeypatch.setattr(dispatch, "kernel_folder", None)
     assert dispatch.kernel_for(*arguments) == (F8_SUMS, False)

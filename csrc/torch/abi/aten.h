@@ -5,7 +5,6 @@
 #include <ATen/ops/_scaled_dot_product_cudnn_attention.h>
 #include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
-#include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
 #include <torch/library.h>
 
 #include <optional>
@@ -50,16 +49,13 @@ template <size_t count>
 void register_operators(const char* name_space, const Operator (&operators)[count]) {
   // For the life of the process.
   const auto library = [&](torch::Library::Kind kind, std::optional<c10::DispatchKey> key) {
-    return new torch::Library(kind, name_space, key, "csrc/torch/aten.h", 0);
+    return new torch::Library(kind, name_space, key, "csrc/torch/abi/aten.h", 0);
   };
   torch::Library* schemas = library(torch::Library::DEF, std::nullopt);
   torch::Library* cuda = library(torch::Library::IMPL, c10::DispatchKey::CUDA);
-  torch::Library* autograd = library(torch::Library::IMPL, c10::DispatchKey::Autograd);
   for (const Operator& one : operators) {
     schemas->def((std::string(one.name) + one.arguments).c_str());
     cuda->impl(one.name, one.cuda());
-    // There is no gradient: asking for one is an error, not silence.
-    autograd->impl(one.name, torch::autograd::autogradNotImplementedFallback());
   }
 }
 
