@@ -37,7 +37,8 @@ def offsets(layout: Layout) -> NDArray[np.int64]:
         places = itertools.product(*(range(extent) for extent, _ in reversed(modes)))
         return [sum(i * stride for i, (_, stride) in zip(reversed(place), modes, strict=True)) for place in places]
 
-    return np.array(of(layout[0]))[:, None] + np.array(of(layout[1]))
+    both: NDArray[np.int64] = np.array(of(layout[0]))[:, None] + np.array(of(layout[1]))
+    return both
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +64,8 @@ def packed(codes: NDArray[np.int64], bits: int) -> NDArray[np.uint32]:
     """The last dimension, several to a word, the first in the lowest bits."""
     each = 32 // bits
     words = codes.reshape(*codes.shape[:-1], -1, each) << (bits * np.arange(each))
-    return words.sum(axis=-1).astype(np.uint32)
+    sums: NDArray[np.uint32] = words.sum(axis=-1).astype(np.uint32)
+    return sums
 
 
 VALUES = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])

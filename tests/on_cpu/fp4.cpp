@@ -63,7 +63,7 @@ extern "C" void fp4_attention(const Arguments& a) {
   const int together = packed ? 1 : 2;
   const int blocks = packed ? spans * a.kv_heads : a.batch * a.kv_heads * ((QuantKInt8::spans(a.kv_len) + together - 1) / together);
   const Workspace<uint8_t> k_fp4(spans * a.kv_heads * 2 * Fp4::k_block(d)), v_fp4(spans * a.kv_heads * 2 * Fp4::v_block(d));
-  const Workspace<float> v_scale(spans * a.kv_heads * 2 * QuantV::scales(d));
+  const Workspace<uint8_t> v_scale(spans * a.kv_heads * 2 * Sm120QkFp4PvFp4::scale_bytes(d));
   const Workspace<float> k_mean(int64_t{a.batch} * a.kv_heads * d), v_mean(int64_t{a.batch} * a.kv_heads * d);
   const Workspace<uint8_t> q_mean(int64_t{a.batch} * a.q_heads * means * d * 2);
   const Workspace<float> mean_scores(spans * a.q_heads * means * MeanScores::kSpanN);
