@@ -78,20 +78,20 @@ def gather_n(head_dim: int, precision: Precision) -> int:
     return BLOCK_N if precision.twice else max(chunk_n(head_dim, precision), precision.summed)
 
 
-def sampled_tokens(length: int) -> torch.Tensor:
+def sampled_tokens(length: int, most: int = SAMPLED_TOKENS) -> torch.Tensor:
     """Which tokens stand for all: one in each of equal stretches, at places that the golden ratio spreads."""
-    samples = min(length, SAMPLED_TOKENS)
+    samples = min(length, most)
     index = torch.arange(samples)
     start, end = index * length // samples, (index + 1) * length // samples
     return start + (((index * GOLDEN) % 2**32 * (end - start)) >> 32)
 
 
-def sampled_mean(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Mean of some tokens, each weighing less the further it lies from the others, and the mean distance from it.
+def sampled_mean(x: torch.Tensor, most: int = SAMPLED_TOKENS) -> tuple[torch.Tensor, torch.Tensor]:
+    """Mean of `most` tokens, each weighing less the further it lies from the others, and the mean distance from it.
 
     x: [batch, heads, tokens, head_dim] float32 → two of [batch, heads, 1, head_dim].
     """
-    some = x[:, :, sampled_tokens(x.shape[2])]
+    some = x[:, :, sampled_tokens(x.shape[2], most)]
     mean = (some * (1.0 / max(some.shape[2], 1))).sum(dim=2, keepdim=True)
     difference = some - mean
     distance = difference.abs().sum(dim=3, keepdim=True)
@@ -216,6 +216,7 @@ def attention(
     sm_scale: float,
     smooth_k: bool,
     smooth_v: bool = False,
+    per_block_mean: bool = True,
     kernel: str = "sm80_qk_int8_pv_f16",
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """INT8 scores, P and V as the kernel rounds them.
@@ -226,12 +227,28 @@ def attention(
         v: [batch, kv_heads, kv_len, v_head_dim].
         attn_mask: broadcastable to [batch, q_heads, qo_len, kv_len]; bool, or added to the scores.
         is_causal, sm_scale, smooth_k, smooth_v: as in `sageattn`.
+        per_block_mean: FP4 kernels subtract a mean of Q for each 128 rows; else one of all.
         kernel: whose rounding of P and V.
 
     Returns:
         Output [batch, q_heads, qo_len, v_head_dim] in q's dtype and log-sum-exp [batch, q_heads, qo_len] float32; 0 and -inf
         where a query sees no key.
     """
+    if "fp4" in kernel:
+        from . import reference_fp4  # which is made of parts of this module
+
+        return reference_fp4.attention(
+            q,
+            k,
+            v,
+            attn_mask,
+            is_causal=is_causal,
+            sm_scale=sm_scale,
+            smooth_k=smooth_k,
+            smooth_v=smooth_v,
+            per_block_mean=per_block_mean,
+            kernel=kernel,
+        )
     (q_heads, qo_len), (kv_heads, kv_len) = q.shape[1:3], k.shape[1:3]
     heads = (kv_heads, q_heads // kv_heads)  # those that share a key head stand beside each other: [batch, *heads, ...]
     precision = PRECISION[kernel]
@@ -349,7 +366,13 @@ def attention_varlen(
         if sequence[0].numel() == 0 or sequence[1].numel() == 0:
             continue
         some_out, some_lse = attention(
-            *sequence, is_causal=is_causal, sm_scale=sm_scale, smooth_k=smooth_k, smooth_v=smooth_v, kernel=kernel
+            *sequence,
+            is_causal=is_causal,
+            sm_scale=sm_scale,
+            smooth_k=smooth_k,
+            smooth_v=smooth_v,
+            per_block_mean=False,
+            kernel=kernel,
         )
         out[queries], lse[:, queries] = some_out[0].transpose(0, 1), some_lse[0]
     return out, lse

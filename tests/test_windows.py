@@ -44,6 +44,7 @@ def compile_for_windows(source: Path, *options: str, target: str = "x86_64-w64-w
         "-nostdinc++",
         *(f"-isystem{home / 'lib' / path}" for path in includes),
     ]
+    command.append('-DSAGE_PACKAGE="sageattention"')
     command += [f"-D_LIBCPP_{key}={value}" for key, value in LIBCXX.items()]
     command += ["-std=c++17", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-DNOMINMAX", f"-I{CSRC}", *options, str(source)]
     return subprocess.run(command, capture_output=True, text=True, check=False).stderr

@@ -30,11 +30,14 @@ ACTION = GITHUB / "actions" / "pixi" / "action.yml"
 CONTENTS: dict[str, dict[Any, Any]] = {path.name: yaml.safe_load(path.read_text(encoding="utf-8")) for path in WORKFLOWS}
 CONTENT = CONTENTS[WORKFLOW.name]
 JOBS: dict[str, dict[str, Any]] = CONTENT["jobs"]
+# What only starts another workflow.
+STARTING = {"build/site": "pages.yml", "weekly/conda-forge": "build.yml"}
 EVERY_JOB = {f"{path.stem}/{name}": job for path in WORKFLOWS for name, job in CONTENTS[path.name]["jobs"].items()}
 TRIGGERS = {
     "pull request": ("pull_request", "refs/pull/7/merge", {}),
     "main": ("push", "refs/heads/main", {}),
     "tag": ("push", "refs/tags/v2.2.0", {}),
+    "tag of sageattn3": ("push", "refs/tags/sageattn3-v1.0.0", {}),
     "by hand": ("workflow_dispatch", "refs/heads/main", {"profile": "python311", "platform": "linux-aarch64"}),
 }
 
@@ -87,7 +90,8 @@ def test_everything_from_outside_is_pinned_by_digest() -> None:
 
 def test_steps_are_tasks_that_a_developer_runs() -> None:
     manifest = tasks.Manifest.read(ROOT / "pixi.toml")
-    commands = [step["run"] for job in EVERY_JOB.values() for step in job["steps"] if "run" in step and job is not JOBS["site"]]
+    jobs = [job for name, job in EVERY_JOB.items() if name not in STARTING]
+    commands = [step["run"] for job in jobs for step in job["steps"] if "run" in step]
     assert len(commands) >= 8
     named = set()
     for command in commands:
@@ -137,7 +141,7 @@ def test_every_job_takes_the_lock_as_it_is_where_there_is_one(there: bool, tmp_p
 def test_what_may_write_runs_with_pinned_packages_alone() -> None:
     """pixi without a lock takes the newest of everything, and the action that brings it is one more from outside."""
     writing = {name for name, job in EVERY_JOB.items() if "write" in job["permissions"].values()}
-    assert len(writing) == 7
+    assert len(writing) == 8
     manifest = tasks.Manifest.read(ROOT / "pixi.toml")
     for name in writing:
         for step in EVERY_JOB[name]["steps"]:
@@ -173,12 +177,16 @@ def test_each_job_has_what_it_needs_and_no_more() -> None:
         "build/channel": {"id-token"},
         "build/site": {"actions"},
         "lock/lock": {"contents", "pull-requests"},
+        "weekly/conda-forge": {"actions"},
         "pages/withdraw": {"contents"},
         "pages/pages": {"pages", "id-token"},
     }
     for name in ("build/attest", "pages/pages"):
         assert all("run" not in step for step in EVERY_JOB[name]["steps"]), f"{name} signs, and runs no code of the project"
-    assert not any("checkout@" in step.get("uses", "") for step in JOBS["site"]["steps"])
+    for name, started in STARTING.items():
+        (step,) = EVERY_JOB[name]["steps"]
+        assert step["run"].split()[:4] == ["gh", "workflow", "run", started], "and runs no code of the project"
+        assert "workflow_dispatch" in CONTENTS[started][True]
     for name, job in EVERY_JOB.items():
         assert job["timeout-minutes"] <= 120, name
         for step in job["steps"]:
@@ -251,7 +259,9 @@ def builds_of(jobs: Mapping[str, list[dict[str, Any]]]) -> Iterator[matrix.Build
         yield from (
             build
             for python in job["pythons"].split()
-            for build in matrix.builds(platform=job["platform"], cuda=job["cuda"], torch=job["torch"], python=python)
+            for build in matrix.builds(
+                package=job["package"], platform=job["platform"], cuda=job["cuda"], torch=job["torch"], python=python
+            )
         )
 
 
@@ -264,6 +274,7 @@ RELEASE = {"attest", "release", "channel", "site"}
         ("pull request", "default", None, {"linux-64": 1, "win-64": 1}, ["12.9"]),
         ("main", "stable", None, {"linux-64": 3, "win-64": 3}, ["12.6", "12.8", "12.9"]),
         ("tag", "release", None, {"linux-64": 17, "win-64": 17}, ["12.6", "12.8", "12.9", "13.0"]),
+        ("tag of sageattn3", "sage3-all", None, {"linux-64": 4, "win-64": 4}, ["12.8", "12.9", "13.0", "13.1"]),
         ("by hand", "python311", "linux-aarch64", {"linux-aarch64": 3}, ["12.6", "12.8", "12.9"]),
     ],
 )
@@ -276,14 +287,14 @@ def test_what_a_trigger_builds(
     assert {name: sum(b.platform == name for b in built) for name in {b.platform for b in built}} == counts
     assert [job["cuda"] for job in jobs["kernels"]] == kernels, "once for each CUDA"
     assert {job["runner"] for job in jobs["kernels"]} == {matrix.load().platforms["linux-64"].runner}
-    operators = {(job["platform"], job["torch"], job["cuda"]) for job in jobs["build"]}
+    operators = {(job["package"], job["platform"], job["torch"], job["cuda"]) for job in jobs["build"]}
     assert len(operators) == len(jobs["build"]), "operators once for each PyTorch, CUDA and platform"
     installed = [(j["runner"], j["torch"], j["cuda"], j["python"]) for j in jobs["installed"]]
     assert sorted(installed) == sorted((matrix.load().platforms[b.platform].runner, b.torch, b.cuda, b.python) for b in built)
     assert {job["job"] for job in jobs["installed"]} == {job["name"] for job in jobs["build"]}, "whose artifact it takes"
     assert [job["task"] for job in jobs["check"]] == ["lint", "test"]
-    assert (jobs.keys() >= RELEASE) == (trigger == "tag")
-    assert trigger == "tag" or not jobs.keys() & RELEASE
+    assert (jobs.keys() >= RELEASE) == trigger.startswith("tag")
+    assert trigger.startswith("tag") or not jobs.keys() & RELEASE
 
 
 def test_without_a_channel_the_rest_is_released() -> None:
@@ -317,6 +328,24 @@ def test_pages_are_deployed_from_the_default_branch_alone() -> None:
     assert step["run"] == 'gh workflow run pages.yml --ref "$DEFAULT_BRANCH"'
     assert step["env"]["DEFAULT_BRANCH"] == "${{ github.event.repository.default_branch }}"
     assert "release" in JOBS["site"]["needs"], "the release is public by then, and listed"
+
+
+def test_what_comes_after_a_job_that_may_be_skipped_says_when_it_runs() -> None:
+    """GitHub skips whatever needs a skipped job, also by way of others, unless its own condition asks how the run stands."""
+    for content in CONTENTS.values():
+        jobs = content["jobs"]
+
+        def before(name: str, jobs: Mapping[str, Any] = jobs) -> set[str]:
+            wanted = jobs[name].get("needs", [])
+            direct = {wanted} if isinstance(wanted, str) else set(wanted)
+            return direct.union(*(before(other) for other in direct))
+
+        # Jobs of a release follow one another under the same condition, which is `plan`'s.
+        skipped = {
+            name for name, job in jobs.items() if "if" in job and "needs.plan.outputs.release == 'true'" not in job["if"]
+        }
+        for name, job in jobs.items():
+            assert not before(name) & skipped or "cancelled()" in job.get("if", ""), name
 
 
 def test_an_older_index_is_never_deployed_over_a_newer() -> None:
@@ -368,8 +397,8 @@ def test_no_path_is_in_two_artifacts(trigger: str) -> None:
 def test_kernels_are_handed_on_to_where_the_build_looks() -> None:
     (up,) = [s["with"] for s in JOBS["kernels"]["steps"] if "upload-artifact@" in s.get("uses", "")]
     (down,) = [s["with"] for s in JOBS["build"]["steps"] if "download-artifact@" in s.get("uses", "")]
-    fill = Expression({"matrix": {"cuda": "12.8"}}).fill
-    assert fill(up["name"]) == fill(down["name"]) == "dist-kernels-cu12.8"
+    fill = Expression({"matrix": {"package": "sageattn3", "cuda": "12.8"}}).fill
+    assert fill(up["name"]) == fill(down["name"]) == "dist-kernels-sageattn3-cu12.8"
     # An artifact's paths start below what all of its own have in common.
     uploaded = [Path(line) for line in up["path"].split()]
     below = Path(os.path.commonpath(uploaded))
@@ -381,7 +410,9 @@ def test_checkouts_have_the_same_bytes_on_every_runner() -> None:
     """Else Windows would look for kernels of another digest than those that Linux compiled."""
     lines = (ROOT / ".gitattributes").read_text(encoding="utf-8").splitlines()
     assert "* text=auto eol=lf" in lines
-    assert b"\r" not in b"".join(path.read_bytes() for path in inputs.files(inputs.OPERATORS))
+    assert b"\r" not in b"".join(
+        path.read_bytes() for path in inputs.files([*inputs.operators("sageattention"), *inputs.operators("sageattn3")])
+    )
 
 
 def test_plan_tells_the_workflow(tmp_path: Path) -> None:

@@ -15,6 +15,8 @@ struct QuantV {
   SAGE_HOST_DEVICE static constexpr int scales(int head_dim) { return head_dim + 4; }
 
   static constexpr int kSampledKeys = QuantKInt8::kSampledKeys;
+  // The i-th key of thread j's part of a chunk of 16: 2j, 2j + 1, 2j + 8 and 2j + 9, which are a word of 8-bit V.
+  SAGE_HOST_DEVICE static constexpr int key(int chunk, int j, int i) { return chunk * 16 + j * 2 + i / 2 * 8 + i % 2; }
 
   struct Params {
     TensorView v;

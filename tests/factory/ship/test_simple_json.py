@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import dataclasses
 import json
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import loopback
 import pytest
@@ -54,7 +56,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def page(site: Path, folder: str = "cu12") -> tuple[str, dict[str, object]]:
+def page(site: Path, folder: str = "cu12") -> tuple[str, dict[str, Any]]:
     """A project's page as HTML and as JSON."""
     place = site / folder / "sageattention"
     return (place / "index.html").read_text(encoding="utf-8"), json.loads((place / "index.json").read_text(encoding="utf-8"))
@@ -65,7 +67,7 @@ def test_both_forms_say_the_same_and_what_is_true(site: Path, folder: str) -> No
     text, content = page(site, folder)
     assert content["meta"] == {"api-version": "1.0"}
     assert content["name"] == "sageattention"
-    (one,) = content["files"]  # type: ignore[misc]
+    (one,) = content["files"]
     href, attributes = re.findall(r'<a href="([^"]+)"(.*)>', text)[0]
     assert href == f"{one['url']}#sha256={one['hashes']['sha256']}"
     path = (site / folder / "sageattention" / one["url"].replace("%2B", "+")).resolve()
@@ -108,7 +110,7 @@ def test_of_a_release_what_lies_beside_a_wheel_is_found() -> None:
 def test_a_yanked_wheel_is_yanked_in_both_forms() -> None:
     link = indexes.describe(BUILD.index_name, f"https://example.org/{BUILD.index_name}", "00")
     for why, told in (("it was wrong", "it was wrong"), ("", True)):
-        found = indexes.pages([indexes.replace(link, yanked=why)])
+        found = indexes.pages([dataclasses.replace(link, yanked=why)])
         assert json.loads(found["cu12/sageattention/index.json"])["files"][0]["yanked"] == told
         assert f'data-yanked="{why}"' in found["cu12/sageattention/index.html"]
         assert BUILD.index_name not in found["index.html"], "nobody is offered it"

@@ -30,6 +30,7 @@ COUNTS = {
     "python310": 3,
     "python311": 3,
     "python312": 3,
+    "sage3-all": 4,
 }
 
 
@@ -44,6 +45,19 @@ def test_sage2_all_is_the_set_that_was_always_released() -> None:
     wanted = {("2.6.0", "12.6", python) for python in ("3.9", "3.10", "3.11", "3.12")}
     wanted |= {(t, c, p) for t, c in (("2.7.0", "12.8"), ("2.8.0", "12.9")) for p in ("3.10", "3.11", "3.12")}
     assert there == wanted
+
+
+def test_sage3_all_is_four_cuda_versions_of_one_pytorch_and_python() -> None:
+    for platform in ("linux-64", "win-64"):
+        there = {b.wheel_name for b in matrix.builds("sage3-all", platform=platform)}
+        tag = matrix.load().platforms[platform].wheel
+        assert there == {f"sageattn3-1.0.0+cu{cuda}torch2.9.0-cp312-cp312-{tag}.whl" for cuda in ("128", "129", "130", "131")}
+    # And today's PyTorch.
+    assert {b.cuda for b in matrix.builds(package="sageattn3", torch="2.15.0")} == {"13.2"}
+    architectures = {b.cuda: b.architectures for b in matrix.builds(package="sageattn3")}
+    assert architectures.pop("12.8") == ("12.0a",), "12.1 came with CUDA 12.9"
+    assert set(architectures.values()) == {("12.0a", "12.1a")}
+    assert all(not b.ptx for b in matrix.builds(package="sageattn3"))
 
 
 def test_default_and_stable() -> None:
@@ -84,12 +98,11 @@ def test_every_cuda_serves_every_gpu_that_it_can_compile_for() -> None:
     table = matrix.load()
     for cuda in table.cuda.values():
         assert cuda.ptx == ("8.0",)
-        known = {a.name for a in table.architectures.values() if Version(a.cuda) <= Version(cuda.version)}
-        for wanted in known - set(cuda.architectures):
+        known = {a.name.rstrip("a") for a in table.architectures.values() if Version(a.cuda) <= Version(cuda.version)}
+        for wanted in known - {a.rstrip("a") for a in cuda.architectures}:
             major, minor = wanted.split(".")
             assert any(
-                a.split(".")[0] == major and a.split(".")[1] < minor and not table.architectures[a].suffix
-                for a in cuda.architectures
+                a.split(".")[0] == major and a.split(".")[1] < minor and not a.endswith("a") for a in cuda.architectures
             ), f"CUDA {cuda.version} has nothing for {wanted}"
 
 
@@ -110,11 +123,13 @@ def test_the_machine_at_hand_is_one_of_the_tables(monkeypatch: pytest.MonkeyPatc
 
 
 def test_names() -> None:
-    (build,) = matrix.builds(platform="linux-64", cuda="12.8", torch="2.8.0", python="3.12")
+    (build, other) = matrix.builds(platform="linux-64", cuda="12.8", torch="2.8.0", python="3.12")
     assert build.wheel_name == "sageattention-2.2.0-280.128-cp312-cp312-linux_x86_64.whl"
     (build,) = matrix.builds(platform="win-64", cuda="13.0", torch="2.11.0", python="3.14")
     assert build.wheel_name == "sageattention-2.2.0-2110.130-cp314-cp314-win_amd64.whl"
-    assert matrix.targets(["8.0", "9.0"]) == ("sm_80", "sm_90a")
+    assert other.wheel_name == "sageattn3-1.0.0+cu128torch2.8.0-cp312-cp312-linux_x86_64.whl"
+    assert (other.cubins_stem, other.operators_stem) == ("sageattn3-cubins-1.0.0-cu128_h", "sageattn3-1.0.0-torch280_cu128_h")
+    assert matrix.targets(["8.0", "9.0a"]) == ("sm_80", "sm_90a")
     names = [b.wheel_name for b in matrix.builds()]
     assert len(names) == len(set(names))
 
@@ -158,6 +173,15 @@ def _set(path: str, value: Any) -> Callable[[dict[str, Any]], None]:
             _set("rows", [{"pytorch": "2.8.0", "cuda": "12.8"}, {"pytorch": "2.8.0", "cuda": "12.8", "python": ["3.12"]}]),
             "two rows make sageattention-2.2.0-280.128-cp312-",
         ),
+        (
+            _set("rows", [{"package": "sage", "pytorch": "2.8.0", "cuda": "12.8"}]),
+            "unknown package 'sage'.*sageattention, sageattn3",
+        ),
+        (
+            _set("rows", [{"package": "sageattn3", "pytorch": "2.6.0", "cuda": "12.6"}]),
+            "CUDA 12.6 compiles sageattn3 for none of 12.0a, 12.1a",
+        ),
+        (_set("packages/sageattn3/architectures", ["12.9a"]), "unknown architecture '12.9a'"),
         (_set("profiles/all", [{"gpu": "9.0"}]), r"unknown predicates \['gpu'\]"),
         (_set("profiles/all", [{"pytorch": "2.5.0"}]), "profile all selects nothing"),
         (_set("platforms", None), "lacks or misnames"),
@@ -182,7 +206,7 @@ architectures:
   "13.0": {cuda: "13.9"}
 cuda:
   "13.9":
-    {architectures: ["9.0", "13.0"], ptx: ["8.0"], pytorch: 2.99.0, gcc: "14", gcc_below: "17",
+    {architectures: ["9.0a", "13.0"], ptx: ["8.0"], pytorch: 2.99.0, gcc: "14", gcc_below: "17",
      pypi: {nvidia-cuda-nvcc: 13.9.1}}
 pytorch:
   2.99.0: {python: ["3.15", "3.16"]}
@@ -205,10 +229,11 @@ def test_a_pytorch_cuda_python_architecture_and_platform_are_added_by_the_table_
     (build,) = matrix.builds("all", platform="linux-ppc64le", cuda="13.9", python="3.16", matrix=table)
     assert build.wheel_name == "sageattention-2.2.0-2990.139-cp316-cp316-linux_ppc64le.whl"
     assert matrix.described(build, table)["runner"] == "power"
-    assert [job["cuda"] for job in matrix.kernel_sets(matrix.builds("all", matrix=table), table)][-1] == "13.9"
+    sets = matrix.kernel_sets(matrix.builds("all", package="sageattention", matrix=table), table)
+    assert sets[-1]["cuda"] == "13.9"
     assert len(matrix.builds("sage2-all", platform="linux-ppc64le", matrix=table)) == 10
 
-    digests = {"kernels_digest": "0", "operators_digest": "1", "sageattention_commit": "c"}
+    digests = {"kernels_digest": "0", "operators_digest": "1", "sage_commit": "c"}
     settings = variant.of(build, python_pin="3.16.*", digests=digests, table=table)
     kernels, operators = engine.render(settings).values()
     assert kernels.recipe.to_dict()["build"]["script"]["env"]["SAGE_ARCHITECTURES"] == "9.0a;13.0"

@@ -14,19 +14,6 @@
 
 namespace sage {
 
-// The first block from `block` on that the mask does not hide whole.
-__device__ __forceinline__ int visible_block(const AttentionParams& p, const Tile& tile, int block) {
-  if (p.mask.data != nullptr) {
-    while (block < tile.blocks && tile.mask_tiles[block] == AttentionMask::kHidden) ++block;
-  }
-  return block;
-}
-
-__device__ __forceinline__ Hidden hidden_of(const AttentionParams& p, const Tile& tile, int block) {
-  if (p.mask.data != nullptr && tile.mask_tiles[block] == AttentionMask::kMixed) return Hidden::kByMask;
-  return block >= tile.full_blocks ? Hidden::kPastEnd : Hidden::kNothing;
-}
-
 // Where in a stage a lane's ldmatrix rows of V start: those of 8-bit V, which is transposed, are (channels 0-7, 8-15) x
 // (keys 0-15, 16-31); of 16-bit V, read transposed, (keys 0-15) x (channels 0-7, 8-15).
 template <typename Config>
@@ -34,11 +21,6 @@ __device__ __forceinline__ uint32_t v_offset(int lane) {
   return Config::kKBlockBytes + (Config::kValues == Values::kE4m3
                                     ? swizzled<Config::kVRowBytes>(lane / 16 * 8 + lane % 8, lane / 8 % 2)
                                     : swizzled<Config::kVRowBytes>(lane % 16, lane / 16));
-}
-
-template <typename Config>
-__device__ __forceinline__ uint32_t other_stage(uint32_t stages, uint32_t stage) {
-  return 2 * stages + Config::kStageBytes - stage;
 }
 
 template <typename Config>

@@ -39,6 +39,7 @@ struct MmaSyncConfig : Kernel {
 
   // V with a scale for each channel of a block of keys, from quant_v_f16 or quant_v_f8.
   static constexpr bool kScaled = kValues != Values::kAsGiven;
+  static constexpr bool kSmooths = Kernel::kUnsmoothedBytes > 0;
   // What P is rounded to.
   using ProbabilityType = cuda::std::conditional_t<kScaled, __half, Element>;
 

@@ -88,6 +88,11 @@ __device__ __forceinline__ uint32_t v_scales(uint32_t shared, uint32_t stage) {
   return shared + Config::kVScaleOffset + (stage == shared ? 0 : Config::kVScaleBytes);
 }
 
+template <typename Config>
+__device__ __forceinline__ uint32_t other_stage(uint32_t stages, uint32_t stage) {
+  return 2 * stages + Config::kStageBytes - stage;
+}
+
 // Starts the copies of a block of 64 keys of K and V into a stage.
 template <typename Config>
 __device__ __forceinline__ void load(const AttentionParams& p, const MmaSyncTile& tile, int block, uint32_t shared, uint32_t stage) {

@@ -35,9 +35,6 @@ struct KeyBlock {
   __device__ __forceinline__ bool look(int chunk) const { return Config::kTwice && (chunk == 0 ? look_in_first : look_in_all); }
 };
 
-// Whether it holds in some lane of those that share a row.
-__device__ __forceinline__ bool any_of_row(bool x) { return (__ballot_sync(0xffffffffu, x) >> (threadIdx.x % 32 & ~3) & 15) != 0; }
-
 // Where this lane keeps how much of a row's sum fell on blocks whose V was not smoothed: the others' share of the mean is due in the end.
 template <typename Config>
 __device__ __forceinline__ uint32_t unsmoothed_sum(uint32_t shared, int row) {

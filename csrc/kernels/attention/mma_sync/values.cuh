@@ -6,13 +6,6 @@
 
 namespace sage {
 
-// Where sums are added to the output by ordinary instructions, channels are taken a few at a time, each lot behind a branch that is always
-// taken (`positive` is): else the compiler starts all products first, and their sums do not fit the registers beside the output.
-__device__ __forceinline__ bool one_lot_after_the_other(int& positive) {
-  ptx::keep(positive);
-  return positive > 0;
-}
-
 // V in 16 bits. With float32 sums the tensor cores add to the output itself; FP16 sums are those of 32 keys, times V's scale.
 template <typename Config>
 __device__ __forceinline__ void accumulate_f16(const Probabilities<Config>& probabilities, uint32_t v_lane, uint32_t v_scale, int positive,
