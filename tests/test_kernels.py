@@ -116,8 +116,7 @@ EXPECTED = {
         shared="shared_bytes",
     ),
     "sm80_qk_int8_pv_f16_accum_f16": Expected(
-        # At 128 two would have to do with 700 bytes less: docs/kernels.md.
-        lambda d, c: 2 if d <= 64 or (d == 128 and cubin.SHARED_KIB[c] > 100) else 1,
+        lambda d, _: 2 if d <= 128 else 1,
         ("IMMA.16832.S8.S8", "HMMA.16816.F16"),
         (*MMA_SYNC, "LDSM.16.MT88.4"),
         since_90=("ACQBULK",),

@@ -51,8 +51,9 @@ def shared_bytes(name: str, head_dim: int) -> int:
         return 0
     if "fp4" in name:
         return 2 * -(-fp4_bytes(head_dim) // 1024) * 1024 + 128 + 64
-    in_8_bits, scaled = "pv_f8" in name, "pv_f8" in name or "accum" in name
-    stage = 64 * head_dim * (2 if in_8_bits else 3) + (4 * (head_dim + 4) if scaled else 0)
+    in_8_bits = "pv_f8" in name
+    scales = 4 * head_dim + 16 if in_8_bits else head_dim + 16 if "accum" in name else 0
+    stage = 64 * head_dim * (2 if in_8_bits else 3) + scales
     return 2 * (stage + 16) + 128 + 4 * 128 + (16 * 128 if in_8_bits else 0)
 
 

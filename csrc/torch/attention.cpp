@@ -105,8 +105,8 @@ struct Workspace {
   Tensor memory;
   int8_t* k_int8 = nullptr;
   float *k_scale = nullptr, *k_mean = nullptr;
-  uint8_t* v = nullptr;
-  float *v_scale = nullptr, *v_mean = nullptr;
+  uint8_t *v = nullptr, *v_scale = nullptr;
+  float* v_mean = nullptr;
   int32_t* next_tile = nullptr;
   uint8_t *k_fp4 = nullptr, *q_mean = nullptr;  // these and their scores: of FP4 alone
   float* mean_scores = nullptr;
@@ -134,7 +134,7 @@ struct Workspace {
       take(k_mean, call.smooth_k ? means : 0);
       if (call.kernel.quant_v != nullptr) {
         take(v, spans * kBlocks * call.kernel.v_block_bytes(call.head_dim()));
-        take(v_scale, spans * kBlocks * QuantV::scales(call.head_dim()));
+        take(v_scale, spans * kBlocks * call.kernel.v_scale_bytes(call.head_dim()));
         take(v_mean, call.smooth_v && call.kernel.v_smooths ? means : 0);
       }
       take(next_tile, call.kernel.persistent ? 1 : 0);
