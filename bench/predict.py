@@ -2,6 +2,7 @@
 
     python bench/predict.py [--cubins FOLDER] [--write]
     python bench/predict.py --original FOLDER       beside SageAttention's own kernels, from cubins built elsewhere
+    python bench/predict.py --sageattn3 FOLDER      the table of docs/sageattn3.md, from that package's kernels
 
 The kernels are the installed package's, as `python3 scripts/run.py predict` installs it. FOLDER has a folder for each architecture, as
 build/kernels-cu128/cubins has after `python3 scripts/run.py kernels`: then nothing need be installed. Needs nvdisasm.
@@ -14,7 +15,7 @@ import re
 import sys
 from pathlib import Path
 
-from cards.tables import generated, original_table
+from cards.tables import fp4_table, generated, original_table
 
 from sage_factory.inspect.cubin import CubinError
 
@@ -36,13 +37,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cubins", type=Path, help="the kernels (default: the installed package's)")
     parser.add_argument("--original", type=Path, help="cubins of SageAttention's own, as bench/cards/original.py names them")
+    parser.add_argument("--sageattn3", type=Path, help="sageattn3's kernels: the table of docs/sageattn3.md")
     parser.add_argument("--write", action="store_true", help=f"write into {PAGE.relative_to(ROOT)}")
     arguments = parser.parse_args()
-    cubins = arguments.cubins or installed_cubins()
+    cubins = arguments.sageattn3 or arguments.cubins or installed_cubins()
     if not any(cubins.glob("sm_*/*.cubin")):
         print(f"error: no cubins in {cubins}", file=sys.stderr)
         return 1
     try:
+        if arguments.sageattn3:
+            print(fp4_table(cubins))
+            return 0
         if arguments.original:
             print(original_table(cubins, arguments.original))
             return 0

@@ -7,9 +7,10 @@ unset CUDAARCHS NVCC_APPEND_FLAGS
 
 cmake -S csrc/kernels -B build -G Ninja \
   -DSAGE_NVCC="$(command -v nvcc)" \
+  -DSAGE_PACKAGE="$SAGE_PACKAGE" \
   -DSAGE_VERSION="$SAGE_VERSION" \
   -DSAGE_CUDA_VERSION="$SAGE_CUDA_VERSION" \
   -DSAGE_ARCHITECTURES="$SAGE_ARCHITECTURES" \
-  -DSAGE_PTX="$SAGE_PTX"
+  -DSAGE_PTX="${SAGE_PTX:-}"
 cmake --build build
-cmake --install build --prefix "$PREFIX/share/sageattention"
+cmake --install build --prefix "$PREFIX/share/$SAGE_PACKAGE"

@@ -8,9 +8,10 @@ rem Activated environments name another one.
 set "CMAKE_GENERATOR=Ninja"
 
 rem In two steps, because pip notes where it installed a folder or file from: that is no part of the package.
-"%PYTHON%" -m pip wheel . --no-deps --no-build-isolation --no-index -v -w dist ^
-  -C cmake.source-dir=csrc/torch ^
-  -C wheel.install-dir=sageattention ^
+"%PYTHON%" -m pip wheel ".\%SAGE_PROJECT%" --no-deps --no-build-isolation --no-index -v -w dist ^
+  -C cmake.source-dir="%SRC_DIR%\csrc\torch" ^
+  -C wheel.install-dir=%SAGE_PACKAGE% ^
+  -C cmake.define.SAGE_PACKAGE=%SAGE_PACKAGE% ^
   -C cmake.define.SAGE_TORCH_DIR="%SP_DIR%\torch" ^
   -C cmake.define.SAGE_TORCH_PREFIX="%LIBRARY_PREFIX%" ^
   -C cmake.define.SAGE_TORCH_RELEASE="%SAGE_TORCH_RELEASE%" ^
@@ -18,5 +19,5 @@ rem In two steps, because pip notes where it installed a folder or file from: th
   -C cmake.define.SAGE_COMMIT="%SAGE_COMMIT%" ^
   -C cmake.define.SAGE_CUDA_VERSION="%SAGE_CUDA_VERSION%"
 if errorlevel 1 exit /b 1
-"%PYTHON%" -m pip install "sageattention==%SAGE_VERSION%" --no-deps --no-compile --no-index --find-links dist
+"%PYTHON%" -m pip install "%SAGE_PACKAGE%==%SAGE_VERSION%" --no-deps --no-compile --no-index --find-links dist
 if errorlevel 1 exit /b 1

@@ -1,4 +1,4 @@
-"""`python -m sageattention`: what is installed, whether it works, and what to do where it does not."""
+"""`python -m` and the package's name: what is installed, whether it works, and what to do where it does not."""
 
 from __future__ import annotations
 

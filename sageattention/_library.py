@@ -16,8 +16,6 @@ from typing import Any, NamedTuple
 import torch
 
 PACKAGE = Path(__file__).parent
-# A wheel carries the kernels in the package; conda installs them as a package of their own.
-KERNEL_DIRECTORIES = (PACKAGE / "cubins", Path(sys.prefix) / "share" / "sageattention" / "cubins")
 
 
 class Build(NamedTuple):
@@ -26,6 +24,7 @@ class Build(NamedTuple):
     version: str
     torch: str  # 2.8.0, or 2.9+ for every release from 2.9 on, by LibTorch's stable ABI
     cuda: str
+    package: str = "sageattention"  # its name to pip and conda
     namespace: str = "sageattention"  # the operators are torch.ops.<namespace>
     cxx11_abi: bool = True
     commit: str = ""
@@ -47,7 +46,7 @@ def read_build(path: Path) -> Build:
         return Build(**json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError) as error:
         message = (
-            f"sageattention: {path} is missing or damaged ({error}). A checkout is not an installation: build a wheel "
+            f"{__package__}: {path} is missing or damaged ({error}). A checkout is not an installation: build a wheel "
             "with `python3 scripts/run.py build-cu128` and install that, or reinstall the package."
         )
         raise ImportError(message) from error
@@ -56,7 +55,7 @@ def read_build(path: Path) -> Build:
 def index_url(cuda: str) -> str:
     """Where pip finds this package for that CUDA: the wheels of an index state its address, others do not know of one."""
     try:
-        urls = metadata("sageattention").get_all("Project-URL") or []
+        urls = metadata(PACKAGE.name).get_all("Project-URL") or []
     except PackageNotFoundError:
         urls = []
     known = next((url.partition(", ")[2] for url in urls if url.startswith("Index, ")), "INDEX/")
@@ -75,10 +74,10 @@ def check_torch(build: Build, installed: str) -> None:
     want, have = ".".join(wanted), ".".join(found)
     pin = f"torch>={want}" if build.stable_abi else f"torch=={want}.*"
     message = (
-        f"sageattention {build.version} here was built for PyTorch {want}{' and later' if build.stable_abi else ''} (CUDA "
+        f"{build.package} {build.version} here was built for PyTorch {want}{' and later' if build.stable_abi else ''} (CUDA "
         f"{build.cuda}), but PyTorch {installed} is installed. Install the build for PyTorch {have}: "
-        f"`pip install --upgrade sageattention --index-url {index_url(torch.version.cuda or build.cuda)}`, or "
-        f"`conda install sageattention pytorch={have}`; or go back to PyTorch {want}: `pip install '{pin}'`."
+        f"`pip install --upgrade {build.package} --index-url {index_url(torch.version.cuda or build.cuda)}`, or "
+        f"`conda install {build.package} pytorch={have}`; or go back to PyTorch {want}: `pip install '{pin}'`."
     )
     raise ImportError(message)
 
@@ -95,8 +94,8 @@ def check_abi(build: Build, installed: str, cxx11_abi: bool) -> None:
     own = f"`uv pip install torch=={build.torch} --torch-backend cu{build.cuda.replace('.', '')}`"
     source = f"PyTorch's own index ({own}) or conda-forge" if build.cxx11_abi else f"PyPI (`pip install torch=={build.torch}`)"
     message = (
-        f"sageattention {build.version} here was built for a PyTorch {build.torch} with libstdc++'s {wanted} C++ ABI, but "
-        f"PyTorch {installed} here has the {there} one. Take PyTorch from {source}, or another build of sageattention."
+        f"{build.package} {build.version} here was built for a PyTorch {build.torch} with libstdc++'s {wanted} C++ ABI, but "
+        f"PyTorch {installed} here has the {there} one. Take PyTorch from {source}, or another build of {build.package}."
     )
     raise ImportError(message)
 
@@ -116,7 +115,7 @@ class Library:
             for name in ("register_operators", "set_kernel_directory", "kernel_architecture", "kernel_name"):
                 getattr(self._c, f"sage_{name}").restype = ctypes.c_char_p
         except (OSError, AttributeError) as error:
-            message = f"sageattention: {self.path} cannot be loaded ({error}); reinstall the package"
+            message = f"{__package__}: {self.path} cannot be loaded ({error}); reinstall the package"
             raise ImportError(message) from error
         # The attention kernels by name, and the number by which operators are told which.
         self.kernels: dict[str, int] = {}
@@ -135,7 +134,7 @@ class Library:
         failure: bytes | None = self._c.sage_register_operators(namespace.encode())
         if failure is not None:
             message = (
-                f"sageattention: {self.path} cannot register torch.ops.{namespace}, which another copy of the package in this "
+                f"{__package__}: {self.path} cannot register torch.ops.{namespace}, which another copy of the package in this "
                 "process has most likely done already: import one of them only, or build one with a namespace of its own "
                 f"({failure.decode(errors='replace').splitlines()[0]})"
             )
@@ -184,12 +183,12 @@ def name_kernels(directories: tuple[Path, ...]) -> dict[str, frozenset[str]]:
             files = [name.split("/") for name in content["files"]]
             kernels = {a: frozenset(name.split("-")[0] for folder, name in files if folder == a) for a in architectures}
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            message = f"sageattention: the kernel manifest {manifest} is damaged ({error}); reinstall the package"
+            message = f"{__package__}: the kernel manifest {manifest} is damaged ({error}); reinstall the package"
             raise ImportError(message) from error
         if found != build.version:  # what a launch passes to a kernel is no other version's
             message = (
-                f"sageattention {build.version} found kernels of version {found} in {directory}: reinstall the package"
-                f"{'' if directory == directories[0] else ', and sageattention-cubins with it'}"
+                f"{build.package} {build.version} found kernels of version {found} in {directory}: reinstall the package"
+                f"{'' if directory == directories[0] else ', and ' + build.package + '-cubins with it'}"
             )
             raise ImportError(message)
     library.set_kernel_directory(str(directory), architectures)
@@ -200,6 +199,8 @@ build = read_build(PACKAGE / "_build.json")
 check_torch(build, torch.__version__)
 if sys.platform == "linux":
     check_abi(build, torch.__version__, torch.compiled_with_cxx11_abi())
+# A wheel carries the kernels in the package; conda installs them as a package of their own.
+KERNEL_DIRECTORIES = (PACKAGE / "cubins", Path(sys.prefix) / "share" / build.package / "cubins")
 library = Library(PACKAGE)
 operators = library.register(build.namespace)
 kernels = name_kernels(KERNEL_DIRECTORIES)

@@ -28,8 +28,9 @@ def _(
     return_lse: bool,
     or_pytorch: bool,
     kernel: int,
+    per_block_mean: bool = True,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    del k, attn_mask, is_causal, sm_scale, smooth_k, smooth_v, or_pytorch, kernel
+    del k, attn_mask, is_causal, sm_scale, smooth_k, smooth_v, or_pytorch, kernel, per_block_mean
     tokens = 2 if heads_first else 1
     shape = (q.shape[0], q.shape[3 - tokens], q.shape[tokens]) if return_lse else (0,)
     return q.new_empty((*q.shape[:3], v.shape[3])), q.new_empty(shape, dtype=torch.float32)
@@ -50,12 +51,22 @@ def _(
     return_lse: bool,
     or_pytorch: bool,
     kernel: int,
+    per_block_mean: bool = True,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     del or_pytorch
     if not heads_first:
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     out, lse = reference.attention(
-        q, k, v, attn_mask, is_causal=is_causal, sm_scale=sm_scale, smooth_k=smooth_k, smooth_v=smooth_v, kernel=KERNELS[kernel]
+        q,
+        k,
+        v,
+        attn_mask,
+        is_causal=is_causal,
+        sm_scale=sm_scale,
+        smooth_k=smooth_k,
+        smooth_v=smooth_v,
+        per_block_mean=per_block_mean,
+        kernel=KERNELS[kernel],
     )
     if not heads_first:
         out = out.transpose(1, 2)
@@ -148,11 +159,12 @@ def attention(
     return_lse: bool,
     or_pytorch: bool,
     kernel: str,
+    per_block_mean: bool = True,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The operator `attention`: csrc/torch/attention.h."""
     heads_first, number = _LAYOUTS[tensor_layout], NUMBERS[kernel]
     # fmt: off
-    arguments = (q, k, v, attn_mask, heads_first, is_causal, sm_scale, smooth_k, smooth_v, return_lse, or_pytorch, number)
+    arguments = (q, k, v, attn_mask, heads_first, is_causal, sm_scale, smooth_k, smooth_v, return_lse, or_pytorch, number, per_block_mean)
     # fmt: on
     if _wants_gradient(q, k, v, attn_mask):
         return _NotDifferentiable.apply(_attention, *arguments)  # type: ignore[no-any-return, unused-ignore]

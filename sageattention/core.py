@@ -1,19 +1,20 @@
-"""The public attention functions: signatures as SageAttention's clients call them, and what they share."""
+"""The public attention functions: signatures as SageAttention's clients call them."""
 
 from __future__ import annotations
 
 import logging
 from typing import TYPE_CHECKING, overload
 
-import torch
-
-from . import _ops, aliases, dispatch, validation
+from . import aliases, validation
+from ._call import attend, attend_packed
 from .validation import REQUIRED
 
 if TYPE_CHECKING:
-    from typing import Any, Literal, NoReturn, Union
+    from typing import Any, Literal, NoReturn
 
-    Result = Union[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]
+    import torch
+
+    from ._call import Result
 
 
 @overload
@@ -131,9 +132,7 @@ def sageattn(
     if others:
         q, k, v, is_causal, sm_scale = aliases.resolved(sageattn, others, tensor_layout, q, k, v, is_causal, sm_scale)
     # Where V is rounded to FP8, its mean is taken off first: it costs nothing that could be measured.
-    return _attend(
-        "sageattn", None, q, k, v, attn_mask, tensor_layout, is_causal, sm_scale, return_lse, smooth_k, smooth_v=True
-    )
+    return attend("sageattn", None, q, k, v, attn_mask, tensor_layout, is_causal, sm_scale, return_lse, smooth_k, smooth_v=True)
 
 
 def sageattn_qk_int8_pv_fp16_cuda(
@@ -168,7 +167,7 @@ def sageattn_qk_int8_pv_fp16_cuda(
         q, k, v, is_causal, sm_scale = aliases.resolved(
             sageattn_qk_int8_pv_fp16_cuda, others, tensor_layout, q, k, v, is_causal, sm_scale
         )
-    return _attend(
+    return attend(
         "sageattn_qk_int8_pv_fp16_cuda",
         pv_accum_dtype,
         q,
@@ -211,7 +210,7 @@ def sageattn_qk_int8_pv_fp16_triton(
             sageattn_qk_int8_pv_fp16_triton, others, tensor_layout, q, k, v, is_causal, sm_scale
         )
     validation.one_of("quantization_backend", quantization_backend, ("triton", "cuda"))
-    return _attend(
+    return attend(
         "sageattn_qk_int8_pv_fp16_cuda", "fp32", q, k, v, attn_mask, tensor_layout, is_causal, sm_scale, return_lse, smooth_k
     )
 
@@ -238,7 +237,7 @@ def sageattn_qk_int8_pv_fp8_cuda(
     Args:
         q, k, v, tensor_layout, is_causal, sm_scale, smooth_k, return_lse, attn_mask: as in `sageattn`.
         qk_quant_gran: as in `sageattn_qk_int8_pv_fp16_cuda`.
-        pv_accum_dtype: "fp32+fp32", the default, and "fp32": float32 sums. "fp32+fp16": float16 sums of 32 keys
+        pv_accum_dtype: "fp32+fp32", the default, and "fp32": float32 sums. "fp32+fp16": float16 sums of 64 keys
             (SageAttention2++), up to twice as fast on GeForce; P and V are scaled so that they do not overflow.
         smooth_v: subtract V's mean over the tokens and add it to the output: more exact where V has large per-channel offsets.
 
@@ -248,7 +247,7 @@ def sageattn_qk_int8_pv_fp8_cuda(
         q, k, v, is_causal, sm_scale = aliases.resolved(
             sageattn_qk_int8_pv_fp8_cuda, others, tensor_layout, q, k, v, is_causal, sm_scale
         )
-    return _attend(
+    return attend(
         "sageattn_qk_int8_pv_fp8_cuda",
         pv_accum_dtype,
         q,
@@ -294,7 +293,7 @@ def sageattn_qk_int8_pv_fp8_cuda_sm90(
         q, k, v, is_causal, sm_scale = aliases.resolved(
             sageattn_qk_int8_pv_fp8_cuda_sm90, others, tensor_layout, q, k, v, is_causal, sm_scale
         )
-    return _attend(
+    return attend(
         "sageattn_qk_int8_pv_fp8_cuda_sm90",
         pv_accum_dtype,
         q,
@@ -345,93 +344,20 @@ def sageattn_varlen(
     """
     if others:
         q, k, v, is_causal, sm_scale = aliases.resolved(sageattn_varlen, others, "packed", q, k, v, is_causal, sm_scale)
-    validation.tensors(q, k, v, "packed")
-    validation.cumulative_lengths("cu_seqlens_q", cu_seqlens_q, q)
-    validation.cumulative_lengths("cu_seqlens_k", cu_seqlens_k, q)
-    if cu_seqlens_q.shape != cu_seqlens_k.shape:
-        raise ValueError(
-            f"cu_seqlens_k: expected the length of cu_seqlens_q, {cu_seqlens_q.shape[0]}, got {cu_seqlens_k.shape[0]}"
-        )
-    longest_q = validation.length("max_seqlen_q", max_seqlen_q)
-    longest_k = validation.length("max_seqlen_k", max_seqlen_k)
-    validation.flags(is_causal=is_causal, smooth_k=smooth_k, return_lse=return_lse)
-    factor = q.shape[-1] ** -0.5 if sm_scale is None else validation.number("sm_scale", sm_scale)
-    dtype = q.dtype
-    if dtype == torch.float32:
-        q, k, v = (_as_bfloat16(x) for x in (q, k, v))
-    kernel, _ = _choice("sageattn", None, q, v, None, packed=True)
-    out, lse = _ops.attention_varlen(
-        q, k, v, cu_seqlens_q, cu_seqlens_k, longest_q, longest_k, is_causal, factor, smooth_k, True, return_lse, kernel
-    )
-    out = out.float() if dtype == torch.float32 else out
-    return (out, lse) if return_lse else out
-
-
-def _as_bfloat16(x: torch.Tensor) -> torch.Tensor:
-    # Contiguous: of views that overlap PyTorch would choose strides, that of head_dim among them.
-    return x.to(torch.bfloat16, memory_format=torch.contiguous_format)
-
-
-def _attend(
-    function: str,
-    pv_accum_dtype: str | None,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    attn_mask: torch.Tensor | None,
-    tensor_layout: str,
-    is_causal: bool,
-    sm_scale: float | None,
-    return_lse: bool,
-    smooth_k: bool,
-    smooth_v: bool = False,
-    qk_quant_gran: str = "per_thread",
-) -> Result:
-    validation.one_of("tensor_layout", tensor_layout, ("HND", "NHD"))
-    validation.tensors(q, k, v, tensor_layout)
-    validation.one_of("qk_quant_gran", qk_quant_gran, ("per_thread", "per_warp"))
-    if allowed := dispatch.ACCUMULATORS[function]:
-        validation.one_of("pv_accum_dtype", pv_accum_dtype, allowed)
-    validation.flags(is_causal=is_causal, smooth_k=smooth_k, smooth_v=smooth_v, return_lse=return_lse)
-    if attn_mask is not None:
-        validation.mask(attn_mask, q, k, tensor_layout)
-    factor = q.shape[-1] ** -0.5 if sm_scale is None else validation.number("sm_scale", sm_scale)
-    dtype = q.dtype
-    if dtype == torch.float32:
-        q, k, v = (_as_bfloat16(x) for x in (q, k, v))
-    kernel, or_pytorch = _choice(function, pv_accum_dtype, q, v, attn_mask, packed=False)
-    out, lse = _ops.attention(
-        q, k, v, attn_mask, tensor_layout, is_causal, factor, smooth_k, smooth_v, return_lse, or_pytorch, kernel
-    )
-    out = out.float() if dtype == torch.float32 else out
-    return (out, lse) if return_lse else out
-
-
-def _choice(
-    function: str,
-    pv_accum_dtype: str | None,
-    q: torch.Tensor,
-    v: torch.Tensor,
-    attn_mask: torch.Tensor | None,
-    *,
-    packed: bool,
-) -> tuple[str, bool]:
-    head_dim, v_head_dim = q.shape[-1], v.shape[-1]
-    # Branches, so that torch.compile makes constants of what it may not know.
-    largest = max(head_dim, v_head_dim)
-    size = 64 if largest <= 64 else 128 if largest <= 128 else 256
-    uneven = True if head_dim % 8 or v_head_dim % 8 else False  # noqa: SIM210
-    device = q.device
-    return dispatch.kernel_for(  # type: ignore[no-any-return, unused-ignore]
-        function,
-        pv_accum_dtype,
-        size,
-        attn_mask is not None,
-        dispatch.is_other_mask(attn_mask, q),
-        packed,
-        uneven,
-        device.type,
-        device.index,
+    return attend_packed(
+        "sageattn",
+        q,
+        k,
+        v,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        max_seqlen_q,
+        max_seqlen_k,
+        is_causal,
+        sm_scale,
+        return_lse,
+        smooth_k,
+        smooth_v=True,
     )
 
 

@@ -1,126 +1,53 @@
 """Which kernel serves a call, and why: `TABLE` says it row by row, `KERNELS` what each kernel can do.
 
-The first row of a function whose GPUs include the caller's and whose kernel can do what is asked is taken.
-`sageattention.explain` prints the same choice.
+The first row of a function whose GPUs include the caller's and whose kernel can do what is asked is taken. Both are the
+package's own, in its `table.py`; `explain` prints the same choice.
 """
 
 from __future__ import annotations
 
 import functools
-from typing import Callable, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from . import _library, validation
+from .kernels import CPU, GPUS, Capability, Gpu, Kernel, Row
+from .table import ELSEWHERE, KERNELS, PACKED, SERVED_AS, TABLE
 
-Capability = tuple[int, int]
+__all__ = [
+    "ACCUMULATORS",
+    "CPU",
+    "ELSEWHERE",
+    "FIRST",
+    "GPUS",
+    "KERNELS",
+    "TABLE",
+    "Capability",
+    "Choice",
+    "Gpu",
+    "Kernel",
+    "Request",
+    "Row",
+    "choose",
+    "explain",
+    "forget",
+    "gpu_of",
+    "is_other_mask",
+    "kernel_folder",
+    "kernel_for",
+]
 
-
-class Gpu(NamedTuple):
-    """What the choice depends on."""
-
-    capability: Capability
-    geforce: bool = True  # whose tensor cores add products of floats in float32 at half the rate of float16
-
-
-# On the CPU there is a reference of every kernel that is not for one GPU alone.
-CPU = Gpu((1000, 0))
-
-# Which GPUs.
-GPUS: dict[str, Callable[[Gpu], bool]] = {
-    "8.0 and later": lambda gpu: gpu.capability >= (8, 0),
-    "8.9 and later": lambda gpu: gpu.capability >= (8, 9),
-    "GeForce of 8.9 and 12.x": lambda gpu: gpu.geforce and (gpu.capability == (8, 9) or gpu.capability[0] == 12),
-    "8.9 and 12.x": lambda gpu: gpu.capability == (8, 9) or gpu.capability[0] == 12,
-    "9.0 alone": lambda gpu: gpu.capability == (9, 0),
-}
-
-
-class Kernel(NamedTuple):
-    """What an attention kernel can do; its reference on the CPU can do all."""
-
-    gpus: str  # that it runs on
-    error: float  # largest relative L1 error against float64: randn, 4096 tokens, head_dim 128
-    uneven: bool = True  # head_dims that are no multiple of 8
-    other_masks: bool = True  # masks that are added, of another dtype than q's
-    # Up to so many queries, or keys, it gives way to PyTorch's own attention by cuDNN, where that was measured to be faster
-    # (bench/notes.md), if it can do what is asked.
-    few_queries: int = 0
-    few_causal_queries: int = 0  # where half of the scores need not be computed
-    few_keys: int = 0
-
-
-KERNELS = {
-    "sm80_qk_int8_pv_f16": Kernel("8.0 and later", 0.0115),
-    "sm80_qk_int8_pv_f16_accum_f16": Kernel("8.0 and later", 0.0115),
-    "sm89_qk_int8_pv_f8": Kernel("8.9 and later", 0.0385),
-    "sm89_qk_int8_pv_f8_accum_f16": Kernel("8.9 and later", 0.0385),
-    "sm90_qk_int8_pv_f16": Kernel("9.0 alone", 0.0115, uneven=False, other_masks=False, few_queries=1024, few_causal_queries=512, few_keys=256),
-}
 # The cuDNN that was measured, and later ones.
 MEASURED_CUDNN = 91000
 
-
-class Row(NamedTuple):
-    """One line of the table."""
-
-    function: str
-    pv_accum_dtype: str | None  # None: the function has no such choice, or it changes nothing
-    gpus: str  # that it is the choice for
-    kernel: str
-    reason: str
-
-
-# fmt: off
-TABLE = (
-    Row("sageattn", None, "9.0 alone", "sm90_qk_int8_pv_f16",
-        "wgmma: the fastest kernel here for this GPU, and 3.5 times as exact as FP8"),
-    Row("sageattn", None, "GeForce of 8.9 and 12.x", "sm89_qk_int8_pv_f8_accum_f16",
-        "FP8 P and V, sums of 32 keys in float16: as exact as with float32 sums, which GeForce adds at half the rate"),
-    Row("sageattn", None, "8.9 and 12.x", "sm89_qk_int8_pv_f8",
-        "FP8 P and V: this GPU multiplies them twice as fast as 16-bit ones"),
-    Row("sageattn", None, "8.0 and later", "sm80_qk_int8_pv_f16",
-        "mma.sync with 16-bit P and V and float32 sums, which runs everywhere"),
-
-    Row("sageattn_qk_int8_pv_fp16_cuda", "fp32", "9.0 alone", "sm90_qk_int8_pv_f16",
-        "the same arithmetic as the mma.sync kernel, on wgmma"),
-    Row("sageattn_qk_int8_pv_fp16_cuda", "fp32", "8.0 and later", "sm80_qk_int8_pv_f16",
-        "float32 sums"),
-    Row("sageattn_qk_int8_pv_fp16_cuda", "fp16+fp32", "8.0 and later", "sm80_qk_int8_pv_f16_accum_f16",
-        "asked for: sums of 32 keys in float16, which cannot overflow, added up in float32: up to twice as fast on GeForce"),
-    Row("sageattn_qk_int8_pv_fp16_cuda", "fp16", "8.0 and later", "sm80_qk_int8_pv_f16_accum_f16",
-        "asked for: served like fp16+fp32, which is as fast and overflows less"),
-
-    Row("sageattn_qk_int8_pv_fp8_cuda", "fp32+fp32", "8.9 and later", "sm89_qk_int8_pv_f8",
-        "FP8 P and V, sums in float32"),
-    Row("sageattn_qk_int8_pv_fp8_cuda", "fp32", "8.9 and later", "sm89_qk_int8_pv_f8",
-        "served like fp32+fp32, which is as fast and more exact"),
-    Row("sageattn_qk_int8_pv_fp8_cuda", "fp32+fp16", "8.9 and later", "sm89_qk_int8_pv_f8_accum_f16",
-        "asked for: FP8 P and V, sums of 32 keys in float16: up to twice as fast on GeForce"),
-    Row("sageattn_qk_int8_pv_fp8_cuda", "fp32+fp16", "8.9 and later", "sm89_qk_int8_pv_f8",
-        "float32 sums instead, no less exact: CUDA compiles the other kernel from 12.8 on"),
-
-    Row("sageattn_qk_int8_pv_fp8_cuda_sm90", "fp32+fp32", "9.0 alone", "sm90_qk_int8_pv_f16",
-        "16-bit P and V on wgmma: faster than SageAttention's FP8 kernel for Hopper, and 3.5 times as exact"),
-    Row("sageattn_qk_int8_pv_fp8_cuda_sm90", "fp32", "9.0 alone", "sm90_qk_int8_pv_f16",
-        "served like fp32+fp32"),
-    Row("sageattn_qk_int8_pv_fp8_cuda_sm90", "fp32+fp32", "8.9 and later", "sm89_qk_int8_pv_f8",
-        "FP8 P and V, sums in float32"),
-    Row("sageattn_qk_int8_pv_fp8_cuda_sm90", "fp32", "8.9 and later", "sm89_qk_int8_pv_f8",
-        "served like fp32+fp32"),
-)
-# fmt: on
-
+FIRST = TABLE[0].function  # what others are served as, and asked about where none is named
 
 # The values of `pv_accum_dtype` that each function has.
 ACCUMULATORS = {
     function: tuple(dict.fromkeys(row.pv_accum_dtype for row in TABLE if row.function == function and row.pv_accum_dtype))
     for function in {row.function: None for row in TABLE}
 }
-
-
-# Functions that are others with options of their own.
-_SERVED_AS = {"sageattn_qk_int8_pv_fp16_triton": "sageattn_qk_int8_pv_fp16_cuda", "sageattn_varlen": "sageattn"}
 
 
 class Request(NamedTuple):
@@ -150,8 +77,8 @@ class Choice(NamedTuple):
         lines = [f"{self.kernel} on {where}: {self.reason}", *(f"  not {line}" for line in self.passed_over)]
         if self.or_pytorch:
             lines.append(
-                f"  up to {few.few_queries} queries ({few.few_causal_queries} if causal) or {few.few_keys} keys: PyTorch's own attention by cuDNN, faster there and more "
-                f"exact, where q, k and v have one head_dim and rows that start on 16 bytes"
+                f"  up to {few.few_queries} queries ({few.few_causal_queries} if causal) or {few.few_keys} keys: PyTorch's own "
+                f"attention by cuDNN, faster there and more exact, where q, k and v have one head_dim and rows that start on 16 bytes"
             )
         return "\n".join(lines)
 
@@ -177,7 +104,7 @@ def choose(request: Request, gpu: Gpu, present: frozenset[str] | None = None, *,
         if lack is None:
             or_pytorch = (
                 KERNELS[row.kernel].few_queries > 0
-                and request.function == "sageattn"
+                and request.function == FIRST
                 and not (request.masked or request.packed)
                 and request.head_dim <= 128
                 and cudnn >= MEASURED_CUDNN
@@ -189,9 +116,9 @@ def choose(request: Request, gpu: Gpu, present: frozenset[str] | None = None, *,
         for row in TABLE
         if GPUS[row.gpus](gpu) and _lack(row.kernel, request, gpu, present) is None
     ]
-    function = "sageattn_varlen" if request.packed else request.function
+    function = PACKED if request.packed else request.function
     option = "" if request.pv_accum_dtype is None else f" with pv_accum_dtype={request.pv_accum_dtype!r}"
-    what = "what can: " + ", ".join(dict.fromkeys(others)) if others else "no other function can either"
+    what = "what can: " + ", ".join(dict.fromkeys(others)) if others else f"no other function can either; {ELSEWHERE}"
     raise ValueError(
         f"{function}{option} cannot be served on {'the ' if gpu == CPU else 'compute capability '}{name}: "
         f"{'; '.join(dict.fromkeys(passed_over))}; {what}"
@@ -246,7 +173,19 @@ def _remembered(request: Request, device: str, index: int | None) -> Choice:
 
 
 def _cudnn() -> int:
+    """The version of cuDNN; 0 where there is none, or where its attention is not called as operators of the stable ABI call it."""
+    if _library.build.stable_abi and not _cudnn_is_known(torch.ops.aten._scaled_dot_product_cudnn_attention.default._schema):
+        return 0
     return torch.backends.cudnn.version() or 0 if torch.backends.cudnn.is_available() else 0
+
+
+def _cudnn_is_known(schema: torch.FunctionSchema) -> bool:
+    """Whether csrc/torch/abi/stable.h calls this operator of PyTorch, which is none of its stable ABI's, with what it takes."""
+    taken, given = (" ".join(str(one.type) for one in some) for some in (schema.arguments, schema.returns))
+    return (taken, given) == (
+        "Tensor Tensor Tensor Optional[Tensor] bool float bool bool Optional[float]",
+        "Tensor Tensor Tensor Tensor int int Tensor Tensor Tensor",
+    )
 
 
 def gpu_of(device: str, index: int | None) -> tuple[Gpu, frozenset[str] | None]:
@@ -258,7 +197,14 @@ def gpu_of(device: str, index: int | None) -> tuple[Gpu, frozenset[str] | None]:
     if device != "cuda":
         return CPU, None
     index = torch.cuda.current_device() if index is None else index
-    gpu = Gpu(torch.cuda.get_device_capability(index), "GeForce" in torch.cuda.get_device_name(index))
+    name = torch.cuda.get_device_name(index)
+    gpu = Gpu(torch.cuda.get_device_capability(index), "GeForce" in name)
+    if not any(GPUS[kernel.gpus](gpu) for kernel in KERNELS.values()):
+        served = ", ".join(dict.fromkeys(kernel.gpus for kernel in KERNELS.values()))
+        raise RuntimeError(
+            f"{_library.build.package}: no kernel runs on compute capability {'{}.{}'.format(*gpu.capability)} (device {index}, {name}), "
+            f"they are for {served}; {ELSEWHERE}"
+        )
     return gpu, _library.kernels.get(kernel_folder(index), frozenset())
 
 
@@ -293,16 +239,16 @@ def explain(
     smooth_k: bool = True,
     attn_mask: torch.Tensor | None = None,
     *,
-    function: str = "sageattn",
+    function: str = FIRST,
     pv_accum_dtype: str | None = None,
     architecture: str | None = None,
 ) -> Choice:
     """Which kernel serves a call, and why. Nothing is computed.
 
     Args:
-        q, k, v, tensor_layout, is_causal, sm_scale, return_lse, smooth_k, attn_mask: the arguments of `sageattn`; with
-            tensors of three dimensions those of `sageattn_varlen`.
-        function: the name of the function that is called, if not `sageattn`.
+        q, k, v, tensor_layout, is_causal, sm_scale, return_lse, smooth_k, attn_mask: the arguments of the call; with tensors of
+            three dimensions that of the function for packed sequences.
+        function: the name of the function that is called, if not the package's first.
         pv_accum_dtype: its argument of that name; the default if None.
         architecture: a compute capability such as "8.9", to ask about another GPU, a GeForce where there are such, as if every kernel
             were installed for it; the device of the tensors if None.
@@ -319,8 +265,8 @@ def explain(
     validation.tensors(q, k, v, "packed" if packed else tensor_layout)
     if attn_mask is not None:
         validation.mask(attn_mask, q, k, tensor_layout)
-    function = _SERVED_AS.get(function, function)
-    validation.one_of("function", function, [*ACCUMULATORS, *_SERVED_AS])
+    function = SERVED_AS.get(function, function)
+    validation.one_of("function", function, [*ACCUMULATORS, *SERVED_AS])
     allowed = ACCUMULATORS[function]
     if pv_accum_dtype is not None or allowed:
         pv_accum_dtype = allowed[0] if pv_accum_dtype is None else pv_accum_dtype

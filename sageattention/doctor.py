@@ -1,4 +1,4 @@
-"""The report of `python -m sageattention`.
+"""The report of `python -m sageattention`, and of any package that has this module.
 
 Nothing of this package is imported before it is known to be sound: the report is for installations that are not.
 """
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import torch
 
 PACKAGE = Path(__file__).parent
+NAME = str(__package__)
 REINSTALL = "reinstall the package: pip install --force-reinstall with the wheel's name, or conda install --force-reinstall"
 
 
@@ -70,9 +71,9 @@ def versions(report: Report) -> dict[str, Any]:
     made: dict[str, Any] = {}
     try:
         made = dict(json.loads((PACKAGE / "_build.json").read_text(encoding="utf-8")))
-        report.say("sageattention", "{version}, built for PyTorch {torch} and CUDA {cuda}".format(**made))
+        report.say(NAME, "{version}, built for PyTorch {torch} and CUDA {cuda}".format(**made))
     except (OSError, ValueError, TypeError, KeyError):
-        report.say("sageattention", "of unknown version")
+        report.say(NAME, "of unknown version")
     report.say("  installed in", str(PACKAGE))
     report.say("Python", f"{platform.python_version()}, {platform.system()} {platform.machine()}")
     return made
@@ -105,7 +106,7 @@ def driver(report: Report, made: dict[str, Any]) -> None:
             "install PyTorch for CUDA: https://pytorch.org/get-started/locally",
         )
         return
-    for name, wanted in (("PyTorch", torch.version.cuda), ("sageattention", made.get("cuda"))):
+    for name, wanted in (("PyTorch", torch.version.cuda), (NAME, made.get("cuda"))):
         if wanted and int(str(wanted).split(".")[0]) > found[0]:
             report.problem(
                 f"{name} wants a driver for CUDA {wanted}, this one is for {found[0]}.{found[1]}", "update the driver"
@@ -132,7 +133,7 @@ def package(report: Report) -> bool:
         for name in ("._library", ".core"):
             importlib.import_module(name, __package__)
     except (ImportError, OSError) as error:
-        report.problem(f"import sageattention fails: {error}", "as the message says")
+        report.problem(f"import {NAME} fails: {error}", "as the message says")
         return False
     return True
 
@@ -145,7 +146,7 @@ def kernel_files(report: Report) -> None:
     if directory is None:
         places = " or ".join(map(str, _library.KERNEL_DIRECTORIES))
         report.say("kernels", "none")
-        report.problem(f"there are no kernels in {places}", REINSTALL + " sageattention-cubins")
+        report.problem(f"there are no kernels in {places}", f"{REINSTALL} {_library.build.package}-cubins")
         return
     files: dict[str, str] = json.loads((directory / "manifest.json").read_text(encoding="utf-8"))["files"]
     report.say("kernels", f"{len(files)} files in {directory}: {', '.join(sorted(_library.kernels))}")
@@ -172,12 +173,12 @@ def gpus(report: Report) -> None:
         try:
             folder = dispatch.kernel_folder(index)
             gpu, present = dispatch.gpu_of("cuda", index)
-            chosen = dispatch.choose(dispatch.Request("sageattn"), gpu, present)
+            chosen = dispatch.choose(dispatch.Request(dispatch.FIRST), gpu, present)
         except (RuntimeError, ValueError) as error:
-            remedy = "install the build for this GPU's architecture, or use a GPU of compute capability 8.0 or later"
+            remedy = f"install the build for this GPU's architecture, or {dispatch.ELSEWHERE}"
             report.problem(f"GPU {index}: {str(error).splitlines()[0]}", remedy)
             continue
-        report.say("  runs", f"{folder}; sageattn takes {chosen.kernel}: {chosen.reason}")
+        report.say("  runs", f"{folder}; {dispatch.FIRST} takes {chosen.kernel}: {chosen.reason}")
         self_test(report, f"cuda:{index}", present or frozenset())
 
 

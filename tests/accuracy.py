@@ -23,6 +23,9 @@ QK_INT8_PV_F16 = Tolerance(relative_l1=0.0115, lse=0.06)
 # The three bits of e4m3's mantissa, of P and of V, dominate.
 QK_INT8_PV_F8 = Tolerance(relative_l1=0.0385, lse=0.06, any_shape=0.05, offsets=0.01)
 
+# Of e2m1 one bit of mantissa remains. Of no kernel of `TOLERANCES`: those are sageattention's.
+FP4 = Tolerance(relative_l1=0.19, lse=0.6, any_shape=0.25, offsets=0.01)
+
 TOLERANCES = {
     "sm80_qk_int8_pv_f16": QK_INT8_PV_F16,
     "sm80_qk_int8_pv_f16_accum_f16": QK_INT8_PV_F16,

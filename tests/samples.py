@@ -29,13 +29,19 @@ from sage_factory.what import matrix, variant
 
 CUDA = "12.8"
 TORCH = "2.8.0"
+PACKAGE = "sageattention"  # whose artifacts these are where nothing else is said
 KERNELS = tuple(content.instances(CUDA))
 DIST_INFO = "sageattention-2.2.0.dist-info"
 
 
-def build(python: str = "3.12", platform: str = "linux-64") -> matrix.Build:
+def build(python: str = "3.12", platform: str = "linux-64", package: str = PACKAGE) -> matrix.Build:
     """The build whose artifacts these are."""
-    return matrix.builds(platform=platform, cuda=CUDA, torch=TORCH, python=python)[0]
+    return matrix.builds(package=package, platform=platform, cuda=CUDA, torch=TORCH, python=python)[0]
+
+
+def version(package: str) -> str:
+    """As variants.yaml states it."""
+    return matrix.load().packages[package].version
 
 
 def cubin(sm: int, *, abi: int = 7, machine: int = 190) -> bytes:
@@ -92,72 +98,68 @@ def dll(*imports: str, machine: int = 0x8664) -> bytes:
     return (start + header + optional + bytes(directories) + section).ljust(512, b"\0") + content
 
 
-def cubin_set(kernels: Sequence[str] = KERNELS) -> dict[str, bytes]:
+def cubin_set(kernels: Sequence[str] | None = None, package: str = PACKAGE) -> dict[str, bytes]:
     """A kernel set with its manifest, paths relative to cubins/."""
-    promised = matrix.load().cuda[CUDA]
+    only = content.instances(CUDA, package)
+    kernels = tuple(only) if kernels is None else kernels
     files: dict[str, bytes] = {}
-
-    def made_for(folder: str) -> list[str]:
-        only = content.instances(CUDA)
-        return [kernel for kernel in kernels if folder in (only[kernel] or [folder])]
-
-    for folder in matrix.targets(promised.architectures):
+    for folder in content.folders_of(package, CUDA):
         number = int(re.sub(r"\D", "", folder))
-        for kernel in made_for(folder):
-            # 12.8's compiler writes the newer ABI for Blackwell already.
-            files[f"{folder}/{kernel}.cubin"] = cubin(number, abi=8 if number >= 100 else 7)
-    for architecture in promised.ptx:
-        number = int(architecture.replace(".", ""))
-        for kernel in made_for(f"compute_{number}"):
-            files[f"compute_{number}/{kernel}.ptx"] = ptx(f"sm_{number}")
-    files["manifest.json"] = manifest(files, kernels)
+        for kernel in (kernel for kernel in kernels if folder in (only[kernel] or [folder])):
+            if folder.startswith("compute_"):
+                files[f"{folder}/{kernel}.ptx"] = ptx(f"sm_{number}")
+            else:  # 12.8's compiler writes the newer ABI for Blackwell already.
+                files[f"{folder}/{kernel}.cubin"] = cubin(number, abi=8 if number >= 100 else 7)
+    files["manifest.json"] = manifest(files, kernels, package)
     return files
 
 
-def manifest(files: Mapping[str, bytes], kernels: Sequence[str] = KERNELS) -> bytes:
+def manifest(files: Mapping[str, bytes], kernels: Sequence[str] = KERNELS, package: str = PACKAGE) -> bytes:
     """The manifest of these files."""
     hashes = {name: sha256(data) for name, data in files.items() if name != "manifest.json"}
     folders = sorted({name.split("/")[0] for name in hashes})
-    content = {"version": "2.2.0", "cuda": CUDA, "architectures": folders, "kernels": list(kernels), "files": hashes}
+    content = {"version": version(package), "cuda": CUDA, "architectures": folders, "kernels": list(kernels), "files": hashes}
     return json.dumps(content).encode()
 
 
-def operators() -> dict[str, bytes]:
+def operators(package: str = PACKAGE) -> dict[str, bytes]:
     """The operators' package as it is installed."""
-    metadata = b"Metadata-Version: 2.4\nName: sageattention\nVersion: 2.2.0\nSummary: Attention \xc3\x97 8 bit\n\nRead me.\n"
-    made = {"version": "2.2.0", "torch": TORCH, "cuda": CUDA, "commit": "c" * 40, "compiler": "GNU 13.3.0"}
+    head = f"Metadata-Version: 2.4\nName: {package}\nVersion: {version(package)}\n"
+    made = {"version": version(package), "torch": TORCH, "cuda": CUDA, "commit": "c" * 40, "compiler": "GNU 13.3.0"}
+    info = f"site-packages/{package}-{version(package)}.dist-info"
     return {
-        "site-packages/sageattention/__init__.py": b"",
-        "site-packages/sageattention/_build.json": json.dumps(made).encode(),
-        "site-packages/sageattention/_C.so": library(),
-        f"site-packages/{DIST_INFO}/METADATA": metadata,
-        f"site-packages/{DIST_INFO}/RECORD": b"of another installation",
-        f"site-packages/{DIST_INFO}/INSTALLER": b"conda",
-        f"site-packages/{DIST_INFO}/licenses/LICENSE": b"Apache",
+        f"site-packages/{package}/__init__.py": b"",
+        f"site-packages/{package}/_build.json": json.dumps(made).encode(),
+        f"site-packages/{package}/_C.so": library(),
+        f"{info}/METADATA": f"{head}Summary: Attention × 8 bit\n\nRead me.\n".encode(),
+        f"{info}/RECORD": b"of another installation",
+        f"{info}/INSTALLER": b"conda",
+        f"{info}/licenses/LICENSE": b"Apache",
     }
 
 
 def index(name: str) -> dict[str, object]:
-    """info/index.json of one of the two packages."""
-    if name == "sageattention-cubins":
+    """info/index.json of one of the two conda packages of a package."""
+    package = name.removesuffix("-cubins")
+    if name != package:
         return {
             "name": name,
-            "version": "2.2.0",
+            "version": version(package),
             "build": "cu128_h1_0",
             "build_number": 0,
             "subdir": "noarch",
             "noarch": "generic",
             "depends": [],
         }
-    depends = ["python >=3.9", "pytorch 2.8.*", "__glibc >=2.28", "sageattention-cubins ==2.2.0 cu128_h1_0"]
+    kernels = f"{package}-cubins =={version(package)} cu128_h1_0"
     return {
         "name": name,
-        "version": "2.2.0",
+        "version": version(package),
         "build": "torch280_cu128_h2_0",
         "build_number": variant.number(build(), matrix.load()),
         "subdir": "linux-64",
         "noarch": "python",
-        "depends": depends,
+        "depends": ["python >=3.9", "pytorch 2.8.*", "__glibc >=2.28", kernels],
     }
 
 
@@ -203,20 +205,30 @@ def _tar(files: Mapping[str, bytes]) -> bytes:
     return zstandard.ZstdCompressor().compress(answer.getvalue())
 
 
-def cubins_conda(folder: Path, files: Mapping[str, bytes] | None = None) -> Path:
+def cubins_conda(folder: Path, files: Mapping[str, bytes] | None = None, package: str = PACKAGE) -> Path:
     """The kernels' conda package."""
-    payload = {archives.CUBINS + name: data for name, data in (cubin_set() if files is None else files).items()}
-    return conda(folder, payload, index("sageattention-cubins"))
+    files = cubin_set(package=package) if files is None else files
+    return conda(folder, {archives.cubins(package) + name: data for name, data in files.items()}, index(f"{package}-cubins"))
 
 
-def operators_conda(folder: Path, files: Mapping[str, bytes] | None = None) -> Path:
+def operators_conda(folder: Path, files: Mapping[str, bytes] | None = None, package: str = PACKAGE) -> Path:
     """The operators' conda package."""
-    return conda(folder, operators() if files is None else files, index("sageattention"))
+    return conda(folder, operators(package) if files is None else files, index(package))
 
 
-def a_wheel(folder: Path, python: str = "3.12") -> Path:
+def a_wheel(folder: Path, python: str = "3.12", package: str = PACKAGE) -> Path:
     """A wheel of the two."""
-    return wheels.emit(operators_conda(folder), cubins_conda(folder), build=build(python), out_dir=folder)
+    packages = operators_conda(folder, package=package), cubins_conda(folder, package=package)
+    return wheels.emit(*packages, build=build(python, package=package), out_dir=folder)
+
+
+def a_stable_wheel(folder: Path) -> Path:
+    """The wheel of operators by LibTorch's stable ABI."""
+    files = operators()
+    name = "site-packages/sageattention/_build.json"
+    files[name] = json.dumps({**json.loads(files[name]), "torch": "2.9+"}).encode()
+    (build,) = matrix.builds("stable-abi", platform="linux-64", cuda=CUDA)
+    return wheels.emit(operators_conda(folder, files), cubins_conda(folder), build=build, out_dir=folder)
 
 
 def tiny_wheel(folder: Path, one: matrix.Build) -> Path:

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import fnmatch
 import hashlib
+import importlib
+import importlib.util
 import json
 import os
 import re
@@ -20,13 +22,31 @@ import pytest
 from cards.model import OURS, shared_bytes
 
 from sage_factory.inspect import content, cubin
-from sage_factory.what import matrix
-from sageattention import _library
 
 ROOT = Path(__file__).resolve().parent.parent
 CSRC = ROOT / "csrc"
 ENTRIES: list[dict[str, Any]] = json.loads((CSRC / "kernels" / "kernels.json").read_text(encoding="utf-8"))
-CUBINS = next((d for d in _library.KERNEL_DIRECTORIES if (d / "manifest.json").is_file()), _library.KERNEL_DIRECTORIES[0])
+
+
+class Installed(NamedTuple):
+    """A package that is installed here."""
+
+    name: str
+    version: str
+    cuda: str  # that its kernels were compiled with
+    cubins: Path
+
+
+def installed(name: str) -> Installed:
+    """What a package says of itself."""
+    library = importlib.import_module(f"{name}._library")
+    directories: tuple[Path, ...] = library.KERNEL_DIRECTORIES
+    cubins = next((d for d in directories if (d / "manifest.json").is_file()), directories[0])
+    return Installed(name, library.build.version, library.build.cuda, cubins)
+
+
+PACKAGES = [installed(name) for name in ("sageattention", "sageattn3") if importlib.util.find_spec(name)]
+CUBINS = PACKAGES[0].cubins
 
 
 class Expected(NamedTuple):
@@ -41,6 +61,8 @@ class Expected(NamedTuple):
     shared: str = ""  # host function of head_dim that says the dynamic shared memory; none: 0
     stack: int = 0  # bytes a thread may put aside, outside the loop over keys
 
+
+F4 = "F2FP.SATFINITE.E2M1.F32.PACK_AB_MERGE_C"  # two numbers to e2m1
 
 # What all mma.sync attention kernels have in common.
 MMA_SYNC = ("LDGSTS.E.BYPASS.128", "LDSM.16.M88.4", "MUFU.EX2")
@@ -63,6 +85,17 @@ WGMMA = Expected(
 
 # A new kernel gets its line here.
 EXPECTED = {
+    "quant_k_fp4": Expected(lambda d, _: 2 if d <= 128 else 1, (), ("LDG.E.128", "STG.E", F4), since_90=("PREEXIT",)),
+    "quant_v_fp4": Expected(lambda d, _: 512 // (2 * d), (), ("LDG.E.128", "STG.E.64", F4), since_90=("PREEXIT", "ACQBULK")),
+    "mean_q": Expected(lambda *_: 1, (), ("LDG.E.{row_bits}", "STG.E.U16"), since_90=("PREEXIT",)),
+    "mean_scores": Expected(lambda *_: 2, ("HMMA.16816.F32{bf16}",), ("LDG.E.128", "STG.E.64"), since_90=("ACQBULK",)),
+    "sm120_qk_fp4_pv_fp4": Expected(
+        lambda d, _: 3 if d <= 64 else 2 if d <= 128 else 1,
+        ("OMMA.SF.16864.F32.E2M1.E2M1.UE4M3.4X",),
+        ("LDGSTS.E.BYPASS.128", "LDSM.16.M88.4", "MUFU.EX2", F4),
+        since_90=("ACQBULK",),
+        shared="shared_bytes",
+    ),
     # A row of head_dim elements is read by 16 threads: head_dim bits each, in loads of 16 bytes at most.
     "quant_k_int8": Expected(
         lambda d, c: 1 if d > 128 else 3 if c >= 100 else 4, (), ("LDG.E.{row_bits}", "STG.E"), since_90=("PREEXIT",)
@@ -83,8 +116,7 @@ EXPECTED = {
         shared="shared_bytes",
     ),
     "sm80_qk_int8_pv_f16_accum_f16": Expected(
-        # At 128 two would have to do with 700 bytes less: docs/kernels.md.
-        lambda d, c: 2 if d <= 64 or (d == 128 and cubin.SHARED_KIB[c] > 100) else 1,
+        lambda d, _: 2 if d <= 128 else 1,
         ("IMMA.16832.S8.S8", "HMMA.16816.F16"),
         (*MMA_SYNC, "LDSM.16.MT88.4"),
         since_90=("ACQBULK",),
@@ -117,6 +149,7 @@ class Kernel(NamedTuple):
     head_dim: int  # 0 where the kernel depends on neither it nor the dtype
     dtype: str
     architecture: str
+    package: Installed = PACKAGES[0]
 
     @property
     def instance(self) -> str:
@@ -124,7 +157,7 @@ class Kernel(NamedTuple):
 
     @property
     def path(self) -> Path:
-        return CUBINS / self.architecture / f"{self.instance}.{'ptx' if self.architecture[0] == 'c' else 'cubin'}"
+        return self.package.cubins / self.architecture / f"{self.instance}.{'ptx' if self.architecture[0] == 'c' else 'cubin'}"
 
     @property
     def capability(self) -> int:
@@ -134,26 +167,17 @@ class Kernel(NamedTuple):
         return f"{self.architecture}/{self.instance}"
 
 
-def promised_architectures() -> tuple[str, ...]:
-    """What variants.yaml says of the CUDA version that this package was built with."""
-    table = matrix.load()
-    cuda = table.cuda[_library.build.cuda]
-    return (
-        *matrix.targets(cuda.architectures, table),
-        *(target.replace("sm_", "compute_") for target in matrix.targets(cuda.ptx, table)),
-    )
-
-
-def kernel_of(instance: str, architecture: str) -> Kernel:
+def kernel_of(instance: str, architecture: str, package: Installed) -> Kernel:
     """Take an instance's name apart."""
     stem, *rest = instance.split("-")
-    return Kernel(stem, int(rest[0][1:]) if rest else 0, rest[1] if rest else "", architecture)
+    return Kernel(stem, int(rest[0][1:]) if rest else 0, rest[1] if rest else "", architecture, package)
 
 
 KERNELS = [
-    kernel_of(instance, architecture)
-    for instance, only in content.instances(_library.build.cuda).items()
-    for architecture in promised_architectures()
+    kernel_of(instance, architecture, package)
+    for package in PACKAGES
+    for instance, only in content.instances(package.cuda, package.name).items()
+    for architecture in content.folders_of(package.name, package.cuda)
     if architecture in (only or [architecture])
 ]
 every_cubin = pytest.mark.parametrize("kernel", [k for k in KERNELS if k.architecture.startswith("sm_")], ids=str)
@@ -219,15 +243,17 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> dict[str, HostView]:
     return views
 
 
-def test_the_set_is_what_was_promised() -> None:
-    manifest = json.loads((CUBINS / "manifest.json").read_text(encoding="utf-8"))
-    assert manifest["version"] == _library.build.version
-    assert manifest["cuda"] == _library.build.cuda
-    assert tuple(manifest["architectures"]) == promised_architectures()
-    assert set(manifest["kernels"]) >= {kernel.instance for kernel in KERNELS}
-    expected = {kernel.path.relative_to(CUBINS).as_posix() for kernel in KERNELS}
+@pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.name)
+def test_the_set_is_what_was_promised(package: Installed) -> None:
+    manifest = json.loads((package.cubins / "manifest.json").read_text(encoding="utf-8"))
+    assert manifest["version"] == package.version
+    assert manifest["cuda"] == package.cuda
+    assert manifest["architectures"] == content.folders_of(package.name, package.cuda)
+    kernels = [kernel for kernel in KERNELS if kernel.package == package]
+    assert set(manifest["kernels"]) >= {kernel.instance for kernel in kernels}
+    expected = {kernel.path.relative_to(package.cubins).as_posix() for kernel in kernels}
     assert set(manifest["files"]) == expected
-    present = {path.relative_to(CUBINS).as_posix(): path for path in CUBINS.rglob("*") if path.is_file()}
+    present = {path.relative_to(package.cubins).as_posix(): path for path in package.cubins.rglob("*") if path.is_file()}
     del present["manifest.json"]
     assert {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in present.items()} == manifest["files"]
 
@@ -260,12 +286,19 @@ def test_the_instructions_are_those_meant(kernel: Kernel) -> None:
     patterns = [pattern.format(**words) for pattern in expected.tensor]
     for pattern in patterns:
         assert fnmatch.filter(tensor, pattern), f"{kernel}: expected {pattern}, got {sorted(tensor)}"
+    if kernel.stem == "sm120_qk_fp4_pv_fp4":
+        # For 64 keys and 16 rows: a product for each 8 keys and 64 channels, for each 8 channels, and one for the rows' sums.
+        rows = 16 if kernel.head_dim == 256 else 32
+        wanted_products = (8 * kernel.head_dim // 64 + kernel.head_dim // 8 + 1) * rows // 16
+        assert sum(found[name] for name in tensor) == wanted_products, f"{kernel}: {found}"
     stray = [name for name in tensor if not any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)]
     assert not stray, f"{kernel}: tensor instructions that were not meant: {stray}"
     for wanted in expected.others + (expected.since_90 if kernel.capability >= 90 else ()):
         name = wanted.format(**words)
         assert any(f == name or f.startswith(f"{name}.") for f in found), f"{kernel}: no {name}"
-    assert any("E4M3" in name for name in found) == ("f8" in kernel.stem), f"{kernel}: whether numbers become e4m3"
+    assert any("E4M3" in name for name in found) == ("f8" in kernel.stem or "fp4" in kernel.stem), (
+        f"{kernel}: whether numbers become e4m3"
+    )
     # Where ptxas cannot tell a wgmma's registers apart it waits for each one by itself.
     asynchronous = sum(count for name, count in found.items() if re.match("[A-Z]GMMA", name))
     waits = sum(count for name, count in found.items() if name.startswith("WARPGROUP.DEPBAR"))
@@ -323,9 +356,11 @@ INCLUDES = {
     "kernels/**/*.cu": r"kernels/.*|cuda_(bf16|fp16)\.h|cuda/.*",
     "kernels/**/*.cuh": r"kernels/.*\.(h|cuh)|cuda_(bf16|fp16)\.h|cuda/.*",
     "kernels/**/*.h": r"kernels/.*\.h|cuda/std/cstdint",
-    "runtime/*": r"(runtime/.*|kernels/tensor_view)\.h",
-    "torch/*.h": r"(torch|runtime|kernels)/[^.]*\.h|(ATen|c10)/.*\.h",
-    "torch/*.cpp": r"(torch|runtime|kernels)/[^.]*\.h|(ATen|c10)/(?!cuda).*\.h",
+    "runtime/*": r"(runtime/.*|kernels/tensor_view|windows|dlfcn)\.h",
+    "torch/abi/aten.h": r"(ATen|c10|torch)/(?!cuda).*\.h",
+    "torch/abi/stable.h": r"torch/csrc/inductor/aoti_torch/c/shim\.h",
+    "torch/*.h": r"(torch|torch/abi|runtime|kernels)/[^./]*\.h",
+    "torch/*.cpp": r"(torch|runtime|kernels|kernels/\w+)/[^./]*\.h",
 }
 
 

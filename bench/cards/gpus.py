@@ -33,6 +33,7 @@ class Card(NamedTuple):
     l2_mb: int
     source: str
     mma_sync_share: float = 1.0  # of the tensor cores' rate
+    e2m1: int = 0  # with a scale for each 16; remembered: twice INT8's, 1676 and 2000 TFLOPS (dense)
     wgmma_ghz: float = 0.0  # sustained with wgmma, where power sets it; 0: as `ghz`
 
     @property
@@ -40,6 +41,7 @@ class Card(NamedTuple):
         return {
             ("int8", "int32"): self.int8, ("f16", "f32"): self.f16_f32, ("f16", "f16"): self.f16_f16,
             ("e4m3", "f32"): self.e4m3_f32, ("e4m3", "f16"): self.e4m3_f16,
+            ("e2m1", "f32"): self.e2m1,
         }  # fmt: skip
 
 
@@ -56,9 +58,11 @@ CARDS = (
          "seen: 242 INT8 and FP8, 121 FP16 whatever the sums; remembered: 58 multiprocessors; its 72 W hold a lower clock than this"),
     Card("L40S", "NVIDIA L40S", "sm_89", 142, 2.520, 1024, 512, 512, 1024, 1024, ADA, 864, 96,
          "seen: 733 INT8 and FP8, 366 FP16 whatever the sums"),
-    Card("RTX 5090", "NVIDIA GeForce RTX 5090", "sm_120", 170, 2.407, 1024, 256, 512, 512, 1024, BLACKWELL, 1792, 96, _RTX_BLACKWELL),
+    Card("RTX 5090", "NVIDIA GeForce RTX 5090", "sm_120", 170, 2.407, 1024, 256, 512, 512, 1024, BLACKWELL, 1792, 96, _RTX_BLACKWELL,
+         e2m1=2048),
     Card("RTX PRO 6000", r"NVIDIA RTX PRO 6000 Blackwell (Workstation|Server) Edition", "sm_120", 188, 2.617, 1024, 512, 512, 1024, 1024,
-         BLACKWELL, 1792, 128, "seen: 1010 INT8 and FP8, 504 FP16, whatever the sums (of the RTX PRO 5000 half with float32 sums)"),
+         BLACKWELL, 1792, 128, "seen: 1010 INT8 and FP8, 504 FP16, whatever the sums (of the RTX PRO 5000 half with float32 sums)",
+         e2m1=2048),
     Card("H200", r"NVIDIA H200", "sm_90a", 132, 1.980, 4096, 2048, 2048, 0, 0, HOPPER, 4300, 50,
          "remembered: the H100's rates; measured (bench/notes.md): mma.sync's share, memory, the clock that wgmma leaves",
          mma_sync_share=0.652, wgmma_ghz=1.69),

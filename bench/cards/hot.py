@@ -20,7 +20,7 @@ WARPGROUP = 4  # warps that compute a wgmma together
 class Product(NamedTuple):
     """A tensor instruction: its operands' kind, what it adds in, and multiply-adds for each warp."""
 
-    kind: str  # "int8", "f16" or "e4m3"
+    kind: str  # "int8", "f16", "e4m3" or "e2m1"
     sums: str  # "int32", "f32" or "f16"
     multiply_adds: int
 
@@ -28,6 +28,8 @@ class Product(NamedTuple):
 def product(instruction: Instruction) -> Product | None:
     """What a tensor instruction computes; None for others."""
     name = instruction.name
+    if name.startswith("OMMA.SF.16864.F32.E2M1.E2M1."):
+        return Product("e2m1", "f32", 16 * 8 * 64)
     if found := re.fullmatch(r"(IMMA|HMMA|QMMA)\.(\d+)(\..*)", name):
         m, n, k = {"16832": (16, 8, 32), "16816": (16, 8, 16), "1688": (16, 8, 8), "16864": (16, 8, 64)}[found[2]]
         size = m * n * k
@@ -45,7 +47,7 @@ class _Block(NamedTuple):
 
     instructions: list[Instruction]
     successors: list[int]
-    scores: int  # multiply-adds of Q·Kᵀ
+    scores: int  # multiply-adds of Q·Kᵀ; in FP4 none: by the instruction they are like those of P·V
     values: int  # … of P·V
     copies: int  # instructions that copy from global to shared memory
     stores: bool  # whether there are any to global memory: not in the main loop
@@ -116,7 +118,7 @@ def _loop(blocks: dict[int, _Block], head: int) -> set[int]:
     return _reached(head, forward) & _reached(head, backward)
 
 
-def _around(blocks: dict[int, _Block], head: int, products: int) -> list[int] | None:
+def _around(blocks: dict[int, _Block], head: int, of_scores: int, of_values: int) -> list[int] | None:
     """The shortest way from a block back to it on which so many multiply-adds of each kind are done, and most copies.
 
     Of P·V there may be some more: kernels add up the rows of P so, too.
@@ -133,12 +135,12 @@ def _around(blocks: dict[int, _Block], head: int, products: int) -> list[int] | 
             continue
         block = blocks[state.at]
         scores, values = state.scores + block.scores, state.values + block.values
-        if scores > products or values > products * 5 // 4 or state.at in state.fetched:
+        if scores > of_scores or values > of_values * 5 // 4 or state.at in state.fetched:
             continue
         fetched = state.fetched | {state.at} if block.copies else state.fetched
         for successor in loop.intersection(block.successors):
             following = _State(successor, scores, values, fetched)
-            if successor == head and scores == products <= values:
+            if successor == head and scores == of_scores and values >= of_values:
                 way = [state]
                 while way[-1] != start:
                     way.append(before[way[-1]])
@@ -157,7 +159,8 @@ def _heads(blocks: dict[int, _Block]) -> list[int]:
             if successor <= start:
                 ends[successor] = max(ends[successor], start)
     loops = {head: [blocks[start] for start in blocks if head <= start <= end] for head, end in ends.items()}
-    whole = {head for head, loop in loops.items() if any(b.scores for b in loop) and any(b.values for b in loop)}
+    in_fp4 = not any(block.scores for block in blocks.values())
+    whole = {head for head, loop in loops.items() if (in_fp4 or any(b.scores for b in loop)) and any(b.values for b in loop)}
     fetching = {head for head in whole if any(b.copies for b in loops[head])}
     return sorted(fetching or whole)
 
@@ -171,7 +174,8 @@ def hot_path(code: Code, head_dim: int, rows: int, keys: int = 64) -> tuple[list
     heads = _heads(blocks)
     for multiple in (1, 2, 4):
         products = rows * keys * multiple * head_dim
-        ways = [way for head in heads if (way := _around(blocks, head, products))]
+        of_scores, of_values = (products, products) if any(block.scores for block in blocks.values()) else (0, 2 * products)
+        ways = [way for head in heads if (way := _around(blocks, head, of_scores, of_values))]
         if ways:
             cost = {
                 tuple(way): (-sum(blocks[at].copies for at in way), sum(len(blocks[at].instructions) for at in way))

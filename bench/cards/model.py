@@ -49,9 +49,17 @@ def shared_bytes(name: str, head_dim: int) -> int:
     """Dynamic shared memory of a block of threads of ours: csrc/kernels/attention/mma_sync/layout.h; 0 for wgmma's, which is alone."""
     if name.startswith("sm90"):
         return 0
-    in_8_bits, scaled = "pv_f8" in name, "pv_f8" in name or "accum" in name
-    stage = 64 * head_dim * (2 if in_8_bits else 3) + (4 * (head_dim + 4) if scaled else 0)
+    if "fp4" in name:
+        return 2 * -(-fp4_bytes(head_dim) // 1024) * 1024 + 128 + 64
+    in_8_bits = "pv_f8" in name
+    scales = 4 * head_dim + 16 if in_8_bits else head_dim + 16 if "accum" in name else 0
+    stage = 64 * head_dim * (2 if in_8_bits else 3) + scales
     return 2 * (stage + 16) + 128 + 4 * 128 + (16 * 128 if in_8_bits else 0)
+
+
+def fp4_bytes(head_dim: int) -> int:
+    """Of a block of 64 keys in FP4 (csrc/kernels/attention/sm120_qk_fp4_pv_fp4.h): K, V, V's scales, the scores of Q's mean."""
+    return 36 * head_dim + 16 + 36 * head_dim + 4 * (head_dim + 4) + 4 * 64
 
 
 @cache
@@ -70,7 +78,12 @@ def read_kernel(path: Path, head_dim: int, *, shared: int | None = None, threads
     found, keys = hot_path(code, head_dim, rows // computing)
     shared = shared_bytes(name, head_dim) if shared is None else shared
     blocks = 1 if asynchronous else blocks_per_sm(used, threads, shared, capability)
-    copies = 512 * sum(i.opcode == "LDGSTS" for i in found) * computing / (rows * keys)
+    # In FP4 some copies are of few threads alone.
+    copies = (
+        2 * fp4_bytes(head_dim) / TILE
+        if "fp4" in name
+        else 512 * sum(i.opcode == "LDGSTS" for i in found) * computing / (rows * keys)
+    )
     # Copied by another warp: K in 8 bits and V in 16, for the two blocks of a cluster at once.
     multicast = head_dim * 3 / rows / 2
     return Kernel(
@@ -192,6 +205,14 @@ def _quantiser(name: str, size: float) -> Quantiser:
 
 
 _K, _V_F16, _V_F8 = _quantiser("quant_k_int8", 3), _quantiser("quant_v_f16", 4), _quantiser("quant_v_f8", 3)
+# Not measured. Bytes: what is read of 16 bits, and written in four with scales; of Q's means' scores, at 4096 tokens of head_dim 128.
+# Clocks: instructions executed for an element (40 and 90), a lane each.
+_FP4 = (
+    Quantiser("quant_k_fp4", 2.6, 40 / 128),
+    Quantiser("mean_q", 2),
+    Quantiser("mean_scores", 3),
+    Quantiser("quant_v_fp4", 2.7, 90 / 128),
+)
 # What goes before each attention kernel.
 OURS = {
     "sm80_qk_int8_pv_f16": (_K,),
@@ -199,6 +220,7 @@ OURS = {
     "sm89_qk_int8_pv_f8": (_K, _V_F8),
     "sm89_qk_int8_pv_f8_accum_f16": (_K, _V_F8),
     "sm90_qk_int8_pv_f16": (_K,),
+    "sm120_qk_fp4_pv_fp4": _FP4,
 }
 
 
@@ -216,6 +238,6 @@ def call_seconds(kernel: Kernel, card: Card, shape: Shape) -> float:
     """Of a call of ours, as the GPU sees it: quantisation, attention, and a launch that nothing hides."""
     name = kernel.name.split("-", 1)[0]
     # Only from 9.0 on can kernels be launched ahead.
-    overlapped = kernel.architecture in {"sm_90a", "sm_100", "sm_103", "sm_120", "sm_121"}
+    overlapped = kernel.architecture in {"sm_90a", "sm_100", "sm_103", "sm_120", "sm_120a", "sm_121"}
     quantisation = quantisation_seconds(OURS[name], card, shape, overlapped=overlapped)
     return quantisation + attention_seconds(kernel, card, shape) + LAUNCH

@@ -106,6 +106,23 @@ The H200, attention kernel alone, batch 2, 32 heads, N=4096, D=128, float16:
 {checked_table(cubins)}"""
 
 
+def fp4_table(cubins: Path) -> str:
+    """The FP4 kernel on cards that have such tensor cores: clocks of each unit for a tile, and what a call then reaches."""
+    head = ("GPU", "D", "tensor", "exponentials", "FMA", "ALU", "shared memory", "issue", "L2", "simulated", "TFLOPS", "causal")
+    rows = []
+    for card in CARDS:
+        for head_dim in (64, 128):
+            path = cubins / f"{card.architecture}a" / f"sm120_qk_fp4_pv_fp4-d{head_dim}-fp16.cubin"
+            if not card.e2m1 or not path.is_file():
+                continue
+            kernel = read_kernel(path, head_dim)
+            found = load(kernel, card)
+            clocks = [f"**{round(c)}**" if unit == found.bound else f"{round(c)}" for unit, c in found.units.items()]
+            speeds = [f"{tflops(kernel, card, causal=causal):.0f}" for causal in (False, True)]
+            rows.append((card.name, head_dim, *clocks, round(found.simulated), *speeds))
+    return _table(head, rows)
+
+
 def original_table(cubins: Path, original: Path) -> str:
     """Ours beside SageAttention's own `sageattn`, in microseconds: attention and quantisation of each."""
     head = (

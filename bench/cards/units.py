@@ -33,7 +33,7 @@ class Rates(NamedTuple):
 
     float32: int
     half: int  # instructions, each of a pair
-    narrow: int  # conversions to and from e4m3: as measured on the H200 (bench/notes.md), taken for all
+    narrow: int  # conversions to and from e4m3: as measured on the H200 (bench/notes.md), taken for all, and for e2m1
     integer: int = 64
     mufu: int = 16
 
@@ -68,7 +68,7 @@ def unit_of(instruction: Instruction, rates: Rates, tensor: dict[tuple[str, str]
     elif opcode in _HEAVY:
         unit, rate = "fma", rates.integer
     else:
-        unit, rate = "alu", rates.narrow if "E4M3" in name else rates.integer
+        unit, rate = "alu", rates.narrow if re.search("E4M3|E2M1", name) else rates.integer
     return Unit(unit, 32 / (rate / 4))
 
 

@@ -50,7 +50,7 @@ void Driver::check(CUresult result, const char* what) const {
   if (result == kCudaSuccess) return;
   const char* text = nullptr;
   if (cuGetErrorString(result, &text) != kCudaSuccess || text == nullptr) text = "unknown error";
-  throw std::runtime_error(std::string("sageattention: ") + what + ": " + text + " (CUDA driver error " +
+  throw std::runtime_error(std::string(SAGE_PACKAGE ": ") + what + ": " + text + " (CUDA driver error " +
                            std::to_string(result) + ")");
 }
 

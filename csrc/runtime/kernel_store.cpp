@@ -53,7 +53,7 @@ std::string read_kernel(const std::string& path) {
     }
   }
   if (!whole) {
-    throw std::runtime_error("sageattention: the kernel file " + path + (file.is_open() ? " is damaged" : " is missing") +
+    throw std::runtime_error(SAGE_PACKAGE ": the kernel file " + path + (file.is_open() ? " is damaged" : " is missing") +
                              "; reinstall the package");
   }
   return code;
@@ -113,7 +113,7 @@ KernelStore::Device& KernelStore::device(int index) {
       }
     }
     if (best == 0) {
-      throw std::runtime_error("sageattention: no kernel for compute capability " +
+      throw std::runtime_error(SAGE_PACKAGE ": no kernel for compute capability " +
                                std::to_string(device.capability / 10) + "." + std::to_string(device.capability % 10) +
                                " (device " + std::to_string(index) + "); this build has " + join(architectures_) +
                                " in " + directory_);

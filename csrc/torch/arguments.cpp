@@ -102,7 +102,7 @@ runtime::CUstream current_stream(int device) {
 #endif
   static const auto get_stream = reinterpret_cast<GetStream>(runtime::find(kLibrary, "aoti_torch_get_current_cuda_stream"));
   void* stream = nullptr;
-  TORCH_CHECK(get_stream(device, &stream) == 0, "sageattention: no current stream on device ", device);
+  TORCH_CHECK(get_stream(device, &stream) == 0, SAGE_PACKAGE ": no current stream on device ", device);
   return static_cast<runtime::CUstream>(stream);
 }
 

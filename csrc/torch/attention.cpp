@@ -9,8 +9,12 @@
 #include <vector>
 
 #include "kernels/attention/params.h"
+#include "kernels/attention/sm120_qk_fp4_pv_fp4.h"
 #include "kernels/attention/sm90_qk_int8_pv_f16_masked.h"
 #include "kernels/mask/mask_tiles.h"
+#include "kernels/quant/mean_q.h"
+#include "kernels/quant/mean_scores.h"
+#include "kernels/quant/quant_k_fp4.h"
 #include "kernels/quant/quant_k_int8.h"
 #include "kernels/quant/quant_v.h"
 #include "kernels/sequences.h"
@@ -35,15 +39,17 @@ struct Call {
   bool is_causal;
   double sm_scale;
   bool smooth_k, smooth_v;
+  bool per_block_mean;
   runtime::CUstream stream;
 
   bool packed() const { return cu_seqlens_q.defined(); }
   int device() const { return q.get_device(); }
   int32_t head_dim() const { return kernel_head_dim(std::max(shape.head_dim, shape.v_head_dim)); }
   // Spans of 128 keys of K or V, quantised.
-  int64_t kv_spans() const {
-    return packed() ? shape.kv_heads * slots(shape.kv_len, shape.batch, QuantKInt8::kSpanN)
-                    : int64_t{shape.batch} * shape.kv_heads * QuantKInt8::spans(shape.kv_len);
+  int64_t kv_spans() const { return kv_spans_of(shape.kv_heads); }
+  int64_t kv_spans_of(int64_t heads) const {
+    return heads * (packed() ? slots(shape.kv_len, shape.batch, QuantKInt8::kSpanN)
+                             : int64_t{shape.batch} * QuantKInt8::spans(shape.kv_len));
   }
   // How many of them a block of threads quantises: as many as leave some blocks for each of a large GPU's multiprocessors.
   int32_t spans_together() const {
@@ -61,6 +67,8 @@ struct Call {
     const bool even = row_blocks() % 2 == 0 && !is_causal;
     return kernel.persistent && !packed() && (even || row_blocks() >= 16) ? 2 : 1;
   }
+  // Means of Q for each head of a batch element or packed sequence.
+  int32_t means() const { return per_block_mean && !packed() ? row_blocks() : 1; }
   // Tiles of the output: rows of a cluster.
   int64_t row_tiles() const {
     // Of packed queries those beyond the last sequence count as one more.
@@ -95,11 +103,13 @@ void launch(const Call& call, const char* kernel, int64_t blocks, int32_t thread
 // counter of tiles: parts of one tensor, since PyTorch takes a microsecond for each.
 struct Workspace {
   Tensor memory;
-  int8_t* k = nullptr;
+  int8_t* k_int8 = nullptr;
   float *k_scale = nullptr, *k_mean = nullptr;
-  uint8_t* v = nullptr;
-  float *v_scale = nullptr, *v_mean = nullptr;
+  uint8_t *v = nullptr, *v_scale = nullptr;
+  float* v_mean = nullptr;
   int32_t* next_tile = nullptr;
+  uint8_t *k_fp4 = nullptr, *q_mean = nullptr;  // these and their scores: of FP4 alone
+  float* mean_scores = nullptr;
 
   explicit Workspace(const Call& call) {
     const int64_t spans = call.kv_spans(), head_dim = call.head_dim();
@@ -113,12 +123,18 @@ struct Workspace {
     };
     const auto lay_out = [&] {
       bytes = 0;
-      take(k, spans * QuantKInt8::kSpanN * head_dim);
-      take(k_scale, spans * kBlocks * QuantKInt8::kScales);
+      if (call.kernel.fp4) {
+        take(k_fp4, spans * kBlocks * Fp4::k_block(call.head_dim()));
+        take(q_mean, int64_t{call.shape.batch} * call.shape.q_heads * call.means() * head_dim * 2);
+        take(mean_scores, call.kv_spans_of(call.shape.q_heads) * call.means() * MeanScores::kSpanN);
+      } else {
+        take(k_int8, spans * QuantKInt8::kSpanN * head_dim);
+        take(k_scale, spans * kBlocks * QuantKInt8::kScales);
+      }
       take(k_mean, call.smooth_k ? means : 0);
       if (call.kernel.quant_v != nullptr) {
-        take(v, spans * QuantV::kSpanN * head_dim * call.kernel.v_bytes);
-        take(v_scale, spans * kBlocks * QuantV::scales(call.head_dim()));
+        take(v, spans * kBlocks * call.kernel.v_block_bytes(call.head_dim()));
+        take(v_scale, spans * kBlocks * call.kernel.v_scale_bytes(call.head_dim()));
         take(v_mean, call.smooth_v && call.kernel.v_smooths ? means : 0);
       }
       take(next_tile, call.kernel.persistent ? 1 : 0);
@@ -129,7 +145,8 @@ struct Workspace {
     lay_out();
   }
 };
-static_assert(QuantV::kSpanN / QuantV::kBlockN == QuantKInt8::kSpanN / QuantKInt8::kBlockN);
+static_assert(QuantV::kSpanN == QuantKInt8::kSpanN && QuantV::kBlockN == QuantKInt8::kBlockN && QuantKFp4::kSpanN == QuantV::kSpanN &&
+              QuantKFp4::kBlockN == QuantV::kBlockN);
 
 // What the kernels that quantise K and V are told alike.
 template <typename Params>
@@ -147,12 +164,49 @@ Params quantisation(const Call& call, int32_t head_dim) {
 void quantise_k(const Call& call, const Workspace& workspace, int32_t first_tile) {
   auto params = quantisation<QuantKInt8::Params>(call, call.shape.head_dim);
   params.k = view(call.k, call.shape.heads_first);
-  params.k_int8 = workspace.k;
+  params.k_int8 = workspace.k_int8;
   params.k_scale = workspace.k_scale;
   params.k_mean = workspace.k_mean;
   params.next_tile = workspace.next_tile;
   params.first_tile = first_tile;
   launch(call, "quant_k_int8", call.kv_blocks(), QuantKInt8::kThreads, /*overlaps_previous=*/false, &params);
+}
+
+void quantise_k_fp4(const Call& call, const Workspace& workspace) {
+  auto params = quantisation<QuantKFp4::Params>(call, call.shape.head_dim);
+  params.k = view(call.k, call.shape.heads_first);
+  params.k_fp4 = workspace.k_fp4;
+  params.k_mean = workspace.k_mean;
+  launch(call, "quant_k_fp4", call.kv_blocks(), QuantKFp4::kThreads, /*overlaps_previous=*/false, &params);
+}
+
+// Q's means, and their scores with K less its own, which has been found by then.
+void means_of_q(const Call& call, const Workspace& workspace) {
+  const AttentionShape& shape = call.shape;
+  MeanQ::Params mean{};
+  mean.q = view(call.q, shape.heads_first);
+  mean.q_mean = workspace.q_mean;
+  mean.q_heads = shape.q_heads;
+  mean.qo_len = shape.qo_len;
+  mean.head_dim = shape.head_dim;
+  mean.means = call.means();
+  mean.cu_seqlens = data_or_null<int32_t>(call.cu_seqlens_q);
+  launch(call, "mean_q", int64_t{shape.batch} * shape.q_heads * call.means(), MeanQ::kThreads, /*overlaps_previous=*/false, &mean);
+
+  MeanScores::Params score{};
+  score.k = view(call.k, shape.heads_first);
+  score.q_mean = mean.q_mean;
+  score.k_mean = workspace.k_mean;
+  score.scores = workspace.mean_scores;
+  score.q_heads = shape.q_heads;
+  score.kv_heads = shape.kv_heads;
+  score.kv_len = shape.kv_len;
+  score.head_dim = shape.head_dim;
+  score.sequences = shape.batch;
+  score.means = call.means();
+  score.scale_log2 = static_cast<float>(call.sm_scale * kLog2E);
+  score.cu_seqlens = data_or_null<int32_t>(call.cu_seqlens_k);
+  launch(call, "mean_scores", call.kv_spans_of(shape.q_heads), MeanScores::kThreads, /*overlaps_previous=*/false, &score);
 }
 
 void quantise_v(const Call& call, const Workspace& workspace) {
@@ -273,7 +327,7 @@ AttentionParams attention_params(const Call& call, const Tensor& out, const Tens
   params.q = view(call.q, call.shape.heads_first);
   params.v = view(call.v, call.shape.heads_first);
   params.out = view(out, call.shape.heads_first);
-  params.k_int8 = workspace.k;
+  params.k_int8 = workspace.k_int8;
   params.k_scale = workspace.k_scale;
   params.k_mean = workspace.k_mean;
   params.lse = data_or_null<float>(lse);
@@ -376,7 +430,12 @@ void run(Call& call, const Tensor& out, const Tensor& lse, const std::optional<T
     grid = std::min(grid, static_cast<uint32_t>(store.multiprocessors(call.device())) / cluster * cluster);
   }
   const Workspace workspace(call);
-  quantise_k(call, workspace, static_cast<int32_t>(grid / cluster));
+  if (kernel.fp4) {
+    quantise_k_fp4(call, workspace);
+    means_of_q(call, workspace);
+  } else {
+    quantise_k(call, workspace, static_cast<int32_t>(grid / cluster));
+  }
   if (kernel.quant_v != nullptr) quantise_v(call, workspace);
   AttentionParams params = attention_params(call, out, lse, workspace);
   params.mask = looked.mask;
@@ -392,7 +451,15 @@ void run(Call& call, const Tensor& out, const Tensor& lse, const std::optional<T
                          static_cast<uint32_t>(masked ? Sm90QkInt8PvF16Masked::shared_bytes(head_dim) : kernel.shared_bytes(head_dim)),
                          /*overlaps_previous=*/true,
                          cluster};
-  if (!kernel.persistent) {
+  if (kernel.fp4) {
+    Sm120QkFp4PvFp4::Params extended{};
+    static_cast<AttentionParams&>(extended) = params;
+    extended.k_fp4 = workspace.k_fp4;
+    extended.q_mean = workspace.q_mean;
+    extended.mean_scores = workspace.mean_scores;
+    extended.means = call.means();
+    store.launch(launch, &extended);
+  } else if (!kernel.persistent) {
     store.launch(launch, &params);
   } else {
     using Kernel = Sm90QkInt8PvF16;
@@ -424,12 +491,12 @@ void run(Call& call, const Tensor& out, const Tensor& lse, const std::optional<T
 std::tuple<Tensor, Tensor> attention(const Tensor& q, const Tensor& k, const Tensor& v,
                                              const std::optional<Tensor>& attn_mask, bool heads_first,
                                              bool is_causal, double sm_scale, bool smooth_k, bool smooth_v,
-                                             bool return_lse, bool or_pytorch, int64_t kernel_number) {
+                                             bool return_lse, bool or_pytorch, int64_t kernel_number, bool per_block_mean) {
   const AttentionKernel& kernel = attention_kernel(kernel_number);
   const AttentionShape shape = check_attention(q, k, v, heads_first, kernel.largest_head_dim);
   TORCH_CHECK_VALUE(shape.kv_len >= 1 || q.numel() == 0, "k: expected at least one token, got none");
   TORCH_CHECK_VALUE(kernel.masks || !attn_mask.has_value(), "attn_mask: the kernel ", kernel.name, " takes none");
-  Call call{kernel, shape, q, k, v, {}, {}, is_causal, sm_scale, smooth_k, smooth_v, nullptr};
+  Call call{kernel, shape, q, k, v, {}, {}, is_causal, sm_scale, smooth_k, smooth_v, per_block_mean, nullptr};
   if (or_pytorch && !attn_mask.has_value() && is_for_pytorch(call)) return pytorch_attention(call, return_lse);
   std::vector<int64_t> sizes = q.sizes().vec();
   sizes.back() = shape.v_head_dim;
@@ -458,7 +525,7 @@ std::tuple<Tensor, Tensor> attention_varlen(const Tensor& q, const Tensor& k, co
     TORCH_CHECK_VALUE(tensor->dim() == 3, "q, k, v: expected [tokens, heads, head_dim], got ", tensor->sizes());
   }
   Call call{kernel,    {},       batched(q), batched(k), batched(v), cu_seqlens_q, cu_seqlens_k,
-            is_causal, sm_scale, smooth_k,       smooth_v,       nullptr};
+            is_causal, sm_scale, smooth_k,   smooth_v,   false,      nullptr};
   call.shape = check_attention(call.q, call.k, call.v, /*heads_first=*/false, kernel.largest_head_dim);
   call.shape.batch = static_cast<int32_t>(cu_seqlens_q.size(0) - 1);
   const Tensor out = call.empty({q.size(0), q.size(1), v.size(2)}, q.scalar_type());

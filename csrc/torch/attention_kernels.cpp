@@ -2,6 +2,7 @@
 
 #include <iterator>
 
+#include "kernels/attention/sm120_qk_fp4_pv_fp4.h"
 #include "kernels/attention/sm80_qk_int8_pv_f16.h"
 #include "kernels/attention/sm80_qk_int8_pv_f16_accum_f16.h"
 #include "kernels/attention/sm89_qk_int8_pv_f8.h"
@@ -23,9 +24,30 @@ constexpr AttentionKernel mma_sync(const char* name, int32_t since, const char* 
   kernel.largest_head_dim = 256;
   kernel.since = since;
   kernel.quant_v = quant_v;
-  kernel.v_bytes = Kernel::kValueBytes;
+  kernel.v_block_bytes = [](int32_t head_dim) { return static_cast<int32_t>(Kernel::kBlockN * head_dim * Kernel::kValueBytes); };
+  kernel.v_scale_bytes = &Kernel::scale_bytes;
   kernel.v_smooths = Kernel::kUnsmoothedBytes > 0;
   kernel.v_differs = kernel.masks = kernel.packed = true;
+  return kernel;
+}
+
+template <typename Kernel>
+constexpr AttentionKernel fp4(const char* name) {
+  AttentionKernel kernel{};
+  kernel.name = name;
+  kernel.block_m = [](int32_t) { return static_cast<int32_t>(Kernel::kBlockM); };
+  kernel.threads = &Kernel::threads;
+  kernel.shared_bytes = &Kernel::shared_bytes;
+  kernel.largest_head_dim = 256;
+#ifdef SAGE_EMULATE_FP4
+  kernel.since = 80;
+#else
+  kernel.since = 120;
+#endif
+  kernel.quant_v = "quant_v_fp4";
+  kernel.v_block_bytes = [](int32_t head_dim) { return static_cast<int32_t>(Fp4::v_block(head_dim)); };
+  kernel.v_scale_bytes = &Kernel::scale_bytes;
+  kernel.fp4 = kernel.v_smooths = kernel.v_differs = kernel.masks = kernel.packed = true;
   return kernel;
 }
 
@@ -51,6 +73,7 @@ constexpr AttentionKernel kKernels[] = {
     mma_sync<Sm89QkInt8PvF8>("sm89_qk_int8_pv_f8", 89, "quant_v_f8"),
     mma_sync<Sm89QkInt8PvF8AccumF16>("sm89_qk_int8_pv_f8_accum_f16", 89, "quant_v_f8"),
     wgmma<Sm90QkInt8PvF16>("sm90_qk_int8_pv_f16"),
+    fp4<Sm120QkFp4PvFp4>("sm120_qk_fp4_pv_fp4"),
 };
 
 }  // namespace

@@ -1,5 +1,5 @@
 // The attention kernels that there are: how each is launched, and what it can do. Which one suits a call is decided in Python
-// (sageattention/dispatch.py).
+// (sageattention/dispatch.py, table.py).
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,8 @@ struct AttentionKernel {
   int32_t since;          // the architecture whose instructions it needs: 89
   bool that_alone;        // they are no other architecture's
   const char* quant_v;    // the kernel that it takes V from; null: V as it is
-  int32_t v_bytes;        // of a number that that one writes
+  int32_t (*v_block_bytes)(int32_t head_dim);  // of a block of 64 keys that that one writes
+  int32_t (*v_scale_bytes)(int32_t head_dim);  // of its scales
   bool v_smooths;         // takes V less its mean
   bool v_differs;         // V's head_dim may differ from Q's and K's
   bool masks;             // a persistent one such as are bool or of Q's dtype
@@ -23,6 +24,7 @@ struct AttentionKernel {
   int32_t few_queries;    // up to which, or up to so many keys, PyTorch's own attention is faster
   int32_t few_causal_queries;
   int32_t few_keys;
+  bool fp4;               // K in FP4 and the means of Q beside it; Sm120 parameters
   bool persistent;        // one block a multiprocessor, each takes tile after tile, alone or in clusters of two; Sm90 parameters
 };
 

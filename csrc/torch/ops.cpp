@@ -17,7 +17,8 @@ namespace {
 constexpr sage::Operator kOperators[] = {
     SAGE_OPERATOR(attention,
                   "(Tensor q, Tensor k, Tensor v, Tensor? attn_mask, bool heads_first, bool is_causal, float sm_scale, "
-                  "bool smooth_k, bool smooth_v, bool return_lse, bool or_pytorch, int kernel) -> (Tensor, Tensor)"),
+                  "bool smooth_k, bool smooth_v, bool return_lse, bool or_pytorch, int kernel, bool per_block_mean=True) -> "
+                  "(Tensor, Tensor)"),
     SAGE_OPERATOR(attention_varlen,
                   "(Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor cu_seqlens_k, SymInt max_seqlen_q, "
                   "SymInt max_seqlen_k, bool is_causal, float sm_scale, bool smooth_k, bool smooth_v, bool return_lse, "
@@ -47,7 +48,7 @@ const char* attempt(const Function& function) noexcept {
 #ifdef _WIN32
 #define SAGE_EXPORT extern "C" __declspec(dllexport)
 #else
-#define SAGE_EXPORT extern "C" __attribute__((visibility("default")))
+#define SAGE_EXPORT extern "C" [[gnu::visibility("default")]]
 #endif
 
 // Makes the operators torch.ops.<name_space>.

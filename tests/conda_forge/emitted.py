@@ -9,7 +9,7 @@ from conda_forge import model
 from sage_factory.make import engine
 from sage_factory.what import matrix, variant
 
-DIGESTS = {"kernels_digest": "0", "operators_digest": "1", "sageattention_commit": "c"}
+DIGESTS = {"kernels_digest": "0", "operators_digest": "1", "sage_commit": "c"}
 
 
 # What gcc 12 and glibc 2.28 of conda-forge add to what a package requires (their run_exports).
@@ -23,21 +23,22 @@ def of(build: matrix.Build) -> dict[str, dict[str, Any]]:
     return {name: one.recipe.to_dict() for name, one in rendered.items()}
 
 
-def builds() -> list[matrix.Build]:
-    """One of each PyTorch × CUDA × platform: packages know no Python."""
-    return list({(build.platform, build.torch, build.cuda): build for build in matrix.builds()}.values())
+def builds(package: str | None = None) -> list[matrix.Build]:
+    """One of each package and PyTorch × CUDA × platform: conda packages know no Python."""
+    every = matrix.builds(package=package)
+    return list({(build.package, build.platform, build.torch, build.cuda): build for build in every}.values())
 
 
 def records() -> Iterator[model.Record]:
     """Every package of the table."""
-    kernels: dict[str, model.Record] = {}
+    kernels: dict[tuple[str, str], model.Record] = {}
     for build in builds():
         outputs = of(build)
-        cubins = _record(outputs["sageattention-cubins"], "noarch")
-        kernels[build.cuda] = cubins | {"noarch": "generic"}
-        exact = f"sageattention-cubins =={cubins['version']} {cubins['build']}"
+        cubins = _record(outputs[build.cubins], "noarch")
+        kernels[build.package, build.cuda] = cubins | {"noarch": "generic"}
+        exact = f"{build.cubins} =={cubins['version']} {cubins['build']}"
         needs = [exact] if matrix.load().platforms[build.platform].windows else [exact, *OF_COMPILERS]
-        operators = _record(outputs["sageattention"], build.platform)
+        operators = _record(outputs[build.package], build.platform)
         yield operators | {"depends": [*operators["depends"], *needs], "noarch": "python"}
     yield from kernels.values()
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from packaging.version import Version
 from rattler.exceptions import SolverError
 
 from conda_forge import emitted, model
 from sage_factory.what import matrix
 
-BUILDS = {f"{b.platform}-torch{b.torch}-cu{b.cuda}": b for b in emitted.builds()}
+BUILDS = {f"{b.package}-{b.platform}-torch{b.torch}-cu{b.cuda}": b for b in emitted.builds()}
 DRIVERS = [None, "11.8", "12.4", "12.9", "13.0", "13.2"]
 Pytorches = dict[tuple[str, str], set[str]]
 
@@ -53,14 +54,17 @@ def test_every_row_can_be_built_and_installed(name: str, forge: str, pytorches: 
     run = [spec for spec in operators["run"] if isinstance(spec, str)]
     for specs in (host, run):
         if (build.platform, build.torch_series) in pytorches:
-            assert found(specs)["pytorch"].startswith(f"{build.torch_series}.")
+            taken = found(specs)["pytorch"].split()[0]
+            # Operators by LibTorch's stable ABI run beside any later PyTorch, too.
+            later = build.stable_abi and specs is run and Version(taken) > Version(build.torch_series)
+            assert later or taken.startswith(f"{build.torch_series}.")
         else:
             with pytest.raises(SolverError, match=rf"pytorch {build.torch_series}\.\*"):
                 found(specs)
 
 
 def test_the_table_says_which_pytorch_conda_forge_has(pytorches: Pytorches) -> None:
-    for torch in matrix.load().pytorch.values():
+    for torch in (one for one in matrix.load().pytorch.values() if not one.release):
         for platform in matrix.load().platforms:
             there = pytorches.get((platform, torch.version.rpartition(".")[0]), set())
             assert {cuda.split(".")[0] for cuda in there - {"cpu"}} == set(torch.conda_forge), (torch.version, platform)
@@ -87,7 +91,9 @@ def expected(pytorches: Pytorches, platform: str, driver: str | None, series: st
 
     there = pytorches.get((platform, series), set()) - {"cpu"}
     majors = {key(cuda)[0] for cuda in there if driver is None or key(cuda)[0] <= key(driver)[0]}
-    ours = {build.cuda for build in emitted.builds() if (build.platform, build.torch_series) == (platform, series)}
+    ours = {
+        build.cuda for build in emitted.builds("sageattention") if (build.platform, build.torch_series) == (platform, series)
+    }
     fitting = sorted((cuda for cuda in ours if key(cuda)[0] in majors), key=key)
     if not fitting:
         return None
@@ -99,7 +105,7 @@ def test_a_user_gets_the_newest_cuda_that_fits_driver_and_pytorch(
     channels: list[str], pytorches: Pytorches, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """`conda install sageattention pytorch=X` on machines with each driver and with none."""
-    series = list(dict.fromkeys(build.torch_series for build in emitted.builds()))
+    series = list(dict.fromkeys(build.torch_series for build in emitted.builds("sageattention")))
     lines = [f"{'platform':14} {'driver':7}" + "".join(f"{'PyTorch ' + torch:15}" for torch in series)]
     wrong = []
     for platform in matrix.load().platforms:
@@ -130,6 +136,19 @@ def test_who_names_no_pytorch_gets_the_newest_there_is(
     found = model.solved(channels, ["sageattention"], platform, model.machine(platform, driver))
     assert found["pytorch"].startswith("2.13.")
     assert installed(channels, platform, driver)[0] == kernels
+
+
+@pytest.mark.parametrize("beside", [[], ["sageattention"]])
+@pytest.mark.parametrize(("driver", "kernels"), [("12.9", "cu129"), (None, "cu129")])
+def test_sageattn3_alone_and_beside_sageattention(
+    channels: list[str], beside: list[str], driver: str | None, kernels: str
+) -> None:
+    """conda-forge has PyTorch 2.9 for CUDA 12."""
+    found = model.solved(channels, ["sageattn3", *beside], "linux-64", model.machine("linux-64", driver))
+    assert found["sageattn3"].split()[1].startswith(f"torch290_{kernels}_")
+    assert found["sageattn3-cubins"].split()[1].startswith(f"{kernels}_")
+    assert found["pytorch"].startswith("2.9.")
+    assert {name for name in found if name.startswith("sageattention")} == {*beside, *(f"{name}-cubins" for name in beside)}
 
 
 def test_every_python_that_conda_forge_has_that_pytorch_for(channels: list[str]) -> None:

@@ -19,4 +19,7 @@ __device__ __forceinline__ float max_of_quad(float x) {
   return reduce_quad(x, [](float a, float b) { return fmaxf(a, b); });
 }
 
+// Whether it holds in some lane of those that share a row.
+__device__ __forceinline__ bool any_of_row(bool x) { return (__ballot_sync(0xffffffffu, x) >> (threadIdx.x % 32 & ~3) & 15) != 0; }
+
 }  // namespace sage

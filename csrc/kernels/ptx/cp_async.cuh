@@ -39,6 +39,29 @@ __device__ __forceinline__ float2 load_shared_float2(uint32_t shared_source) {
   return value;
 }
 
+// N words of 4 bytes.
+template <int N>
+__device__ __forceinline__ void load_shared_words(uint32_t (&words)[N], uint32_t shared_source) {
+  static_assert(N == 1 || N == 2 || N == 4);
+  if constexpr (N == 1) {
+    asm volatile("ld.shared.b32 %0, [%1];\n" : "=r"(words[0]) : "r"(shared_source) : "memory");
+  } else if constexpr (N == 2) {
+    asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];\n" : "=r"(words[0]), "=r"(words[1]) : "r"(shared_source) : "memory");
+  } else {
+    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];\n"
+                 : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
+                 : "r"(shared_source)
+                 : "memory");
+  }
+}
+
+// 16 bits, without sign.
+__device__ __forceinline__ uint32_t load_shared_u16(uint32_t shared_source) {
+  uint32_t value;
+  asm volatile("{\n.reg .u16 half;\nld.shared.u16 half, [%1];\ncvt.u32.u16 %0, half;\n}\n" : "=r"(value) : "r"(shared_source) : "memory");
+  return value;
+}
+
 __device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;\n" ::: "memory"); }
 
 // Waits until at most `Pending` of this thread's newest groups are unfinished.

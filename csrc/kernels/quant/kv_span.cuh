@@ -16,6 +16,7 @@ struct KvSpan {
   int64_t index;       // of the first span among all of the quantised tensor's
   int64_t mean;        // index of its mean
 
+  KvSpan() = default;
   // `heads`, `tokens` and the grid are those of the whole tensor; cu_seqlens is null where it is not packed. A block of threads has `together`
   // consecutive spans of a head; of packed sequences one.
   __device__ __forceinline__ KvSpan(const int32_t* cu_seqlens, int sequences, int heads, int tokens, int span_n, int together) {

@@ -25,22 +25,34 @@ struct QuantVConfig : Kernel {
   static constexpr float kGrowth = 1.2f;
 };
 
-// A thread's part of a block: 8 channels of the keys 2j, 2j + 1, 2j + 8 and 2j + 9 of a chunk of 16, which are a word of 8-bit V.
+// A thread's part of a block: 8 channels of four of a chunk's 16 keys, those of number j of four.
+template <typename Config>
 struct VPart {
   int chunk;
   int j;
   int channel;
 
-  template <typename Config>
   static __device__ __forceinline__ VPart mine() {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     return {warp % Config::kChunks, lane / 8, warp / Config::kChunks * 64 + lane % 8 * 8};
   }
-  __device__ __forceinline__ int key(int i) const { return chunk * 16 + j * 2 + i / 2 * 8 + i % 2; }
+  __device__ __forceinline__ int key(int i) const { return Config::key(chunk, j, i); }
 };
 
+// Four lanes, 8 apart, hold words j = 0 to 3 of the same rows: hands each of them all four words of the row of its number.
+__device__ __forceinline__ uint4 transpose(const uint32_t (&words)[4], int j) {
+  const bool odd = j % 2, high = j / 2;
+  const auto exchange = [](uint32_t word, int lane) { return __shfl_xor_sync(0xffffffffu, word, lane); };
+  // First between neighbours, then between pairs.
+  const uint32_t first = exchange(odd ? words[0] : words[1], 8), second = exchange(odd ? words[2] : words[3], 8);
+  const uint32_t low[2] = {odd ? first : words[0], odd ? words[1] : first};     // rows 0 or 1: words of this pair
+  const uint32_t up[2] = {odd ? second : words[2], odd ? words[3] : second};    // rows 2 or 3
+  const uint32_t third = exchange(high ? low[0] : up[0], 16), fourth = exchange(high ? low[1] : up[1], 16);
+  return high ? make_uint4(third, fourth, up[0], up[1]) : make_uint4(low[0], low[1], third, fourth);
+}
+
 template <typename Config>
-__device__ __forceinline__ void load_part(const typename Config::Params& p, const KvSpan& span, int first_key, const VPart& part,
+__device__ __forceinline__ void load_part(const typename Config::Params& p, const KvSpan& span, int first_key, const VPart<Config>& part,
                                           uint32_t (&keys)[4][4]) {
   const auto* v = row_pointer<typename Config::Element>(p.v, span.batch, span.head, span.first_token);
   const auto row = [&](int i) { return v + min(first_key + part.key(i), span.length - 1) * p.v.token_stride; };
@@ -79,7 +91,7 @@ __device__ __forceinline__ void quantise_v(const typename Config::Params& p, con
   ptx::grid_dependency_launch();
 
   const KvSpan span(p.cu_seqlens, p.sequences, p.kv_heads, p.kv_len, Config::kSpanN, p.together);
-  const auto part = VPart::mine<Config>();
+  const auto part = VPart<Config>::mine();
   if (span.first_key < span.length) {
     const float* mean = sample.mean + part.channel;
     if (p.v_mean != nullptr) {
@@ -125,19 +137,27 @@ __device__ __forceinline__ void quantise_v(const typename Config::Params& p, con
         }
       }
       const int64_t index = span.index * Config::kBlocks + block;
-      float* scales = p.v_scale + index * Config::scales(Config::kHeadDim);
-      if (part.chunk == 0 && part.j == 0) {
-#pragma unroll
-        for (int i = 0; i < 8; ++i) scales[part.channel + i] = magnitude[i] * (1.0f / Config::kLargest / Config::kScaleUnit);
+      uint8_t* scales = p.v_scale + index * Config::scale_bytes(Config::kScaleSize, Config::kHeadDim);
+      const bool writes = part.chunk == 0 && part.j == 0;
+      if (threadIdx.x < 4) {
+        reinterpret_cast<float*>(scales + Config::kScaleSize * Config::kHeadDim)[threadIdx.x] = p.v_mean != nullptr && !smooth ? 1.0f : 0.0f;
       }
-      if (threadIdx.x < 4) scales[Config::kHeadDim + threadIdx.x] = p.v_mean != nullptr && !smooth ? 1.0f : 0.0f;
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
-        const float factor = ptx::divide(Config::kLargest, magnitude[i]);
+        float factor;
+        if constexpr (Config::kScaleSize == 1) {
+          // The next power of two, as its exponent's bits; of infinity 255, of NaN 256.
+          const uint32_t exponent = (__float_as_uint(magnitude[i] * (1.0f / Config::kLargest)) + 0x7fffffu) >> 23;
+          if (writes) scales[part.channel + i] = exponent < 255 ? exponent - Config::kUnitExponent : 255;
+          factor = exponent < 255 ? __uint_as_float((254 - exponent) << 23) : __uint_as_float(0x7fffffffu);
+        } else {
+          if (writes) reinterpret_cast<float*>(scales)[part.channel + i] = magnitude[i] * (1.0f / Config::kLargest / Config::kScaleUnit);
+          factor = ptx::divide(Config::kLargest, magnitude[i]);
+        }
 #pragma unroll
         for (int key = 0; key < 4; ++key) x[key][i] *= factor;
       }
-      store(x, part, p.v_quantised + index * Config::kBlockN * Config::kHeadDim * Config::kBytes);
+      store(x, part, p.v_quantised + index * Config::block_bytes(Config::kHeadDim));
     }
   }
   // It may run beside quant_k_int8, which it does not need; but attention, which waits for this one, needs both.

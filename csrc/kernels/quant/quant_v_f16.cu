@@ -8,7 +8,7 @@ namespace sage {
 using Config = QuantVConfig<QuantVF16>;
 
 extern "C" __global__ void __launch_bounds__(Config::kThreads, 768 / Config::kThreads) quant_v_f16(const __grid_constant__ Config::Params p) {
-  quantise_v<Config>(p, [](const float(&x)[4][8], const VPart& part, uint8_t* out) {
+  quantise_v<Config>(p, [](const float(&x)[4][8], const VPart<Config>& part, uint8_t* out) {
 #pragma unroll
     for (int key = 0; key < 4; ++key) {
       uint32_t pairs[4];

@@ -1,5 +1,7 @@
 """Build conda packages and wheels: `build --cuda 12.8 [--torch 2.8.0] [--python 3.12 ...]` or `build --profile NAME`.
 
+`--package sageattn3` builds that one instead of sageattention, or of a profile that has both.
+
 Kernels are compiled once per CUDA version and operators once per PyTorch, each found again when nothing that goes
 into it changed; a wheel for another Python is a re-zip. All is tested and verified before any of it enters dist/.
 """
@@ -30,6 +32,7 @@ INTERRUPTED = ": compilers are ended, and of this build's files dist/ holds all 
 
 
 def options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--package", help="sageattention or sageattn3 (default: sageattention, or the profile's)")
     parser.add_argument("--cuda", help="CUDA version of the kernels, such as 12.8")
     parser.add_argument("--torch", help="PyTorch version (default: the one variants.yaml gives that CUDA)")
     parser.add_argument("--python", nargs="+", help="Pythons to make wheels for (default: the one at hand, or the profile's)")
@@ -73,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
     show(console, placed, steps)
     if packages.reused:
         console.print(f"unchanged, so not compiled again: {', '.join(packages.reused)}", highlight=False)
-    given = [args.profile, args.torch and f"torch{args.torch}", args.cuda and f"cu{args.cuda}"]
+    given = [args.profile, args.package, args.torch and f"torch{args.torch}", args.cuda and f"cu{args.cuda}"]
     name = "-".join(["kernels" if args.kernels else wanted[0][0].platform, *filter(None, given)])
     summary.report(output, name, steps)
     return 0
@@ -83,13 +86,14 @@ def requested(args: argparse.Namespace) -> list[tuple[matrix.Build, ...]]:
     """What the command line asks for, grouped so that nothing is compiled twice."""
     if not args.cuda and not args.profile:
         raise matrix.MatrixError("say what to build: --cuda X, --profile NAME or both; `matrix` lists every build")
-    torch, pythons = args.torch, args.python
+    package, torch, pythons = args.package, args.torch, args.python
     if not args.profile:
-        torch = torch or matrix.load().default_torch(args.cuda)
+        package = package or next(iter(matrix.load().packages))
+        torch = torch or matrix.load().default_torch(args.cuda, package)
         if not torch.endswith("+"):  # those are for every Python
             pythons = pythons or [channel.PYTHON]
     platform = args.platform or matrix.host_platform()
-    chosen = matrix.builds(args.profile, platform=platform, cuda=args.cuda, torch=torch, python=pythons)
+    chosen = matrix.builds(args.profile, package=package, platform=platform, cuda=args.cuda, torch=torch, python=pythons)
     return matrix.groups(chosen, kernels=args.kernels)
 
 
@@ -129,7 +133,7 @@ def show(console: Console, made: Sequence[Path], steps: Mapping[str, tuple[float
         times.add_row(name, f"{wall:.1f}", f"{cpu:.1f}", f"{cpu / max(total[1], 1e-9):.0%}")
     console.print(times)
     for path in made:
-        if path.name.startswith("sageattention-cubins-"):
+        if "-cubins-" in path.name:
             whole = cost.total(cost.of_package(path))
             console.print(
                 f"{path.name}: {whole.instances} kernel instances, {whole.code / 1e6:.1f} MB of instructions", highlight=False

@@ -33,11 +33,11 @@ def run(args: argparse.Namespace) -> int:
     if not there:
         raise FactoryError(f"{args.wheels} holds no wheel of that kind for this machine: {builds[0].wheel_name} would be one")
     for build, path in there.items():
-        made = json.loads(archives.read_wheel(path).files[f"{archives.PACKAGE}_build.json"])
+        made = json.loads(archives.read_wheel(path).files[f"{build.package}/_build.json"])
         with clean.environment(build.python) as python, tempfile.TemporaryDirectory() as scratch:
             offered = wheels.for_index(path, build=build, out_dir=Path(scratch), index_url=args.index_url)
             for torch in clean.pytorches(build):
                 clean.pytorch(python, build, torch, cxx11_abi=made.get("cxx11_abi", True))
-                clean.tried(python, [path, offered])
+                clean.tried(python, list({one.name: one for one in (path, offered)}.values()), build.package)
                 print(f"{path.name} and {build.index_name} install and run beside {torch}")
     return 0

@@ -8,6 +8,10 @@ import subprocess
 
 from sage_factory import ROOT, FactoryError
 
+# sageattn3 as it is installed: its own modules beside those that csrc/torch/CMakeLists.txt gives it. mypy and the tests' types
+# look there (pyproject.toml).
+ASSEMBLED = ROOT / "build" / "lint" / "sageattn3"
+
 CHECKS = (
     ("ruff", "check", "."),
     ("ruff", "format", "--check", "."),
@@ -22,6 +26,9 @@ def options(_parser: argparse.ArgumentParser) -> None:
 def run(_args: argparse.Namespace) -> int:
     if missing := {check[0] for check in CHECKS if shutil.which(check[0]) is None}:
         raise FactoryError(f"no {' and no '.join(sorted(missing))} here: run `python3 scripts/run.py lint`")
+    shutil.rmtree(ASSEMBLED, ignore_errors=True)
+    for folder in (ROOT / "sageattention", ROOT / "sageattention3_blackwell" / "sageattn3"):
+        shutil.copytree(folder, ASSEMBLED, dirs_exist_ok=True)
     # All of them, whatever the first says: the reader wants every fault at once.
     failed = [" ".join(check) for check in CHECKS if subprocess.run(check, cwd=ROOT, check=False).returncode]
     if failed:

@@ -29,7 +29,7 @@ def run(args: argparse.Namespace) -> int:
     if (wanted := locks.with_platforms(text)) != text:
         pixi.write_text(wanted, encoding="utf-8")
     page = ROOT / "docs" / "packaging.md"
-    put(page, offers.with_offers(page.read_text(encoding="utf-8"), matrix.builds(plan.TAG)).encode())
+    put(page, offers.with_offers(page.read_text(encoding="utf-8"), matrix.builds(plan.TAGS["sageattention"])).encode())
     for name in track(args.name or list(there), description="locking", transient=True):
         locks.write(there[name])
     return 0

@@ -1,7 +1,7 @@
 """Show what is built: every row of variants.yaml, or those of a profile, a platform, some versions.
 
 `--json` prints {"include": [one object a build]} on one line, as GitHub's fromJSON takes it for a job matrix; with
-`--kernels` one object a CUDA version instead, since all builds of one CUDA version share its kernels.
+`--kernels` one object a package and CUDA version instead, since all builds of one CUDA version share its kernels.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from rich.table import Column, Table
 from sage_factory.what import matrix
 
 ERROR = 2
-TITLES = {"platform": "platform", "torch": "PyTorch", "cuda": "CUDA", "python": "Python",
+TITLES = {"package": "package", "platform": "platform", "torch": "PyTorch", "cuda": "CUDA", "python": "Python",
           "architectures": "GPU architectures", "ptx": "PTX", "wheel": "wheel"}  # fmt: skip
 
 
 def options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--package", help="a package, such as sageattn3 (default: every one)")
     parser.add_argument("--profile", help="a named selection of variants.yaml (default: every build)")
     parser.add_argument("--platform", help="a platform (default: those of the profile)")
     parser.add_argument("--cuda", help="a CUDA version, such as 12.8")
@@ -31,12 +32,14 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    chosen = matrix.builds(args.profile, platform=args.platform, cuda=args.cuda, torch=args.torch, python=args.python)
+    chosen = matrix.builds(
+        args.profile, package=args.package, platform=args.platform, cuda=args.cuda, torch=args.torch, python=args.python
+    )
     found = matrix.kernel_sets(chosen) if args.kernels else [matrix.described(build) for build in chosen]
     if args.json:
         print(json.dumps({"include": found}))
         return 0
-    shown = ("cuda", "architectures", "ptx") if args.kernels else tuple(key for key in TITLES if key != "ptx")
+    shown = ("package", "cuda", "architectures", "ptx") if args.kernels else tuple(key for key in TITLES if key != "ptx")
     table = Table(*(Column(TITLES[key], overflow="fold") for key in shown))
     for one in found:
         table.add_row(*(" ".join(one[key]) if isinstance(one[key], list) else one[key] for key in shown))

@@ -49,8 +49,7 @@ def checked(found: plan.Plan, name: str, repository: str) -> plan.Plan:
     if not repository:
         return found
     tag.check(name)
-    version = found.builds[0].version
-    there = earlier.published(indexes.releases(repository), version, name)
+    there = earlier.published(indexes.releases(repository), tag.package_of(name), name)
     return dataclasses.replace(found, builds=earlier.left(found.builds, there))
 
 
@@ -58,8 +57,8 @@ def show(found: plan.Plan) -> None:
     """The jobs, as a table."""
     purpose = "a release" if found.release else f"kept {found.retention_days} days"
     title = f"{found.profile}: {len(found.builds)} builds, {purpose}"
-    table = Table("platform", "runner", "PyTorch", "CUDA", "Python", title=title)
+    table = Table("package", "platform", "runner", "PyTorch", "CUDA", "Python", title=title)
     for job in found.jobs:
-        table.add_row(*(job[key] for key in ("platform", "runner", "torch", "cuda", "pythons")))
+        table.add_row(*(job[key] for key in ("package", "platform", "runner", "torch", "cuda", "pythons")))
     Console(width=None if sys.stdout.isatty() else 120).print(table)
-    print("kernels once for CUDA " + ", ".join(kernel["cuda"] for kernel in found.kernels))
+    print("kernels once for " + ", ".join(f"{kernel['package']}, CUDA {kernel['cuda']}" for kernel in found.kernels))

@@ -14,8 +14,8 @@ from sage_factory.make import wheels
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("operators", type=Path, help="conda package `sageattention`")
-    parser.add_argument("cubins", type=Path, help="conda package `sageattention-cubins` of the same CUDA version")
+    parser.add_argument("operators", type=Path, help="conda package `sageattention` or `sageattn3`")
+    parser.add_argument("cubins", type=Path, help="conda package of its kernels, `…-cubins`, of the same CUDA version")
     parser.add_argument("--python", nargs="+", required=True, help="Pythons to pack wheels for, such as 3.12")
     parser.add_argument("--out", type=Path, default=ROOT / "dist" / "wheels", help="default: dist/wheels")
 

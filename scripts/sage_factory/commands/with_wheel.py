@@ -1,4 +1,4 @@
-"""Run Python with the built wheel installed: `with-wheel -m pytest`, `with-wheel bench/bench.py`.
+"""Run Python with the built wheels installed: `with-wheel -m pytest`, `with-wheel bench/bench.py`.
 
 The wheel lies alone in a clean environment beside PyTorch, so that what is tested and measured is the file that would
 be published, never the checkout.
@@ -35,11 +35,12 @@ def apart(rest: list[str]) -> list[str]:
 def run(args: argparse.Namespace) -> int:
     if not args.rest:
         raise FactoryError("say what to run: -m MODULE or a script")
-    wheel = installed.choose(args.wheels, args.torch or installed.torch_version(), args.cuda or matrix.load().development_cuda)
-    python = installed.install(wheel, installed.own_folder(ROOT / "build" / "installed"))
+    torch = args.torch or installed.torch_version()
+    wheels = installed.choose(args.wheels, torch, args.cuda or matrix.load().development_cuda)
+    python = installed.install(wheels, installed.own_folder(ROOT / "build" / "installed"))
     if faults := installed.import_faults(python):
         raise FactoryError("; ".join(faults))
-    print(f"{wheel.name} is installed", flush=True)
+    print(f"{' and '.join(wheel.name for wheel in wheels)} installed", flush=True)
     command = [str(python), *apart(args.rest)]
     if os.name == "posix":
         os.chdir(ROOT)

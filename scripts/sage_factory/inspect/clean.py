@@ -50,24 +50,32 @@ def pytorch(interpreter: Path, build: matrix.Build, wanted: str, *, cxx11_abi: b
         _pip(said, interpreter, "install", "--upgrade", wanted)
 
 
-def tried(interpreter: Path, files: Sequence[Path], test: Path = CPU_TEST) -> None:
-    """Install each of these forms of a wheel over the one before, as its user would, and run it on the CPU."""
+def tried(interpreter: Path, files: Sequence[Path], package: str, test: Path = CPU_TEST) -> None:
+    """Install each of these forms of a wheel of a package over the one before, as its user would, and run it on the CPU."""
     for path in files:
         _pip(f"pip does not install {path.name}", interpreter, "install", str(path))
         _pip(f"{path.name} does not fit what is installed", interpreter, "check")
         # -I: of what lies here and of the user's own packages nothing is on the import path.
-        _run(f"{path.name} does not run", [str(interpreter), "-I", str(test)], show=True)
-        _run(f"{path.name} is not sound", [str(interpreter), "-I", "-m", "sageattention"], show=True)
+        _run(f"{path.name} does not run", [str(interpreter), "-I", str(test)], package, show=True)
+        _run(f"{path.name} is not sound", [str(interpreter), "-I", "-m", package], show=True)
 
 
 def _pip(failure: str, interpreter: Path, *command: str) -> None:
     _run(failure, [str(interpreter), "-m", "pip", "--disable-pip-version-check", *command])
 
 
-def _run(failure: str, command: list[str], *, show: bool = False) -> None:
+def _run(failure: str, command: list[str], package: str = "", *, show: bool = False) -> None:
+    environment = {**os.environ, "SAGE_PACKAGE": package}  # which one the test tries
     with tempfile.TemporaryDirectory() as elsewhere:
         done = subprocess.run(
-            command, cwd=elsewhere, capture_output=True, text=True, encoding="utf-8", errors="replace", check=False
+            command,
+            cwd=elsewhere,
+            env=environment,
+            capture_output=True,
+            text=True,
+            encoding="utf-8",
+            errors="replace",
+            check=False,
         )
     if done.returncode:
         raise CleanError(f"{failure}: {done.stderr.strip() or done.stdout.strip()}")

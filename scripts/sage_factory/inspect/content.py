@@ -11,7 +11,6 @@ from typing import Any
 from sage_factory import ROOT
 from sage_factory.files import sha256
 from sage_factory.inspect import elf, pe
-from sage_factory.make import archives
 from sage_factory.what import matrix
 
 LIBRARIES = (".so", ".dll", ".pyd")
@@ -21,6 +20,7 @@ LIBRARIES = (".so", ".dll", ".pyd")
 class Said:
     """What a file's name says was built."""
 
+    package: str
     version: str
     torch: str
     cuda: str
@@ -38,7 +38,7 @@ def operator_faults(files: Mapping[str, bytes], said: Said) -> Iterator[str]:
             yield f"_build.json says {key} {made.get(key)!r}, expected {expected!r} as the file name does"
     for name in ("__init__.py", platform.extension):
         if name not in files:
-            yield f"{archives.PACKAGE}{name} is missing"
+            yield f"{said.package}/{name} is missing"
     for name, data in sorted(files.items()):
         if name == platform.extension:
             yield from elf.path_faults(name, data)
@@ -50,7 +50,7 @@ def operator_faults(files: Mapping[str, bytes], said: Said) -> Iterator[str]:
             yield f"{name} is a second library: expected {platform.extension} alone"
 
 
-def cubin_faults(files: Mapping[str, bytes], version: str, cuda: str) -> Iterator[str]:
+def cubin_faults(files: Mapping[str, bytes], package: str, version: str, cuda: str) -> Iterator[str]:
     """A kernel set, paths relative to its folder."""
     manifest, faults = read_json(files, "manifest.json")
     yield from faults
@@ -68,7 +68,7 @@ def cubin_faults(files: Mapping[str, bytes], version: str, cuda: str) -> Iterato
         yield f"cubins/{name} is listed in cubins/manifest.json but missing"
     for name in sorted(there - hashes.keys()):
         yield f"cubins/{name} is not listed in cubins/manifest.json"
-    yield from _promise_faults(set(hashes), kernels, cuda)
+    yield from _promise_faults(set(hashes), kernels, package, cuda)
     for name in sorted(there):
         data, shown = files[name], f"cubins/{name}"
         if name in hashes and hashes[name] != sha256(data):
@@ -83,11 +83,10 @@ def cubin_faults(files: Mapping[str, bytes], version: str, cuda: str) -> Iterato
         yield from elf.path_faults(shown, data)
 
 
-def _promise_faults(names: set[str], kernels: list[str], cuda: str) -> Iterator[str]:
+def _promise_faults(names: set[str], kernels: list[str], package: str, cuda: str) -> Iterator[str]:
     """Every kernel that csrc/kernels/kernels.json lists, for every architecture that variants.yaml promises."""
-    promised = matrix.load().cuda[cuda]
-    folders = [*matrix.targets(promised.architectures), *(f"compute_{a.replace('.', '')}" for a in promised.ptx)]
-    for kernel, only in instances(cuda).items():
+    folders = folders_of(package, cuda)
+    for kernel, only in instances(cuda, package).items():
         if kernel not in kernels:
             yield f"cubins/manifest.json does not name the kernel {kernel}, which csrc/kernels/kernels.json lists"
             continue
@@ -97,15 +96,23 @@ def _promise_faults(names: set[str], kernels: list[str], cuda: str) -> Iterator[
                 yield f"cubins/{folder}/{kernel}.{ending} is missing: variants.yaml promises {folder} for CUDA {cuda}"
 
 
-def instances(cuda: str) -> dict[str, set[str] | None]:
-    """The kernel instances of csrc/kernels/kernels.json that a CUDA version compiles, and the architectures of those that are
+def folders_of(package: str, cuda: str) -> list[str]:
+    """The folders of a package's kernel set, as variants.yaml promises them for a CUDA version."""
+    table = matrix.load()
+    architectures, ptx = table.compiled(table.packages[package], table.cuda[cuda])
+    return [*matrix.targets(architectures), *(f"compute_{a.replace('.', '')}" for a in ptx)]
+
+
+def instances(cuda: str, package: str = "sageattention") -> dict[str, set[str] | None]:
+    """The kernel instances of csrc/kernels/kernels.json that a CUDA version compiles for a package, and the architectures of those that are
     made for some only: <stem>-d<head_dim>-<dtype>, or <stem> where a kernel depends on neither.
     """
     entries = json.loads((ROOT / "csrc" / "kernels" / "kernels.json").read_text(encoding="utf-8"))
     return {
         Path(entry["source"]).stem + suffix: set(entry["architectures"]) if "architectures" in entry else None
         for entry in entries
-        if [int(n) for n in cuda.split(".")] >= [int(n) for n in entry.get("cuda", "0").split(".")]
+        if package in entry.get("packages", ["sageattention"])
+        and [int(n) for n in cuda.split(".")] >= [int(n) for n in entry.get("cuda", "0").split(".")]
         for suffix in [f"-d{d}-{t}" for d in entry.get("head_dim", ()) for t in entry["dtype"]] or [""]
     }
 

@@ -35,9 +35,9 @@ def of_set(files: Mapping[str, bytes]) -> dict[str, dict[str, Cost]]:
 
 
 def of_package(path: Path) -> dict[str, dict[str, Cost]]:
-    """Of the kernels' conda package."""
-    payload = archives.read_conda(path).payload
-    return of_set({name.removeprefix(archives.CUBINS): data for name, data in payload.items()})
+    """Of the kernels' conda package of a package."""
+    payload, folder = archives.read_conda(path).payload, archives.cubins(path.name.partition("-cubins-")[0])
+    return of_set({name.removeprefix(folder): data for name, data in payload.items()})
 
 
 def total(costs: Mapping[str, Mapping[str, Cost]]) -> Cost:

@@ -8,9 +8,8 @@ import site
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Sequence
 from pathlib import Path
-
-from packaging.utils import parse_wheel_filename
 
 from sage_factory import FactoryError
 from sage_factory.what import matrix
@@ -30,18 +29,20 @@ def torch_version() -> str:
         raise InstallError("this environment has no PyTorch: run the tests with `python3 scripts/run.py test`") from None
 
 
-def choose(directory: Path, torch: str, cuda: str) -> Path:
-    """The wheel in `directory` for this Python and PyTorch."""
-    python = "py3" if torch.endswith("+") else f"cp{sys.version_info[0]}{sys.version_info[1]}"
-    tag = f"{torch.rstrip('+').replace('.', '')}.{cuda.replace('.', '')}"
-    version = matrix.load().packages["sageattention"]
-    # 280.128.1, where there is one, is a repair of 280.128.
-    for path in sorted(directory.glob(f"sageattention-{version}-{tag}*-{python}-*.whl"), reverse=True):
-        if any(part.interpreter == python for part in parse_wheel_filename(path.name)[3]):
-            return path
+def choose(directory: Path, torch: str, cuda: str) -> list[Path]:
+    """The wheels in `directory` for this Python and PyTorch: sageattention, which has to be there, and what else there is."""
+    python, here = f"{sys.version_info[0]}.{sys.version_info[1]}", matrix.host_platform()
+    names = dict.fromkeys(
+        build.wheel_name
+        for build in matrix.load().all_builds()
+        if (build.torch, build.cuda, build.platform) == (torch, cuda, here) and (build.stable_abi or build.python == python)
+    )
+    found = [directory / name for name in names if (directory / name).is_file()]
+    if found and found[0].name.startswith("sageattention-"):
+        return found
     there = ", ".join(path.name for path in sorted(directory.glob("*.whl"))) or "nothing"
     raise InstallError(
-        f"{directory.name}/ has no wheel for PyTorch {torch}, CUDA {cuda} and {python}: it holds {there}. "
+        f"{directory.name}/ has no wheel for PyTorch {torch}, CUDA {cuda} and Python {python}: it holds {there}. "
         f"`python3 scripts/run.py build --cuda {cuda} --torch {torch}` makes one"
     )
 
@@ -66,8 +67,8 @@ def _runs(process: str) -> bool:
     return True
 
 
-def install(wheel: Path, target: Path) -> Path:
-    """A fresh environment that holds `wheel` alone and sees this environment's packages; returns its interpreter."""
+def install(wheels: Sequence[Path], target: Path) -> Path:
+    """A fresh environment that holds these wheels alone and sees this environment's packages; returns its interpreter."""
     shutil.rmtree(target, ignore_errors=True)
     base = getattr(sys, "_base_executable", None) or sys.executable
     _run(f"{base} cannot make an environment", [base, "-m", "venv", "--without-pip", str(target)])
@@ -77,12 +78,12 @@ def install(wheel: Path, target: Path) -> Path:
     packages = target / ("Lib/site-packages" if windows else f"lib/{library}/site-packages")
     seen = [path for path in sys.path if path.endswith("site-packages") and Path(path).is_dir()]
     seen = seen or site.getsitepackages() or [sysconfig.get_paths()["purelib"]]
-    # Beside another sageattention pip would take this one for installed already.
-    seen = [path for path in seen if not Path(path, "sageattention").exists()]
+    # Beside another of its name pip would take a package for installed already.
+    seen = [path for path in seen if not any(Path(path, package).exists() for package in matrix.load().packages)]
     (packages / "beside.pth").write_text("".join(f"{path}\n" for path in seen), encoding="utf-8")
     # No index: a requirement that is not there already means that the wheel's metadata is wrong.
-    command = [str(python), "-m", "pip", "install", "--quiet", "--no-index", "--disable-pip-version-check", str(wheel)]
-    _run(f"pip cannot install {wheel.name}", command)
+    command = [str(python), "-m", "pip", "install", "--quiet", "--no-index", "--disable-pip-version-check", *map(str, wheels)]
+    _run(f"pip cannot install {' and '.join(wheel.name for wheel in wheels)}", command)
     return python
 
 

@@ -33,20 +33,20 @@ def verify_wheel(path: Path) -> list[str]:
     if build is None:
         return faults
     tagged = path.name == build.wheel_name
-    version = build.version if tagged else build.index_version
-    info = f"{build.package}-{version}.dist-info"
+    version = build.wheel_version if tagged else build.index_version
+    info, inside = f"{build.package}-{version}.dist-info", f"{build.package}/"
     faults += [
-        f"{name} lies outside {archives.PACKAGE} and {info}/: it would be installed beside other packages' files"
+        f"{name} lies outside {inside} and {info}/: it would be installed beside other packages' files"
         for name in sorted(wheel.files)
-        if not name.startswith((archives.PACKAGE, f"{info}/")) and ".dist-info/" not in name
+        if not name.startswith((inside, f"{info}/")) and ".dist-info/" not in name
     ]
     faults += _record_faults(wheel.files, f"{info}/RECORD")
     faults += _metadata_faults(wheel.files, info, version, build)
-    faults += _wheel_file_faults(wheel.files, info, build.build_tag if tagged else None, build)
-    faults += _bill_faults(wheel.files, info, version)
-    said = content.Said(build.version, build.torch, build.cuda, build.platform, build.python)
-    faults += content.operator_faults(content.below(wheel.files, archives.PACKAGE), said)
-    faults += content.cubin_faults(content.below(wheel.files, f"{archives.PACKAGE}cubins/"), said.version, said.cuda)
+    faults += _wheel_file_faults(wheel.files, info, build, tagged=tagged)
+    faults += _bill_faults(wheel.files, info, version, build)
+    said = content.Said(build.package, build.version, build.torch, build.cuda, build.platform, build.python)
+    faults += content.operator_faults(content.below(wheel.files, inside), said)
+    faults += content.cubin_faults(content.below(wheel.files, f"{inside}cubins/"), said.package, said.version, said.cuda)
     return faults
 
 
@@ -66,11 +66,13 @@ def verify_conda(path: Path) -> list[str]:
         if index.get(key) != expected:
             faults.append(f"info/index.json says {key} {index.get(key)!r}, expected {expected!r} as the file name does")
     faults += _paths_faults(conda)
-    if name == "sageattention-cubins":
-        return [*faults, *_cubin_package_faults(conda, index, version, build)]
-    if name == "sageattention":
-        return [*faults, *_operator_package_faults(conda, index, version, build)]
-    return [*faults, f"{name} is no package of this project: expected sageattention or sageattention-cubins"]
+    for package in matrix.load().packages.values():
+        if name == package.cubins:
+            return [*faults, *_cubin_package_faults(conda, index, package.name, version, build)]
+        if name == package.name:
+            return [*faults, *_operator_package_faults(conda, index, package, version, build)]
+    expected = ", ".join(f"{package.name} or {package.cubins}" for package in matrix.load().packages.values())
+    return [*faults, f"{name} is no package of this project: expected {expected}"]
 
 
 # ── wheels ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -142,8 +144,9 @@ def _metadata_faults(files: Mapping[str, bytes], info: str, version: str, build:
     except InvalidRequirement as error:
         yield f"METADATA holds a Requires-Dist that is no requirement: {error}"
         return
+    said = f"build tag {build.build_tag}" if build.build_tag else f"version {build.wheel_version}"
     if found != [wanted]:
-        yield f"METADATA requires {', '.join(found) or 'nothing'}, expected {wanted} alone as the build tag {build.build_tag} says"
+        yield f"METADATA requires {', '.join(found) or 'nothing'}, expected {wanted} alone as the {said} says"
     for name in metadata.get_all("License-File", []):
         if f"{info}/licenses/{name}" not in files:
             yield f"METADATA names the licence file {name}, which is not in {info}/licenses/"
@@ -154,22 +157,24 @@ def _headers(data: bytes) -> Message:
     return email.message_from_string(data.decode("utf-8", "replace"))
 
 
-def _bill_faults(files: Mapping[str, bytes], info: str, version: str) -> Iterator[str]:
+def _bill_faults(files: Mapping[str, bytes], info: str, version: str, build: matrix.Build) -> Iterator[str]:
     try:
-        expected = sbom.of_wheel(files, version)
+        expected = sbom.of_wheel(files, build.package, version)
     except (ValueError, RecursionError, AttributeError):
         return  # of _build.json, and what is wrong with that is said
-    if files.get(f"{info}/{sbom.NAME}") != expected:
-        yield f"{info}/{sbom.NAME} is missing, or is not the bill of what this wheel holds"
+    bill = f"{info}/{sbom.name(build.package)}"
+    if files.get(bill) != expected:
+        yield f"{bill} is missing, or is not the bill of what this wheel holds"
 
 
-def _wheel_file_faults(files: Mapping[str, bytes], info: str, build_tag: str | None, build: matrix.Build) -> Iterator[str]:
+def _wheel_file_faults(files: Mapping[str, bytes], info: str, build: matrix.Build, *, tagged: bool) -> Iterator[str]:
     if f"{info}/WHEEL" not in files:
         yield f"{info}/WHEEL is missing"
         return
     wheel = _headers(files[f"{info}/WHEEL"])
-    tags = [build.wheel_tag] if build_tag else list(build.index_tags)
-    wanted = {"Wheel-Version": ["1.0"], "Tag": tags, "Build": [build_tag] if build_tag else [], "Root-Is-Purelib": ["false"]}
+    tags = [build.wheel_tag] if tagged else list(build.index_tags)
+    build_tag = [build.build_tag] if tagged and build.build_tag else []
+    wanted = {"Wheel-Version": ["1.0"], "Tag": tags, "Build": build_tag, "Root-Is-Purelib": ["false"]}
     for key, values in wanted.items():
         if (found := wheel.get_all(key, [])) != values:
             yield f"WHEEL says {key} {', '.join(found) or 'nothing'}, expected {', '.join(values) or 'nothing'}"
@@ -204,7 +209,10 @@ def _paths_faults(conda: archives.Conda) -> Iterator[str]:
             yield f"{name} holds the build machine's prefix ({str(entry['prefix_placeholder'])[:60]})"
 
 
-def _cubin_package_faults(conda: archives.Conda, index: Mapping[str, Any], version: str, build: str) -> Iterator[str]:
+def _cubin_package_faults(
+    conda: archives.Conda, index: Mapping[str, Any], package: str, version: str, build: str
+) -> Iterator[str]:
+    folder = archives.cubins(package)
     if index.get("subdir") != "noarch" or index.get("noarch") != "generic":
         yield f"info/index.json says subdir {index.get('subdir')}, noarch {index.get('noarch')}: expected noarch, generic"
     if index.get("depends"):
@@ -213,13 +221,15 @@ def _cubin_package_faults(conda: archives.Conda, index: Mapping[str, Any], versi
     if cuda is None:
         yield f"the build string {build} does not begin with a CUDA version of variants.yaml, such as cu128"
         return
-    stray = sorted(name for name in conda.payload if not name.startswith(archives.CUBINS))
+    stray = sorted(name for name in conda.payload if not name.startswith(folder))
     for name in stray[:5]:
-        yield f"{name} lies outside {archives.CUBINS}, the only place for kernels"
-    yield from content.cubin_faults(content.below(conda.payload, archives.CUBINS), version, cuda)
+        yield f"{name} lies outside {folder}, the only place for kernels"
+    yield from content.cubin_faults(content.below(conda.payload, folder), package, version, cuda)
 
 
-def _operator_package_faults(conda: archives.Conda, index: Mapping[str, Any], version: str, build: str) -> Iterator[str]:
+def _operator_package_faults(
+    conda: archives.Conda, index: Mapping[str, Any], package: matrix.Package, version: str, build: str
+) -> Iterator[str]:
     table = matrix.load()
     parts = re.match(r"torch([^_]+)_(cu\d+)_", build)
     cuda = _cuda_of(parts[2]) if parts else None
@@ -245,21 +255,22 @@ def _operator_package_faults(conda: archives.Conda, index: Mapping[str, Any], ve
     depends = {str(dependency).split(" ")[0]: str(dependency) for dependency in listed} if isinstance(listed, list) else {}
     if depends.get("pytorch") != f"pytorch {made.conda_torch}":
         yield f"info/index.json depends on {depends.get('pytorch')!r}, expected 'pytorch {made.conda_torch}' as the build string says"
-    kernels = f"sageattention-cubins =={version} cu{cuda.replace('.', '')}_"
-    if not depends.get("sageattention-cubins", "").startswith(kernels):
-        yield f"info/index.json depends on {depends.get('sageattention-cubins')!r}, expected '{kernels}…' exactly"
+    kernels = f"{package.cubins} =={version} cu{cuda.replace('.', '')}_"
+    if not depends.get(package.cubins, "").startswith(kernels):
+        yield f"info/index.json depends on {depends.get(package.cubins)!r}, expected '{kernels}…' exactly"
     for name in ("python", *(["__glibc"] if table.platforms[platform].glibc else [])):
         if name not in depends:
             yield f"info/index.json does not depend on {name}"
-    described = f"{archives.SITE_PACKAGES}sageattention-{version}.dist-info/"
+    own = f"{archives.SITE_PACKAGES}{package.name}/"
+    described = f"{archives.SITE_PACKAGES}{package.name}-{version}.dist-info/"
     for name in sorted(conda.payload):
-        if not name.startswith((archives.SITE_PACKAGES + archives.PACKAGE, described)):
-            yield f"{name} lies outside {archives.SITE_PACKAGES + archives.PACKAGE} and {described}"
+        if not name.startswith((own, described)):
+            yield f"{name} lies outside {own} and {described}"
     metadata = _headers(conda.payload.get(f"{described}METADATA", b""))
-    if (metadata["Name"], metadata["Version"]) != ("sageattention", version):
-        yield f"{described}METADATA says {metadata['Name']} {metadata['Version']}, expected sageattention {version}"
-    inside = content.below(conda.payload, archives.SITE_PACKAGES + archives.PACKAGE)
-    yield from content.operator_faults(inside, content.Said(version, made.torch, cuda, platform))
+    if (metadata["Name"], metadata["Version"]) != (package.name, version):
+        yield f"{described}METADATA says {metadata['Name']} {metadata['Version']}, expected {package.name} {version}"
+    said = content.Said(package.name, version, made.torch, cuda, platform)
+    yield from content.operator_faults(content.below(conda.payload, own), said)
 
 
 def _cuda_of(build: str) -> str | None:

@@ -17,14 +17,17 @@ import zstandard
 from sage_factory import FactoryError
 
 SITE_PACKAGES = "site-packages/"  # where a version-independent conda package keeps its Python files
-CUBINS = "share/sageattention/cubins/"  # where the kernels' conda package keeps them
-PACKAGE = "sageattention/"
 
 Time = tuple[int, int, int, int, int, int]  # year to second, as a zip states it
 
 
 class ArtifactError(FactoryError):
     """A file is not the archive it should be; the message says in what way."""
+
+
+def cubins(package: str) -> str:
+    """Where the conda package of a package's kernels keeps them."""
+    return f"share/{package}/cubins/"
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from sage_factory.make import archives, wheels
+from sage_factory.make import wheels
 from sage_factory.what import matrix
 
 PROCESSORS = {"amd64": "x86_64"}  # that Windows names otherwise
@@ -32,7 +32,8 @@ def content(operators: Path, cubins: Path, build: matrix.Build) -> tuple[str, di
     """The variant's name and its files, by path."""
     packed = wheels.payload(operators, cubins)
     wheels.check(packed, operators, cubins, build)
-    files = {name.removeprefix(archives.PACKAGE): data for name, data in packed.items() if name.startswith(archives.PACKAGE)}
+    inside = f"{build.package}/"
+    files = {name.removeprefix(inside): data for name, data in packed.items() if name.startswith(inside)}
     files["LICENSE"] = next(data for name, data in packed.items() if name.endswith("/licenses/LICENSE"))
     made: dict[str, Any] = json.loads(files["_build.json"])
     # torch280_cu128_h0123456789 of the package's file name: its digest is of all that went in.
@@ -54,8 +55,7 @@ def variant(build: matrix.Build, *, cxx11_abi: bool) -> str:
 def metadata(identity: str, build: matrix.Build) -> dict[str, Any]:
     """What `kernels` reads of a build: the name that its module gets, and which GPUs it runs on."""
     table = matrix.load()
-    archs = [name + table.architectures[name].suffix for name in build.architectures]
-    archs += [f"{name}+PTX" for name in build.ptx]
+    archs = [*build.architectures, *(f"{name}+PTX" for name in build.ptx)]
     return {
         "name": table.hub["name"],
         "id": identity,

@@ -54,18 +54,23 @@ def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def compile_kernels(cuda: str, architectures: list[str]) -> Path:
+def compile_kernels(package: str, cuda: str, architectures: list[str]) -> Path:
     """Compile for these architectures with Ninja's own progress; the folder of the cubins."""
     table = matrix.load()
-    matrix.known("CUDA version", cuda, table.cuda)
-    build = table.cuda[cuda]
-    wanted = architectures or list(build.architectures)
+    one = matrix.known("package", package, table.packages)
+    compiled, ptx = table.compiled(one, matrix.known("CUDA version", cuda, table.cuda))
+    # Who asks for 9.0 means 9.0a, where kernels are for that alone.
+    spelled = [next((a for a in (*compiled, *table.architectures) if a.rstrip("a") == name), name) for name in architectures]
+    wanted = spelled or list(compiled)
     targets = [name.removeprefix("sm_") for name in matrix.targets(wanted)]
     nvcc, environment = compiler(cuda)
-    output = ROOT / "build" / f"kernels-cu{cuda.replace('.', '')}"
+    output = (
+        ROOT / "build" / f"{'' if package == next(iter(table.packages)) else f'{package}-'}kernels-cu{cuda.replace('.', '')}"
+    )
     configure = ["cmake", "-S", "csrc/kernels", "-B", str(output), "-G", "Ninja", "--log-level=WARNING",
-                 f"-DSAGE_NVCC={nvcc}", f"-DSAGE_CUDA_VERSION={cuda}", f"-DSAGE_VERSION={table.packages['sageattention']}",
-                 f"-DSAGE_ARCHITECTURES={';'.join(targets)}", f"-DSAGE_PTX={';'.join(build.ptx) if not architectures else ''}"]  # fmt: skip
+                 f"-DSAGE_NVCC={nvcc}", f"-DSAGE_CUDA_VERSION={cuda}", f"-DSAGE_VERSION={one.version}",
+                 f"-DSAGE_PACKAGE={package}",
+                 f"-DSAGE_ARCHITECTURES={';'.join(targets)}", f"-DSAGE_PTX={';'.join(ptx) if not architectures else ''}"]  # fmt: skip
     with alone.alone(output.with_name(f"{output.name}.lock"), "another process that compiles these kernels", _say):
         for command in (configure, ["cmake", "--build", str(output)]):
             try:

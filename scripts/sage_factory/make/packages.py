@@ -77,24 +77,25 @@ class Packages:
     def _planned(self, build: matrix.Build) -> tuple[Planned, Planned]:
         """The two packages of a build by name, so that what is there already can be found."""
         system = channel.compiler() if self.channel_kind == "pypi" else None
-        commit = inputs.commit(inputs.OPERATORS)
+        sources = inputs.operators(build.package)
+        commit = inputs.commit(sources)
         facts = self._facts(build, system, commit)
         kernels = inputs.digest(inputs.KERNELS, facts["kernels"])
-        operators = inputs.digest(inputs.OPERATORS, facts["operators"])
-        digests = {"kernels_digest": kernels, "operators_digest": operators, "sageattention_commit": commit}
+        operators = inputs.digest(sources, facts["operators"])
+        digests = {"kernels_digest": kernels, "operators_digest": operators, "sage_commit": commit}
         pin = f"{channel.PYTHON}.*" if system else _conda_forge_python()
         settings = variant.of(build, python_pin=pin, digests=digests, gcc=system.major if system else None)
         cubins = PACKAGES / "noarch" / f"{build.cubins_stem}{kernels}_0.conda"
         package = PACKAGES / build.platform / f"{build.operators_stem}{operators}_{build.number}.conda"
         return (
-            Planned("kernels", f"CUDA {build.cuda}", "sageattention-cubins", cubins, inputs.KERNELS, settings),
-            Planned("operators", f"PyTorch {build.torch}", "sageattention", package, inputs.OPERATORS, settings),
+            Planned("kernels", f"CUDA {build.cuda}", build.cubins, cubins, inputs.KERNELS, settings),
+            Planned("operators", f"PyTorch {build.torch}", build.package, package, sources, settings),
         )
 
     def _facts(self, build: matrix.Build, system: channel.Compiler | None, commit: str) -> Mapping[str, list[str]]:
         """What a package depends on besides the project's files. No path: equal checkouts make equal packages."""
         # A mirror of conda-forge has what conda-forge has.
-        common = [build.version, build.cuda, "pypi" if system else "conda-forge"]
+        common = [build.package, build.version, build.cuda, "pypi" if system else "conda-forge"]
         kernels = [*common, *matrix.targets(build.architectures), "ptx", *build.ptx]
         number = str(variant.number(build, matrix.load()))
         operators = [*common, build.torch, build.platform, number, commit]  # _build.json says the commit

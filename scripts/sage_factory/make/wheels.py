@@ -31,13 +31,14 @@ def emit(operators: Path, cubins: Path, *, build: matrix.Build, out_dir: Path) -
     """Write the wheel of `build` into `out_dir`, whole or not at all, and return its path."""
     content = payload(operators, cubins)
     check(content, operators, cubins, build)
-    info = f"{build.package}-{build.version}.dist-info"
-    described = {name: content.pop(name) for name in list(content) if name.startswith(info + "/")}
+    # The conda package's version is without PyTorch and CUDA, which its build string says.
+    old, info = f"{build.package}-{build.version}.dist-info/", build.dist_info
+    described = {f"{info}/{name.removeprefix(old)}": content.pop(name) for name in list(content) if name.startswith(old)}
     licenses = {name: data for name, data in described.items() if name.startswith(f"{info}/licenses/")}
     content |= licenses
     content[f"{info}/METADATA"] = _metadata(described.get(f"{info}/METADATA"), build, sorted(licenses))
     content[f"{info}/WHEEL"] = _wheel(build)
-    content[f"{info}/{sbom.NAME}"] = sbom.of_wheel(content, build.version)
+    content[f"{info}/{sbom.name(build.package)}"] = sbom.of_wheel(content, build.package, build.wheel_version)
     content[f"{info}/RECORD"] = _record(content, f"{info}/RECORD")
     target = out_dir / build.wheel_name
     put(target, _zipped(content, last=f"{info}/"))
@@ -47,8 +48,13 @@ def emit(operators: Path, cubins: Path, *, build: matrix.Build, out_dir: Path) -
 def for_index(wheel: Path, *, build: matrix.Build, out_dir: Path, index_url: str = "") -> Path:
     """The same wheel as pip's indexes have it: by its local version, and with the address of the indexes, which its import error names.
 
-    Of equal versions pip and uv keep the one that is installed, whatever its build tag is.
+    Of equal versions pip and uv keep the one that is installed, whatever its build tag is. A wheel that has a local version is there
+    byte for byte: a release cannot hold two files of one name.
     """
+    target = out_dir / build.index_name
+    if build.local_version:
+        put(target, wheel.read_bytes())
+        return target
     info, named = (f"{build.package}-{version}.dist-info" for version in (build.version, build.index_version))
     content = {name.replace(f"{info}/", f"{named}/", 1): data for name, data in archives.read_wheel(wheel).files.items()}
     for name in ("METADATA", "WHEEL"):
@@ -61,10 +67,9 @@ def for_index(wheel: Path, *, build: matrix.Build, out_dir: Path, index_url: str
         lines.append(f"Project-URL: {INDEX}, {index_url.rstrip('/')}/")
     content[f"{named}/METADATA"] = "\n".join(lines).encode() + end + body
     content[f"{named}/WHEEL"] = _wheel(build, tagged=False)
-    content[f"{named}/{sbom.NAME}"] = sbom.of_wheel(content, build.index_version)
+    content[f"{named}/{sbom.name(build.package)}"] = sbom.of_wheel(content, build.package, build.index_version)
     content.pop(f"{named}/RECORD", None)
     content[f"{named}/RECORD"] = _record(content, f"{named}/RECORD")
-    target = out_dir / build.index_name
     put(target, _zipped(content, last=f"{named}/"))
     return target
 
@@ -78,7 +83,9 @@ def index_url(wheel: Path) -> str:
 
 
 def payload(operators: Path, cubins: Path) -> dict[str, bytes]:
-    """The files of both packages where a wheel has them."""
+    """The files of both conda packages where a wheel has them."""
+    package = operators.name.rsplit("-", 2)[0]
+    share = archives.cubins(package)
     files: dict[str, bytes] = {}
     for name, data in archives.read_conda(operators).payload.items():
         _, found, inside = name.partition(archives.SITE_PACKAGES)
@@ -86,24 +93,22 @@ def payload(operators: Path, cubins: Path) -> dict[str, bytes]:
         if found and "__pycache__" not in inside:
             files[inside] = data
     for name, data in archives.read_conda(cubins).payload.items():
-        if name.startswith(archives.CUBINS):
-            files[f"{archives.PACKAGE}cubins/{name.removeprefix(archives.CUBINS)}"] = data
+        if name.startswith(share):
+            files[f"{package}/cubins/{name.removeprefix(share)}"] = data
     return files
 
 
 def check(files: dict[str, bytes], operators: Path, cubins: Path, build: matrix.Build) -> None:
     """WheelError if the packages are not those of the build."""
-    for name, source in (
-        (f"{archives.PACKAGE}_build.json", operators),
-        (f"{archives.PACKAGE}cubins/manifest.json", cubins),
-    ):
+    record, manifest = f"{build.package}/_build.json", f"{build.package}/cubins/manifest.json"
+    for name, source in ((record, operators), (manifest, cubins)):
         if name not in files:
             raise WheelError(f"{source.name} does not hold {Path(name).name}: is it the right package?")
-    made = json.loads(files[f"{archives.PACKAGE}_build.json"])
+    made = json.loads(files[record])
     wanted = {"version": build.version, "torch": build.torch, "cuda": build.cuda}
     if {key: made.get(key) for key in wanted} != wanted:
         raise WheelError(f"{operators.name} was built for {made}, but a wheel for {wanted} was asked for")
-    cuda = json.loads(files[f"{archives.PACKAGE}cubins/manifest.json"]).get("cuda")
+    cuda = json.loads(files[manifest]).get("cuda")
     if cuda != build.cuda:
         raise WheelError(f"{cubins.name} holds kernels of CUDA {cuda}, but a wheel for CUDA {build.cuda} was asked for")
 
@@ -111,7 +116,7 @@ def check(files: dict[str, bytes], operators: Path, cubins: Path, build: matrix.
 def _metadata(described: bytes | None, build: matrix.Build, licenses: list[str]) -> bytes:
     """What pip reads: the project's own description with this build's requirements in it."""
     old = BytesParser(policy=email.policy.compat32).parsebytes(described or b"")
-    lines = [("Metadata-Version", "2.4"), ("Name", build.package), ("Version", build.version)]
+    lines = [("Metadata-Version", "2.4"), ("Name", build.package), ("Version", build.wheel_version)]
     lines += [(key, str(value)) for key, value in old.items() if key.title() in KEPT]
     lines += [("License-File", name.partition("/licenses/")[2]) for name in licenses]
     # pip takes the highest build tag whatever PyTorch is there: only the pin keeps a wrong one out.
@@ -132,7 +137,7 @@ def _wheel(build: matrix.Build, *, tagged: bool = True) -> bytes:
     message["Root-Is-Purelib"] = "false"
     for tag in (build.wheel_tag,) if tagged else build.index_tags:
         message["Tag"] = tag
-    if tagged:
+    if tagged and build.build_tag:
         message["Build"] = build.build_tag
     return message.as_bytes()
 
@@ -160,5 +165,7 @@ def find_build(operators: Path, python: str | None = None) -> matrix.Build:
     made = next((json.loads(data) for name, data in conda.payload.items() if name.endswith("/_build.json")), None)
     if made is None:
         raise WheelError(f"{operators.name} does not hold _build.json: the operators' package comes first, then the kernels'")
-    platform = json.loads(conda.info["info/index.json"])["subdir"]
-    return matrix.builds(platform=platform, cuda=made["cuda"], torch=made["torch"], python=python)[0]
+    index = json.loads(conda.info["info/index.json"])
+    return matrix.builds(
+        package=index["name"], platform=index["subdir"], cuda=made["cuda"], torch=made["torch"], python=python
+    )[0]

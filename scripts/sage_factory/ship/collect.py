@@ -33,7 +33,7 @@ class Group:
     @cached_property
     def made(self) -> Mapping[str, Any]:
         """_build.json: version, torch, cuda, and the commit and compiler of the operators."""
-        return inside(self.operators, archives.SITE_PACKAGES + archives.PACKAGE + "_build.json")
+        return inside(self.operators, f"{archives.SITE_PACKAGES}{self.builds[0].package}/_build.json")
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ def _group(folder: Path, builds: tuple[matrix.Build, ...]) -> Group:
 def kernels_of(operators: Path) -> Path:
     """The kernels' package that an operators' package of the same channel depends on."""
     needed = [need.split() for need in inside(operators, "info/index.json").get("depends", [])]
-    names = ["-".join(need).replace("==", "") for need in needed if need[0] == "sageattention-cubins" and len(need) == 3]
+    names = ["-".join(need).replace("==", "") for need in needed if need[0].endswith("-cubins") and len(need) == 3]
     kernels = operators.parent.parent / "noarch" / f"{''.join(names)}.conda"
     if not kernels.is_file():
         raise CollectError(f"  conda/noarch/{kernels.name} is missing, which {operators.name} depends on")
@@ -140,11 +140,11 @@ def _repacked(group: Group, build: matrix.Build, path: Path, scratch: Path) -> I
 
 
 def kernels_once(found: Collection) -> Iterator[str]:
-    """One kernel set a CUDA version, whichever platform it is for, in all that is new."""
-    sets: dict[str, set[str]] = {}
+    """One kernel set a package and CUDA version, whichever platform it is for, in all that is new."""
+    sets: dict[tuple[str, str], set[str]] = {}
     for group in (group for group in found.groups if group.operators.name not in found.earlier):
-        sets.setdefault(group.builds[0].cuda, set()).add(group.kernels.name)
-    for cuda, names in sets.items():
+        sets.setdefault((group.builds[0].package, group.builds[0].cuda), set()).add(group.kernels.name)
+    for (_, cuda), names in sets.items():
         if len(names) > 1:
             yield f"  the packages for CUDA {cuda} need {len(names)} kernel sets, expected one: {', '.join(sorted(names))}"
 

@@ -34,11 +34,12 @@ class File:
     sha256: str
 
 
-def published(releases: Iterable[Mapping[str, Any]], version: str, tag: str) -> dict[str, File]:
-    """The files by name that public releases of the version have, but for the one of `tag`, which is being made."""
+def published(releases: Iterable[Mapping[str, Any]], package: matrix.Package, tag: str) -> dict[str, File]:
+    """The files by name that public releases of the package's version have, but for the one of `tag`, which is being made."""
     found: dict[str, File] = {}
     for release in releases:
-        mine = re.fullmatch(rf"v{re.escape(version)}(-build\.\d+)?", release["tag_name"]) and release["tag_name"] != tag
+        named = re.fullmatch(rf"{re.escape(package.tags + package.version)}(-build\.\d+)?", release["tag_name"])
+        mine = named and release["tag_name"] != tag
         if not mine or release["draft"] or indexes.withdrawn(release) is not None:
             continue
         for asset in release["assets"]:
@@ -121,7 +122,7 @@ def listed(dist: Path) -> frozenset[str]:
 def _folder(path: Path) -> Path:
     if path.suffix == ".conda":
         return Path("conda", _subdir(path))
-    return Path("release", "index") if "+" in path.name else Path("wheels")
+    return Path("wheels" if path.name == indexes.build_of(path).wheel_name else "release/index")
 
 
 def _subdir(package: Path) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from sage_factory.files import put
 from sage_factory.make import engine
 from sage_factory.what import matrix
 
+PACKAGE = "sageattention"
 FILES = ("build_cubins.sh", "build_operators.sh", "test_cpu.py")
 # What conda-forge's pinning has where a job is for CUDA; jobs that are not have "None".
 CUDA = "cuda_compiler_version"
@@ -41,10 +43,11 @@ def recipe(source: Source, maintainers: Sequence[str]) -> dict[str, Any]:
         raise FeedstockError("conda-forge asks for maintainers, by their names on GitHub: say who with --maintainer")
     ours = yaml.safe_load(engine.RECIPE.read_text(encoding="utf-8"))
     table = matrix.load()
-    version = table.packages["sageattention"]
+    package = table.packages[PACKAGE]
+    version = package.version
     return {
         "schema_version": 1,
-        "context": {"version": version, "build": 0},
+        "context": {"name": package.name, "cubins": package.cubins, "version": version, "build": 0},
         "recipe": ours["recipe"],
         "source": {"url": source.url.replace(version, "${{ version }}"), "sha256": source.sha256},
         # Kernels are one package for all platforms, compiled on Linux: elsewhere nothing can be built before they are published.
@@ -53,7 +56,7 @@ def recipe(source: Source, maintainers: Sequence[str]) -> dict[str, Any]:
         "about": {
             "homepage": source.repository,
             "repository": source.repository,
-            "documentation": f"{source.repository}/blob/v{version}/README.md",
+            "documentation": f"{source.repository}/blob/{package.tags}{version}/README.md",
             "license": "Apache-2.0",
             "license_file": "LICENSE",
             "summary": "Quantised attention for PyTorch on NVIDIA GPUs",
@@ -69,12 +72,19 @@ def _output(output: dict[str, Any], source: Source, table: matrix.Matrix) -> dic
     build["number"] = "${{ build }}"
     build["string"] = f"{TAG}_h${{{{ hash }}}}_${{{{ build }}}}"
     script["env"]["SAGE_CUDA_VERSION"] = f"${{{{ {CUDA} }}}}"
-    if output["package"]["name"] == "sageattention-cubins":
+    if output["package"]["name"] == "${{ cubins }}":
         script["env"] |= {"SAGE_ARCHITECTURES": _of_cuda(table, "architectures"), "SAGE_PTX": _of_cuda(table, "ptx")}
         needs["build"].append('${{ stdlib("c") }}')  # asked for beside every compiler
+        for test in output["tests"]:  # there is PTX of this package
+            files = test["package_contents"]["files"]
+            test["package_contents"]["files"] = [one if isinstance(one, str) else one["then"] for one in files]
     else:
         script["file"] = "build_operators.sh"
-        script["env"] |= {"SAGE_COMMIT": source.commit, "SAGE_TORCH_RELEASE": "${{ pytorch }}.0"}
+        script["env"] |= {
+            "SAGE_PROJECT": table.packages[PACKAGE].project,
+            "SAGE_COMMIT": source.commit,
+            "SAGE_TORCH_RELEASE": "${{ pytorch }}.0",
+        }
         needs["host"], needs["run"] = (_pinned(needs[when]) for when in ("host", "run"))
         # conda-forge's linter renders recipes with nothing but their own context.
         major = f'(({CUDA} or "0") | split("."))[0]'
@@ -86,9 +96,7 @@ def _output(output: dict[str, Any], source: Source, table: matrix.Matrix) -> dic
             if "python" in test:
                 test["python"]["python_version"] = ["${{ python_min }}.*", "*"]
             if files := test.get("package_contents"):
-                files["site_packages"] = [
-                    name.partition("${{")[0] + ("so" if "${{" in name else "") for name in files["site_packages"]
-                ]
+                files["site_packages"] = [re.sub(r"(?<=_C\.).*", "so", name) for name in files["site_packages"]]
     said = output["about"]["summary"]
     output["about"]["summary"] = said.replace("{{ cuda }}", f"{{{{ {CUDA} }}}}").replace(
         "{{ pytorch_version }}", "{{ pytorch }}"
@@ -107,8 +115,7 @@ def _of_cuda(table: matrix.Matrix, what: str) -> str:
     """A list that depends on the CUDA version, as an expression; the newest CUDA's stands for those that variants.yaml has not."""
     lists: dict[str, str] = {}
     for cuda in table.cuda.values():
-        names = getattr(cuda, what)
-        lists[cuda.version] = ";".join(f"{n}{table.architectures[n].suffix}" if what == "architectures" else n for n in names)
+        lists[cuda.version] = ";".join(getattr(cuda, what))
     newest = list(lists.values())[-1]
     others = {version: value for version, value in lists.items() if value != newest}
     if not others:

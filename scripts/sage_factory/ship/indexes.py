@@ -27,6 +27,11 @@ from sage_factory.what import matrix
 
 WITHDRAWN = "Withdrawn:"  # what the notes of a release begin with that nobody shall install any more
 
+# Local versions, as matrix.Build writes them: index_version, and the wheel_version of a package whose wheels have one themselves. An
+# index does not tell PyTorch's patches and our repairs apart.
+CUDA, TORCH = r"cu(?P<major>\d+)(?P<minor>\d)", r"torch(?P<torch>\d+\.\d+)"
+LOCAL = (rf"{TORCH}(?:\.abi)?\.{CUDA}(?:\.\d+)?", rf"{CUDA}{TORCH}\.\d+(?:\.\d+)?")
+
 
 class SiteError(FactoryError):
     """An index cannot be written; the message says why."""
@@ -54,13 +59,15 @@ def describe(name: str, url: str, sha256: str, metadata_sha256: str | None = Non
         project, version, _, _ = parse_wheel_filename(name)
     except InvalidWheelFilename as error:
         raise SiteError(f"{name} is not a wheel's name: {error}") from error
-    build = re.fullmatch(r"torch(\d+)\.(\d+)(\.abi)?\.cu(\d+)(\d)(?:\.\d+)?", version.local or "")
-    if build is None:
-        raise SiteError(f"{name} does not say for which PyTorch and CUDA it is, as the version 2.2.0+torch2.8.cu128 does")
-    torch, later, (major, minor) = build.group(1, 2), build[3], build.group(4, 5)
+    said = next((found for form in LOCAL if (found := re.fullmatch(form, version.local or ""))), None)
+    if said is None:
+        raise SiteError(
+            f"{name} does not say for which PyTorch and CUDA it is, as the versions 2.2.0+torch2.8.cu128 and 1.0.0+cu128torch2.8.0 do"
+        )
+    major, minor, torch = said["major"], said["minor"], said["torch"]
     # Of a PyTorch that the table has no more, as in an old release, METADATA alone says it.
-    python = matrix.load().first_python(".".join(torch))
-    folder = f"cu{major}{minor}-torch{''.join(torch)}{'-or-later' if later else ''}"
+    python = matrix.load().first_python(torch)
+    folder = f"cu{major}{minor}-torch{torch.replace('.', '')}{'-or-later' if '.abi.' in said[0] else ''}"
     pythons = f">={python}" if python else ""
     return Link(canonicalize_name(project), folder, f"cu{major}", name, url, sha256, pythons, metadata_sha256)
 

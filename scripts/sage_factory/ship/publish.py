@@ -29,7 +29,6 @@ from sage_factory.ship import collect, indexes
 from sage_factory.ship.place import shadowed
 from sage_factory.what import matrix
 
-NAMES = ("sageattention-cubins", "sageattention")
 WAITS = (0, 5, 20)  # seconds before a server is asked again what it has
 Row = tuple[str, str, bool]  # a file, where it goes, whether it is new there
 
@@ -107,11 +106,12 @@ class Remote:
     def there(self) -> Mapping[str, str]:
         async def ask() -> dict[str, str]:
             subdirs: list[Any] = ["noarch", *matrix.load().platforms]
+            names = [name for package in matrix.load().packages.values() for name in (package.name, package.cubins)]
             # Not from a cache: what is there now decides what is uploaded.
             gateway = Gateway(default_config=SourceConfig(cache_action="no-cache"), client=Client.default_client())
             # anaconda.org takes uploads; what it has is read elsewhere.
             channel = self.url.replace("//anaconda.org/", "//conda.anaconda.org/")
-            found = await gateway.query([channel], subdirs, NAMES, recursive=False)
+            found = await gateway.query([channel], subdirs, names, recursive=False)
             records = [record for records in found for record in records]
             return {f"{r.subdir}/{r.file_name}": r.sha256.hex() if r.sha256 else "" for r in records}
 

@@ -33,8 +33,8 @@ class Release:
     repository: str  # OWNER/NAME on GitHub; empty where it is elsewhere
 
     @property
-    def version(self) -> str:
-        return self.files.builds[0].version
+    def package(self) -> matrix.Package:
+        return matrix.load().packages[self.files.builds[0].package]
 
     def notes(self) -> str:
         """Markdown: what there is for whom, how it is installed and checked."""
@@ -50,7 +50,7 @@ class Release:
         for builds in groups:
             lines += self._abi(builds)
         if self.channel_url:
-            command = f"conda install -c {self.channel_url} -c conda-forge sageattention={self.version}"
+            command = f"conda install -c {self.channel_url} -c conda-forge {self.package.name}={self.package.version}"
             lines += ["With conda, which finds the build for the PyTorch that is there:", "", "```sh", command, "```", ""]
         checks = "`sha256sum --check --ignore-missing SHA256SUMS` says whether files are whole, "
         if self.repository:
@@ -73,7 +73,7 @@ class Release:
 
     def _code(self, build: matrix.Build) -> str:
         """What GPUs there is machine code for."""
-        folders = collect.inside(self._group(build).kernels, archives.CUBINS + "manifest.json")["architectures"]
+        folders = collect.inside(self._group(build).kernels, archives.cubins(build.package) + "manifest.json")["architectures"]
         return ", ".join(sorted(folders, key=lambda name: (name.startswith("compute_"), int(re.sub(r"\D", "", name)))))
 
     def _abi(self, builds: Sequence[matrix.Build]) -> list[str]:
@@ -94,7 +94,9 @@ class Release:
 def prepare(tag: str, files: collect.Collection, index_url: str, channel_url: str = "", repository: str = "") -> Release:
     """The release of these files, or ReleaseError if they are not to be released under this tag."""
     release = Release(tag, files, index_url, channel_url, repository)
-    tags.number(tag, release.version)
+    if others := sorted({build.package for build in files.builds} - {release.package.name}):
+        raise ReleaseError(f"a release is of one package: this is of {release.package.name} and of {', '.join(others)}")
+    tags.number(tag, release.package)
     new = [group for group in files.groups if group.operators.name not in files.earlier]
     commits = {str(group.made.get("commit", "")): group.operators.name for group in new}
     for commit, name in commits.items():
@@ -114,18 +116,22 @@ def prepare(tag: str, files: collect.Collection, index_url: str, channel_url: st
 def write(release: Release, folder: Path) -> list[Path]:
     """Notes, the wheels as pip's indexes have them, and sums; all files of the release."""
     put(folder / "NOTES.md", release.notes().encode())
-    offered, earlier = [], release.files.earlier
+    out, offered, earlier = folder / "index", [], release.files.earlier
     for group in release.files.groups:
         for build, path in zip(group.builds, group.wheels, strict=True):
-            out = folder / "index"
-            taken = out / build.index_name if build.index_name in earlier else None
-            offered.append(taken or wheels.for_index(path, build=build, out_dir=out, index_url=release.index_url))
+            if build.index_name == path.name:
+                offered.append(path)
+            elif build.index_name in earlier:
+                offered.append(out / build.index_name)
+            else:
+                offered.append(wheels.for_index(path, build=build, out_dir=out, index_url=release.index_url))
     new = [path for path in offered if path.name not in earlier]
     if faults := [f"  {path.name}: {fault}" for path in new for fault in verify.verify_wheel(path)]:
         raise ReleaseError("the wheels for pip's indexes have faults:\n" + "\n".join(faults))
-    files = [*release.files.files, *offered, *map(metadata_of, new)]
-    bill = folder / f"sageattention-{release.tag.removeprefix('v')}.cdx.json"
-    put(bill, sbom.of_release(release.version, release.tag, files))
+    files = list(dict.fromkeys([*release.files.files, *offered, *(metadata_of(path, out) for path in new)]))
+    package = release.package
+    bill = folder / f"{package.name}-{release.tag.removeprefix(package.tags)}.cdx.json"
+    put(bill, sbom.of_release(package.name, package.version, release.tag, files))
     files.append(bill)
     put(folder / "SHA256SUMS", sums(files).encode())
     # What this run can say of: provenance of the others is that of their own release.
@@ -133,10 +139,10 @@ def write(release: Release, folder: Path) -> list[Path]:
     return [*files, folder / "SHA256SUMS"]
 
 
-def metadata_of(wheel: Path) -> Path:
-    """The file beside a wheel that an index has pip read in its place (PEP 658)."""
+def metadata_of(wheel: Path, folder: Path) -> Path:
+    """The file, written to `folder`, that an index has pip read in a wheel's place (PEP 658)."""
     content = archives.read_wheel(wheel).files
-    path = wheel.with_name(f"{wheel.name}.metadata")
+    path = folder / f"{wheel.name}.metadata"
     put(path, next(data for name, data in content.items() if name.endswith(".dist-info/METADATA")))
     return path
 

@@ -34,7 +34,7 @@ class ReproduceError(FactoryError):
 class Origin:
     """How a file was made."""
 
-    version: str
+    tag: str  # that its version is released under
     commit: str  # that last changed its inputs
     inputs: tuple[str, ...]
     arguments: tuple[str, ...]  # of `build`
@@ -45,16 +45,20 @@ def origin(path: Path) -> Origin:
     """How a wheel or conda package was made, as it says itself."""
     content = compare.entries(path)
     index = json.loads(content.get("info/index.json", b"{}"))
-    if index.get("name") == "sageattention-cubins":
-        made = json.loads(content[f"{archives.CUBINS}manifest.json"])
-        commit = _commit_at(index["timestamp"] // 1000, inputs.KERNELS)
-        return Origin(made["version"], commit, inputs.KERNELS, ("--kernels", "--cuda", made["cuda"]))
-    made = json.loads(next((data for name, data in content.items() if name.endswith(f"{archives.PACKAGE}_build.json")), b"{}"))
+    for package in matrix.load().packages.values():
+        if index.get("name") == package.cubins:
+            made = json.loads(content[f"{archives.cubins(package.name)}manifest.json"])
+            commit = _commit_at(index["timestamp"] // 1000, inputs.KERNELS)
+            what = (*_named(package), "--kernels", "--cuda", made["cuda"])
+            return Origin(package.tags + made["version"], commit, inputs.KERNELS, what)
+    name = next((name for name in content if name.endswith("/_build.json")), "")
+    package = matrix.known("package", name.split("/")[-2] if name else "(none)", matrix.load().packages)
+    made = json.loads(content[name])
     commit = made.get("commit", "")
     if not commit or commit.endswith("+"):
         said = f"changes after {commit[:-1]} that were not committed" if commit else "no git checkout"
         raise ReproduceError(f"{path.name} says that it was built of {said}: its sources are not to be had")
-    arguments = ["--cuda", made["cuda"], "--torch", made["torch"]]
+    arguments = [*_named(package), "--cuda", made["cuda"], "--torch", made["torch"]]
     platform = index.get("subdir")
     if path.suffix == ".whl":
         tag = _tag(path)
@@ -62,7 +66,13 @@ def origin(path: Path) -> Origin:
         arguments += ["--python", re.sub(r"cp(\d)(\d+)", r"\1.\2", tag.interpreter)]
     if platform != matrix.host_platform():
         raise ReproduceError(f"{path.name} is built on {platform}, and this machine is {matrix.host_platform()}")
-    return Origin(made["version"], commit, inputs.OPERATORS, tuple(arguments), made.get("compiler", ""))
+    sources = inputs.operators(package.name)
+    return Origin(package.tags + made["version"], commit, sources, tuple(arguments), made.get("compiler", ""))
+
+
+def _named(package: matrix.Package) -> tuple[str, ...]:
+    """The first package is what `build` means by itself, in checkouts too in which there was no other."""
+    return () if package.name == next(iter(matrix.load().packages)) else ("--package", package.name)
 
 
 def _tag(wheel: Path) -> Tag:
@@ -87,7 +97,7 @@ def checkout_of(made: Origin) -> str:
 
     What else goes in (variants.yaml, the locks) may be younger than the sources.
     """
-    tags = git("tag", "--sort=-creatordate", "--list", f"v{made.version}", f"v{made.version}-build.*").split()
+    tags = git("tag", "--sort=-creatordate", "--list", made.tag, f"{made.tag}-build.*").split()
     for name in (*tags, "HEAD"):
         if git("log", "-1", "--format=%H", name, "--", *made.inputs) == made.commit:
             return resolved(name)
@@ -107,7 +117,8 @@ def trusted(commit: str) -> None:
 
     The checkout at hand is trusted: it is running.
     """
-    if commit != resolved("HEAD") and not tag.holding(commit, ["refs/tags/v*", "refs/heads/main", "refs/remotes/origin/main"]):
+    releases = [f"refs/tags/{package.tags}*" for package in matrix.load().packages.values()]
+    if commit != resolved("HEAD") and not tag.holding(commit, [*releases, "refs/heads/main", "refs/remotes/origin/main"]):
         raise ReproduceError(
             f"no release and not main holds commit {commit[:12]}, so it is not executed here: `git fetch --tags` if it was merged "
             "since, or look at it and check it out yourself"

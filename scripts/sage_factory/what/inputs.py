@@ -10,12 +10,18 @@ from pathlib import Path
 from sage_factory import ROOT
 from sage_factory.files import sha256
 from sage_factory.git import GitError, git
+from sage_factory.what import matrix
 
 KERNELS = ("csrc/kernels", "LICENSE", "recipe/recipe.yaml", "recipe/build_cubins.sh")
-OPERATORS = ("csrc", "sageattention", "pyproject.toml", "README.md", "LICENSE", "recipe/recipe.yaml",
-             "recipe/build_operators.sh", "recipe/build_operators.bat", "recipe/test_cpu.py")  # fmt: skip
+OPERATORS = ("csrc", "LICENSE", "recipe/recipe.yaml", "recipe/build_operators.sh", "recipe/build_operators.bat",
+             "recipe/test_cpu.py")  # fmt: skip
 # The time of packages made outside a git checkout that name none in SOURCE_DATE_EPOCH.
 EPOCH = 1_577_836_800
+
+
+def operators(package: str) -> tuple[str, ...]:
+    """What goes into a package of operators."""
+    return (*OPERATORS, *matrix.load().packages[package].sources)
 
 
 def files(names: Iterable[str], root: Path = ROOT) -> list[Path]:

@@ -24,10 +24,25 @@ class MatrixError(FactoryError):
 
 
 @dataclass(frozen=True)
+class Package:
+    name: str
+    version: str
+    project: str
+    sources: tuple[str, ...]
+    tags: str
+    architectures: tuple[str, ...] = ()
+    local_version: bool = False
+
+    @property
+    def cubins(self) -> str:
+        """The conda package of its kernels."""
+        return f"{self.name}-cubins"
+
+
+@dataclass(frozen=True)
 class Architecture:
     name: str
     cuda: str
-    suffix: str = ""
 
 
 @dataclass(frozen=True)
@@ -95,6 +110,7 @@ class Build:
     architectures: tuple[str, ...]
     ptx: tuple[str, ...]
     wheel_platform: str
+    local_version: bool = False
     number: int = 0  # how often what was released of it was repaired since
     index_platforms: tuple[str, ...] = ()
 
@@ -129,9 +145,18 @@ class Build:
         return f">={load().pytorch[self.torch].python[0]}"
 
     @property
+    def wheel_version(self) -> str:
+        """2.2.0, or with PyTorch and CUDA in it 1.0.0+cu128torch2.9.0; 1.0.0+cu128torch2.9.0.1 where that was repaired."""
+        local = f"+cu{self.cuda.replace('.', '')}torch{self.torch}{self._repaired}"
+        return self.version + local if self.local_version else self.version
+
+    @property
     def build_tag(self) -> str:
-        """PyTorch 2.8.0 with CUDA 12.8 → 280.128, the wheel's build tag; 2.9+ → 29.128; 280.128.1 where that was repaired."""
-        return f"{self.torch.rstrip('+').replace('.', '')}.{self.cuda.replace('.', '')}{self._repaired}"
+        """PyTorch 2.8.0 with CUDA 12.8 → 280.128, the wheel's build tag; 2.9+ → 29.128; 280.128.1 where that was repaired; empty
+        where the version says all that.
+        """
+        tag = f"{self.torch.rstrip('+').replace('.', '')}.{self.cuda.replace('.', '')}{self._repaired}"
+        return "" if self.local_version else tag
 
     @property
     def wheel_tag(self) -> str:
@@ -150,14 +175,26 @@ class Build:
 
     @property
     def wheel_name(self) -> str:
-        return f"{self.package}-{self.version}-{self.build_tag}-{self.wheel_tag}.whl"
+        return "-".join(filter(None, [self.package, self.wheel_version, self.build_tag, self.wheel_tag])) + ".whl"
+
+    @property
+    def dist_info(self) -> str:
+        """The folder of a wheel's metadata."""
+        return f"{self.package}-{self.wheel_version}.dist-info"
+
+    @property
+    def cubins(self) -> str:
+        """The kernels' conda package."""
+        return f"{self.package}-cubins"
 
     @property
     def index_version(self) -> str:
         """The version by which pip's indexes have this build, a local one (PEP 440): 2.2.0+torch2.8.cu128, which is below
         2.2.0+torch2.10.cu128; 2.9+ is 2.2.0+torch2.9.abi.cu128, below the builds for 2.9 alone. Build tags would not do: of equal
-        versions pip keeps the one that is installed.
+        versions pip keeps the one that is installed. A wheel whose own version is a local one is there as it is.
         """
+        if self.local_version:
+            return self.wheel_version
         abi = ".abi" if self.stable_abi else ""
         return f"{self.version}+torch{self.torch_series}{abi}.cu{self.cuda.replace('.', '')}{self._repaired}"
 
@@ -179,12 +216,14 @@ class Build:
     @property
     def index_name(self) -> str:
         """The wheel's file name there."""
+        if self.local_version:
+            return self.wheel_name
         return f"{self.package}-{self.index_version}-{self._python_tag}-{'.'.join(self.index_platforms)}.whl"
 
     @property
     def cubins_stem(self) -> str:
         """What the name of the kernels' conda package begins with, up to its digest."""
-        return f"{self.package}-cubins-{self.version}-cu{self.cuda.replace('.', '')}_h"
+        return f"{self.cubins}-{self.version}-cu{self.cuda.replace('.', '')}_h"
 
     @property
     def operators_stem(self) -> str:
@@ -194,7 +233,7 @@ class Build:
 
 @dataclass(frozen=True)
 class Matrix:
-    packages: Mapping[str, str]
+    packages: Mapping[str, Package]
     platforms: Mapping[str, Platform]
     architectures: Mapping[str, Architecture]
     cuda: Mapping[str, Cuda]
@@ -206,27 +245,41 @@ class Matrix:
     rows: tuple[Mapping[str, Any], ...]
     profiles: Mapping[str, tuple[Mapping[str, Any], ...]]
 
-    def default_torch(self, cuda: str) -> str:
-        """What a bare `--cuda X` means."""
-        return known("CUDA version", cuda, self.cuda).pytorch
+    def default_torch(self, cuda: str, package: str | None = None) -> str:
+        """What a bare `--cuda X` means: the PyTorch that `cuda` says, or the newest where a package has no row of that one."""
+        usual = known("CUDA version", cuda, self.cuda).pytorch
+        there = {build.torch for build in self.all_builds() if build.cuda == cuda and build.package == package}
+        return usual if usual in there or not there else max(there, key=release_order)
 
     def first_python(self, series: str) -> str:
         """The oldest Python of a PyTorch series; empty where the table has none of it."""
         return next((p.python[0] for p in self.pytorch.values() if p.version.startswith(f"{series}.")), "")
 
     def all_builds(self) -> tuple[Build, ...]:
-        version = self.packages["sageattention"]
         found = []
         for row in self.rows:
+            package = self.package_of(row)
             cuda, pytorch = self.cuda[row["cuda"]], self.pytorch[row["pytorch"]]
+            architectures, ptx = self.compiled(package, cuda)
             for name in row.get("platforms", self.platforms):
                 for python in row.get("python", pytorch.python):
                     found.append(
-                        Build("sageattention", version, name, cuda.version, pytorch.version, python,
-                              cuda.architectures, cuda.ptx, self.platforms[name].wheel, row.get("build", 0),
+                        Build(package.name, package.version, name, cuda.version, pytorch.version, python,
+                              architectures, ptx, self.platforms[name].wheel, package.local_version, row.get("build", 0),
                               self.platforms[name].tags)
                     )  # fmt: skip
         return tuple(found)
+
+    def package_of(self, row: Mapping[str, Any]) -> Package:
+        """The package that a row is of."""
+        return known("package", row["package"], self.packages) if "package" in row else next(iter(self.packages.values()))
+
+    def compiled(self, package: Package, cuda: Cuda) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """The architectures that a CUDA version compiles a package's kernels for, and those that it keeps PTX of."""
+        if not package.architectures:
+            return cuda.architectures, cuda.ptx
+        able = Version(cuda.version)
+        return tuple(a for a in package.architectures if Version(self.architectures[a].cuda) <= able), ()
 
     def in_profile(self, name: str, platform: str | None = None) -> tuple[Build, ...]:
         """A profile's builds: for that platform, or else for all platforms that are not on request."""
@@ -253,8 +306,8 @@ def release_order(torch: str) -> Version:
 
 
 def _holds(rule: Mapping[str, Any], build: Build) -> bool:
-    for key, value in (("pytorch", build.torch), ("cuda", build.cuda), ("python", build.python),
-                       ("platform", build.platform)):  # fmt: skip
+    for key, value in (("package", build.package), ("pytorch", build.torch), ("cuda", build.cuda),
+                       ("python", build.python), ("platform", build.platform)):  # fmt: skip
         wanted = rule.get(key, value)
         if value not in ([wanted] if isinstance(wanted, str) else wanted):
             return False
@@ -262,9 +315,9 @@ def _holds(rule: Mapping[str, Any], build: Build) -> bool:
 
 
 def _newest_python(builds: Iterable[Build]) -> list[Build]:
-    newest: dict[tuple[str, str, str], Build] = {}
+    newest: dict[tuple[str, ...], Build] = {}
     for build in builds:
-        key = (build.platform, build.torch, build.cuda)
+        key = (build.package, build.platform, build.torch, build.cuda)
         if key not in newest or Version(newest[key].python) < Version(build.python):
             newest[key] = build
     return list(newest.values())
@@ -290,7 +343,10 @@ def load(path: Path = TABLE) -> Matrix:
         raise MatrixError(f"{path.name} is not valid YAML: {error}") from error
     try:
         matrix = Matrix(
-            packages=raw["packages"],
+            packages={
+                n: Package(n, **{**p, "sources": tuple(p["sources"]), "architectures": tuple(p.get("architectures", ()))})
+                for n, p in raw["packages"].items()
+            },
             platforms={n: Platform(n, **p) for n, p in raw["platforms"].items()},
             architectures={n: Architecture(n, **a) for n, a in raw["architectures"].items()},
             cuda={
@@ -316,6 +372,9 @@ def load(path: Path = TABLE) -> Matrix:
 
 def _check(matrix: Matrix) -> None:
     known("CUDA version", matrix.development_cuda, matrix.cuda)
+    for package in matrix.packages.values():
+        for name in package.architectures:
+            known("architecture", name, matrix.architectures)
     for cuda in matrix.cuda.values():
         _check_version("CUDA version", cuda.version)
         known("PyTorch", cuda.pytorch, matrix.pytorch)
@@ -323,11 +382,14 @@ def _check(matrix: Matrix) -> None:
             first = known("architecture", name, matrix.architectures).cuda
             if Version(cuda.version) < Version(first):
                 raise MatrixError(f"CUDA {cuda.version} cannot compile architecture {name}: that takes CUDA {first} or newer")
-    keys = {"cuda", "pytorch", "python", "platforms", "build"}
+    keys = {"package", "cuda", "pytorch", "python", "platforms", "build"}
     for row in matrix.rows:
         if unknown := set(row) - keys:
             raise MatrixError(f"row {dict(row)} has unknown keys {sorted(unknown)}: known are {sorted(keys)}")
-        known("CUDA version", row.get("cuda", "(none)"), matrix.cuda)
+        cuda = known("CUDA version", row.get("cuda", "(none)"), matrix.cuda)
+        package = matrix.package_of(row)
+        if not matrix.compiled(package, cuda)[0]:
+            raise MatrixError(f"CUDA {cuda.version} compiles {package.name} for none of {', '.join(package.architectures)}")
         pythons = known("PyTorch", row.get("pytorch", "(none)"), matrix.pytorch).python
         for python in row.get("python", ()):
             if python not in pythons:
@@ -339,7 +401,7 @@ def _check(matrix: Matrix) -> None:
     names = [build.wheel_name for build in matrix.all_builds()]
     if twice := {name for name in names if names.count(name) > 1}:
         raise MatrixError(f"two rows make {min(twice)}: remove one, or divide the Pythons and platforms between them")
-    predicates = {"in", "newest", "on_request", "pytorch", "cuda", "python", "platform"}
+    predicates = {"in", "newest", "on_request", "package", "pytorch", "cuda", "python", "platform"}
     for name, rules in matrix.profiles.items():
         for rule in rules:
             if unknown := set(rule) - predicates:
@@ -358,6 +420,7 @@ def _check_version(what: str, text: str) -> None:
 def builds(
     profile: str | None = None,
     *,
+    package: str | None = None,
     platform: str | None = None,
     cuda: str | None = None,
     torch: str | None = None,
@@ -368,7 +431,12 @@ def builds(
     matrix = matrix or load()
     if platform:
         known("platform", platform, matrix.platforms)
+    if package:
+        known("package", package, matrix.packages)
+    said = _said(profile, package, platform, cuda)
     chosen = matrix.in_profile(profile, platform) if profile else matrix.all_builds()
+    if package:
+        chosen = tuple(b for b in chosen if b.package == package)
     if platform:
         chosen = tuple(b for b in chosen if b.platform == platform)
     if cuda:
@@ -379,7 +447,7 @@ def builds(
         there = sorted({b.torch for b in chosen}, key=release_order)
         chosen = tuple(b for b in chosen if b.torch == torch)
         if not chosen:
-            raise MatrixError(f"no build of PyTorch {torch} with {_said(profile, platform, cuda)}: "
+            raise MatrixError(f"no build of PyTorch {torch} with {said}: "
                               f"there PyTorch is {', '.join(there)}; to add one, add a row to variants.yaml")  # fmt: skip
     if python:
         wanted = [python] if isinstance(python, str) else list(python)
@@ -387,31 +455,32 @@ def builds(
         for one in wanted:
             if one not in there:
                 of = f"PyTorch {torch}" if torch else "any PyTorch chosen"
-                raise MatrixError(f"no build for Python {one} of {of} with {_said(profile, platform, cuda)}: "
+                raise MatrixError(f"no build for Python {one} of {of} with {said}: "
                                   f"there Python is {', '.join(there)}")  # fmt: skip
         chosen = tuple(b for b in chosen if b.python in wanted)
     if not chosen:
-        raise MatrixError(f"nothing to build with {_said(profile, platform, cuda)}: `matrix` lists every build")
+        raise MatrixError(f"nothing to build with {said}: `matrix` lists every build")
     return chosen
 
 
-def _said(profile: str | None, platform: str | None, cuda: str | None) -> str:
-    said = [f"{what} {value}" for what, value in (("profile", profile), ("platform", platform), ("CUDA", cuda)) if value]
+def _said(profile: str | None, package: str | None, platform: str | None, cuda: str | None) -> str:
+    conditions = (("profile", profile), ("package", package), ("platform", platform), ("CUDA", cuda))
+    said = [f"{what} {value}" for what, value in conditions if value]
     return ", ".join(said) or "these conditions"
 
 
 def groups(chosen: Iterable[Build], *, kernels: bool = False) -> list[tuple[Build, ...]]:
-    """Builds that share all that is compiled, together: the Pythons of a platform, PyTorch and CUDA, or, of kernels, of a CUDA."""
+    """Builds that share all that is compiled, together: the Pythons of a package, platform, PyTorch and CUDA; kernels: of a CUDA."""
     found: dict[tuple[str, ...], list[Build]] = {}
     for build in chosen:
-        found.setdefault((build.platform, build.cuda, *(() if kernels else (build.torch,))), []).append(build)
+        found.setdefault((build.package, build.platform, build.cuda, *(() if kernels else (build.torch,))), []).append(build)
     return [tuple(group) for group in found.values()]
 
 
 def targets(architectures: Iterable[str], matrix: Matrix | None = None) -> tuple[str, ...]:
-    """Architectures as nvcc spells them: 8.0 → sm_80, 9.0 → sm_90a."""
+    """Architectures as nvcc spells them: 8.0 → sm_80, 9.0a → sm_90a."""
     matrix = matrix or load()
-    return tuple(f"sm_{a.replace('.', '')}{known('architecture', a, matrix.architectures).suffix}" for a in architectures)
+    return tuple(f"sm_{known('architecture', a, matrix.architectures).name.replace('.', '')}" for a in architectures)
 
 
 def described(build: Build, matrix: Matrix | None = None) -> dict[str, Any]:
@@ -431,20 +500,20 @@ def described(build: Build, matrix: Matrix | None = None) -> dict[str, Any]:
 
 
 def kernel_sets(chosen: Iterable[Build], matrix: Matrix | None = None) -> list[dict[str, Any]]:
-    """The kernels these builds need, one object a CUDA version, as the CI job that compiles them takes it."""
+    """The kernels these builds need, one object a package and CUDA version, as the CI job that compiles them takes it."""
     matrix = matrix or load()
     # The same kernels serve every platform: the first one compiles them.
     place = next(iter(matrix.platforms.values()))
-    first = {build.cuda: build for build in reversed(tuple(chosen))}
+    first = {(build.package, build.cuda): build for build in reversed(tuple(chosen))}
     return [
         {
-            "package": f"{first[cuda].package}-cubins",
-            "version": first[cuda].version,
+            "package": build.package,
+            "version": build.version,
             "platform": place.name,
             "runner": place.runner,
-            "cuda": cuda,
-            "architectures": list(first[cuda].architectures),
-            "ptx": list(first[cuda].ptx),
+            "cuda": build.cuda,
+            "architectures": list(build.architectures),
+            "ptx": list(build.ptx),
         }
-        for cuda in sorted(first, key=Version)
+        for build in sorted(first.values(), key=lambda build: (build.package, Version(build.cuda)))
     ]

@@ -1,4 +1,4 @@
-"""What a release offers pip and uv: for each PyTorch × CUDA of a profile its version and where that is found, as Markdown."""
+"""What a release of a package offers pip and uv: for each PyTorch × CUDA of a profile its version and where that is found, as Markdown."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ def commands(builds: Iterable[matrix.Build], address: str) -> list[str]:
     groups = rows(builds)
     majors = dict.fromkeys(group[0].index_major for group in groups)
     newest = groups[-1][0]
-    width = max(len(f"pip install --upgrade sageattention --index-url {address}/{major}/") for major in majors)
-    lines = [f"pip install --upgrade sageattention --index-url {address}/{major}/" for major in majors]
+    lines = [f"pip install --upgrade {newest.package} --index-url {address}/{major}/" for major in majors]
+    width = max(map(len, lines))
     said = [
         f"{line:<{width}}  # PyTorch for CUDA {major.removeprefix('cu')}" for line, major in zip(lines, majors, strict=True)
     ]
-    exact = f"pip install sageattention=={newest.index_version} --index-url {address}/{newest.index_major}/"
+    exact = f"pip install {newest.package}=={newest.index_version} --index-url {address}/{newest.index_major}/"
     return [*said, f"{exact}  # this one, whatever was there"]
 
 

@@ -8,8 +8,9 @@ from typing import Any
 
 from sage_factory.what import matrix
 
-# The profile of each trigger. Requests by hand name theirs.
-PULL_REQUEST, BRANCH, TAG = "default", "stable", "release"
+# The profile of each trigger, of a tag by what it begins with. Requests by hand name theirs.
+PULL_REQUEST, BRANCH = "default", "stable"
+TAGS = {"sageattention": "release", "sageattn3": "sage3-all"}
 
 
 @dataclass(frozen=True)
@@ -23,16 +24,17 @@ class Plan:
 
     @property
     def kernels(self) -> list[dict[str, Any]]:
-        """One job a CUDA version."""
+        """One job a package and CUDA version."""
         return matrix.kernel_sets(self.builds)
 
     @property
     def jobs(self) -> list[dict[str, str]]:
-        """One job a PyTorch × CUDA × platform."""
+        """One job a package and PyTorch × CUDA × platform."""
         platforms = matrix.load().platforms
         return [
             {
-                "name": f"{one.platform}-torch{one.torch}-cu{one.cuda}",
+                "name": f"{one.package}-{one.platform}-torch{one.torch}-cu{one.cuda}",
+                "package": one.package,
                 "platform": one.platform,
                 "runner": platforms[one.platform].runner,
                 "torch": one.torch,
@@ -72,11 +74,13 @@ class Plan:
 
 def plan(event: str = "", ref: str = "", profile: str = "", platform: str = "") -> Plan:
     """The plan for a trigger, as GitHub names it, or for a profile that is asked for."""
-    release = event == "push" and ref.startswith("refs/tags/v")
+    packages = matrix.load().packages.values()
+    released = [p.name for p in packages if event == "push" and ref.startswith(f"refs/tags/{p.tags}")]
+    release = bool(released)
     if not profile:
         if event not in ("pull_request", "push"):
             raise matrix.MatrixError(f"event {event!r} has no profile of its own: name one with --profile")
-        profile = TAG if release else BRANCH if event == "push" else PULL_REQUEST
+        profile = TAGS[released[0]] if release else BRANCH if event == "push" else PULL_REQUEST
     # A pull request's files are for looking at; those of main and of requests may be wanted for a while.
     days = 7 if event == "pull_request" else 30
     return Plan(profile, release, days, matrix.builds(profile, platform=platform or None))

@@ -32,11 +32,13 @@ def of(
         "cxx_compiler": platform.cxx,
         "cuda_compiler": "cuda-nvcc",
         "cuda_compiler_version": build.cuda,
-        "sageattention_number": str(number(build, table)),
-        "sageattention_build": str(build.number),
-        "cuda_architectures": ";".join(f"{a}{table.architectures[a].suffix}" for a in build.architectures),
+        "sage_package": build.package,
+        "sage_version": build.version,
+        "sage_number": str(number(build, table)),
+        "sage_build": str(build.number),
+        "sage_project": table.packages[build.package].project,
+        "cuda_architectures": ";".join(build.architectures),
         "cuda_ptx": ";".join(build.ptx),
-        "sageattention_version": build.version,
         **digests,
     }
     if not platform.windows:

@@ -19,13 +19,31 @@ from sage_factory.with_what import channel
 
 
 def arguments(**given: object) -> argparse.Namespace:
-    defaults = {"cuda": None, "torch": None, "python": None, "profile": None, "platform": None, "kernels": False}
+    defaults = {
+        "package": None,
+        "cuda": None,
+        "torch": None,
+        "python": None,
+        "profile": None,
+        "platform": None,
+        "kernels": False,
+    }
     return argparse.Namespace(**(defaults | given))
 
 
 def test_a_bare_cuda_version_means_its_pytorch_and_the_python_at_hand() -> None:
     (group,) = build.requested(arguments(cuda="12.8"))
-    assert [(one.torch, one.python) for one in group] == [("2.8.0", channel.PYTHON)]
+    assert [(one.package, one.torch, one.python) for one in group] == [("sageattention", "2.8.0", channel.PYTHON)]
+    (group,) = build.requested(arguments(cuda="12.8", package="sageattn3"))
+    assert [(one.package, one.torch, one.python) for one in group] == [("sageattn3", "2.8.0", channel.PYTHON)]
+
+
+@pytest.mark.parametrize("cuda", ["12.9", "13.0", "13.1"])
+def test_where_a_package_has_no_row_of_the_usual_pytorch_it_is_the_newest_that_it_has(cuda: str) -> None:
+    (group,) = build.requested(arguments(cuda=cuda, package="sageattn3", python=["3.12"]))
+    assert [one.wheel_name for one in group] == [
+        f"sageattn3-1.0.0+cu{cuda.replace('.', '')}torch2.9.0-cp312-cp312-linux_x86_64.whl"
+    ]
 
 
 def test_a_profile_is_grouped_so_that_nothing_is_compiled_twice() -> None:
@@ -34,7 +52,10 @@ def test_a_profile_is_grouped_so_that_nothing_is_compiled_twice() -> None:
         ("2.6.0", "12.6", 4), ("2.7.0", "12.8", 3), ("2.8.0", "12.9", 3)
     ]  # fmt: skip
     kernels = build.requested(arguments(profile="all", platform="linux-64", kernels=True))
-    assert [group[0].cuda for group in kernels] == list(matrix.load().cuda), "one request a CUDA version"
+    assert [group[0].cuda for group in kernels if group[0].package == "sageattention"] == list(matrix.load().cuda), (
+        "once a CUDA"
+    )
+    assert [group[0].cuda for group in kernels if group[0].package == "sageattn3"] == ["12.8", "12.9", "13.0", "13.1", "13.2"]
 
 
 def test_nothing_asked_for() -> None:

@@ -24,7 +24,14 @@ def test_the_wheel_for_this_python_is_chosen(tmp_path: Path) -> None:
         "270.128-cp312-cp312",
     ):
         (tmp_path / f"sageattention-2.2.0-{name}-linux_x86_64.whl").write_bytes(b"")
-    assert f"-280.128-cp{HERE.replace('.', '')}-" in installed.choose(tmp_path, "2.8.0", "12.8").name
+    (chosen,) = installed.choose(tmp_path, "2.8.0", "12.8")
+    assert chosen.name == samples.build(HERE).wheel_name
+    other = tmp_path / samples.build(HERE, package="sageattn3").wheel_name
+    other.write_bytes(b"")
+    assert installed.choose(tmp_path, "2.8.0", "12.8") == [chosen, other]
+    stable = tmp_path / "sageattention-2.2.0-29.128-py3-none-linux_x86_64.whl"
+    stable.write_bytes(b"")
+    assert installed.choose(tmp_path, "2.9+", "12.8") == [stable]
 
 
 def test_no_wheel_says_what_there_is_and_what_makes_one(tmp_path: Path) -> None:
@@ -37,7 +44,7 @@ def test_no_wheel_says_what_there_is_and_what_makes_one(tmp_path: Path) -> None:
 
 def test_a_wheel_is_installed_alone_and_a_broken_one_does_not_import(tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="the wheel's own requirement must be there for pip to be content")
-    python = installed.install(samples.a_wheel(tmp_path, HERE), tmp_path / "installed")
+    python = installed.install([samples.a_wheel(tmp_path, HERE)], tmp_path / "installed")
     code = "import importlib.metadata as m; print(m.version('sageattention'), m.distribution('sageattention').locate_file(''))"
     said = subprocess.run([python, "-P", "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert said[0] == "2.2.0"
@@ -53,7 +60,7 @@ def test_a_requirement_that_is_not_there_is_a_fault_of_the_wheel(tmp_path: Path)
     name = f"{samples.DIST_INFO}/METADATA"
     files[name] = files[name].replace(b"torch==2.8.*", b"torch==1.0.*")
     with pytest.raises(installed.InstallError, match=r"(?s)pip cannot install .*torch==1\.0"):
-        installed.install(samples.rewrite(path, files), tmp_path / "installed")
+        installed.install([samples.rewrite(path, files)], tmp_path / "installed")
 
 
 def test_what_is_run_is_handed_on_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:

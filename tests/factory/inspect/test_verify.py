@@ -395,7 +395,7 @@ def test_wrong_conda_metadata_is_named(tmp_path: Path, key: str, value: object, 
 
 
 def test_kernels_with_a_dependency_or_a_platform_are_named(tmp_path: Path) -> None:
-    payload = {archives.CUBINS + name: data for name, data in samples.cubin_set().items()}
+    payload = {archives.cubins("sageattention") + name: data for name, data in samples.cubin_set().items()}
     index = samples.index("sageattention-cubins") | {"subdir": "linux-64", "depends": ["cuda-version >=12.8,<13"]}
     faults = "\n".join(verify.verify_conda(samples.conda(tmp_path, payload, index)))
     assert "subdir linux-64, noarch generic: expected noarch, generic" in faults

@@ -16,8 +16,8 @@ from sage_factory.make import engine
 from sage_factory.what import matrix, variant
 from sage_factory.with_what import venvs
 
-DIGESTS = {"kernels_digest": "0123456789", "operators_digest": "abcdef0123", "sageattention_commit": "c" * 40}
-BUILDS = {f"{b.platform}-torch{b.torch}-cu{b.cuda}": b for b in matrix.builds()}
+DIGESTS = {"kernels_digest": "0123456789", "operators_digest": "abcdef0123", "sage_commit": "c" * 40}
+BUILDS = {f"{b.package}-{b.platform}-torch{b.torch}-cu{b.cuda}": b for b in matrix.builds()}
 
 
 def rendered(build: matrix.Build, **digests: str) -> dict[str, dict[str, Any]]:
@@ -28,18 +28,18 @@ def rendered(build: matrix.Build, **digests: str) -> dict[str, dict[str, Any]]:
 @pytest.mark.parametrize("name", BUILDS)
 def test_every_variant_renders_to_two_packages_pinned_together(name: str) -> None:
     build = BUILDS[name]
-    cuda, torch = build.cuda.replace(".", ""), build.torch.replace(".", "")
+    cuda, torch = build.cuda.replace(".", ""), build.torch_tag
     outputs = rendered(build)
-    assert set(outputs) == {"sageattention-cubins", "sageattention"}
-    cubins, operators = outputs["sageattention-cubins"], outputs["sageattention"]
+    assert set(outputs) == {build.cubins, build.package}
+    cubins, operators = outputs[build.cubins], outputs[build.package]
     assert {o["package"]["version"] for o in outputs.values()} == {build.version}
     assert cubins["build"]["string"] == f"cu{cuda}_h0123456789_0"
     assert operators["build"]["string"] == f"torch{torch}_cu{cuda}_habcdef0123_0"
     assert cubins["build"]["noarch"] == "generic"
     assert operators["build"]["python"]["version_independent"] is True
     run = operators["requirements"]["run"]
-    assert {"pin_subpackage": {"name": "sageattention-cubins", "exact": True}} in run
-    assert f"pytorch {build.torch_series}.*" in run
+    assert {"pin_subpackage": {"name": build.cubins, "exact": True}} in run
+    assert f"pytorch {build.conda_torch}" in run
     assert f"pytorch {build.torch_series}.*" in operators["requirements"]["host"]
     # Whichever release of the series the channel has, the package is named after the table's.
     assert operators["build"]["script"]["env"]["SAGE_TORCH_RELEASE"] == build.torch
@@ -49,38 +49,43 @@ def test_every_variant_renders_to_two_packages_pinned_together(name: str) -> Non
 def test_kernels_and_operators_do_not_share_a_compiler(name: str) -> None:
     build = BUILDS[name]
     outputs = rendered(build)
-    cubins, operators = (outputs[n]["requirements"] for n in ("sageattention-cubins", "sageattention"))
+    cubins, operators = (outputs[n]["requirements"] for n in (build.cubins, build.package))
     assert f"cuda-nvcc_{build.platform} {build.cuda}.*" in cubins["build"]
     assert not cubins.get("run")
     # On conda-forge a PyTorch of one CUDA cannot be solved for beside the compiler of another.
-    assert "cuda" not in str([operators["build"], operators["host"], operators["run"]]).replace("sageattention-cubins", "")
+    assert "cuda" not in str([operators["build"], operators["host"], operators["run"]]).replace(build.cubins, "")
     major = int(build.cuda.split(".")[0])
     assert operators["run_constraints"] == [f"__cuda >={major}", f"cuda-version >={build.cuda},<{major + 1}"]
 
 
-@pytest.mark.parametrize("name", [n for n in BUILDS if n.startswith("linux")])
+@pytest.mark.parametrize("name", [n for n in BUILDS if "-linux-" in n])
 def test_linux_promises_its_glibc(name: str) -> None:
-    requirements = rendered(BUILDS[name])["sageattention"]["requirements"]
+    requirements = rendered(BUILDS[name])[BUILDS[name].package]["requirements"]
     assert "__glibc >=2.28" in requirements["run"]
     assert any(r.startswith("sysroot_") and "2.28" in r for r in requirements["build"])
 
 
 def test_the_architectures_reach_the_kernels() -> None:
-    environment = rendered(BUILDS["linux-64-torch2.8.0-cu12.8"])["sageattention-cubins"]["build"]["script"]["env"]
+    environment = rendered(BUILDS["sageattention-linux-64-torch2.8.0-cu12.8"])["sageattention-cubins"]["build"]["script"]["env"]
     assert environment["SAGE_ARCHITECTURES"] == "8.0;8.6;8.9;9.0a;10.0;12.0"
     assert environment["SAGE_PTX"] == "8.0"
-    older = rendered(BUILDS["linux-64-torch2.6.0-cu12.6"])["sageattention-cubins"]["build"]["script"]["env"]
+    older = rendered(BUILDS["sageattention-linux-64-torch2.6.0-cu12.6"])["sageattention-cubins"]["build"]["script"]["env"]
     assert older["SAGE_ARCHITECTURES"] == "8.0;8.6;8.9;9.0a"
+    for cuda, expected in (("12.8", "12.0a"), ("12.9", "12.0a;12.1a"), ("13.1", "12.0a;12.1a")):
+        build = BUILDS[f"sageattn3-linux-64-torch2.9.0-cu{cuda}"]
+        cubins = rendered(build)["sageattn3-cubins"]
+        assert cubins["build"]["script"]["env"]["SAGE_ARCHITECTURES"] == expected
+        assert "compute_" not in str(cubins["tests"]), "no PTX: the instructions are of these GPUs alone"
 
 
 def test_changed_sources_make_another_package() -> None:
-    build = BUILDS["linux-64-torch2.8.0-cu12.8"]
+    build = BUILDS["sageattention-linux-64-torch2.8.0-cu12.8"]
     changed = rendered(build, kernels_digest="fedcba9876")
     assert changed["sageattention-cubins"]["build"]["string"] != rendered(build)["sageattention-cubins"]["build"]["string"]
 
 
 def test_windows_names_its_library() -> None:
-    tests = str(rendered(BUILDS["win-64-torch2.8.0-cu12.8"])["sageattention"]["tests"])
+    tests = str(rendered(BUILDS["sageattention-win-64-torch2.8.0-cu12.8"])["sageattention"]["tests"])
     assert "sageattention/_C.dll" in tests
     assert "_C.so" not in tests
 
@@ -88,7 +93,7 @@ def test_windows_names_its_library() -> None:
 def test_kernels_are_the_same_package_whichever_pytorch_they_are_built_for() -> None:
     packages = []
     for torch in ("2.7.0", "2.8.0", "2.9.0"):
-        build = BUILDS[f"linux-64-torch{torch}-cu12.8"]
+        build = BUILDS[f"sageattention-linux-64-torch{torch}-cu12.8"]
         settings = variant.of(build, python_pin="3.12.*", digests=DIGESTS)
         packages.append(engine.render(settings)["sageattention-cubins"].variant)
     assert packages[0] == packages[1] == packages[2]
@@ -98,7 +103,7 @@ def test_no_script_imports_torch_and_no_recipe_states_a_version() -> None:
     for path in (ROOT / "recipe").glob("build_*"):
         assert not re.search(r"import torch|torch\.utils", path.read_text(encoding="utf-8")), path.name
     recipe = engine.RECIPE.read_text(encoding="utf-8")
-    for version in ("2.2.0", *matrix.load().cuda, *matrix.load().pytorch):
+    for version in ("2.2.0", "1.0.0", *matrix.load().cuda, *matrix.load().pytorch):
         assert version not in recipe
 
 

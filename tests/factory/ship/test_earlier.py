@@ -19,6 +19,7 @@ from sage_factory.ship import collect, earlier, tag
 from sage_factory.what import matrix, plan, variant
 
 PROFILE, BUILDS = samples.PROFILE, samples.BUILDS
+OURS = matrix.load().packages["sageattention"]
 NEW = samples.build("3.13")
 pytestmark = pytest.mark.usefixtures("sample_profile")
 
@@ -49,7 +50,7 @@ def test_what_is_new_is_built_and_the_rest_taken_as_it_is(
     assert release(dist, "v2.2.0") == 0
     before = digests(github.files("v2.2.0"))
     promise((*BUILDS, NEW), monkeypatch)
-    there = earlier.published(github.releases, "2.2.0", "v2.2.0-build.1")
+    there = earlier.published(github.releases, OURS, "v2.2.0-build.1")
     assert earlier.left(samples.BUILDS, there) == (NEW,)
     # The job that builds finds the packages, and so makes a wheel of the very same operators. Wheels are packed otherwise meanwhile.
     real = wheels._metadata
@@ -82,7 +83,7 @@ def test_a_repair_changes_packing_alone_and_has_a_number_of_its_own(
     assert release(dist, "v2.2.0") == 0
     repaired = tuple(dataclasses.replace(build, number=1) for build in BUILDS)
     promise(repaired, monkeypatch)
-    there = earlier.published(github.releases, "2.2.0", "v2.2.0-build.1")
+    there = earlier.published(github.releases, OURS, "v2.2.0-build.1")
     assert earlier.left(repaired, there) == repaired
     assert {file.name.split("-")[1] for file in earlier.wanted(there, repaired)} == {"cubins"}, (
         "of the faulty ones none is taken"
@@ -160,8 +161,9 @@ def test_whose_files_are_taken() -> None:
         one("v2.2.0-build.3"),
         one("v2.2.01"),
         one("v2.1.0"),
+        one("sageattn3-v2.2.0"),
     ]
-    assert earlier.published(releases, "2.2.0", "v2.2.0-build.3").keys() == {"v2.2.0.whl"}
+    assert earlier.published(releases, OURS, "v2.2.0-build.3").keys() == {"v2.2.0.whl"}
     with pytest.raises(earlier.EarlierError, match="have every wheel of the profile: add a row"):
         earlier.left(BUILDS, {build.wheel_name: earlier.File("v2.2.0", build.wheel_name, "") for build in BUILDS})
 
@@ -178,7 +180,7 @@ def test_what_lies_in_dist_and_is_said_to_be_released_is_looked_at(dist: Path) -
 def test_the_plan_of_a_tag_leaves_out_what_is_there(
     github: github_stand_in.GitHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    builds = matrix.builds(plan.TAG)
+    builds = matrix.builds(plan.TAGS["sageattention"])
     gone = {builds[0].wheel_name, builds[-1].wheel_name}
     assets = [{"name": build.wheel_name, "digest": "sha256:0"} for build in builds if build.wheel_name not in gone]
     github.set([{"tag_name": "v2.2.0", "draft": False, "body": "", "assets": assets}])

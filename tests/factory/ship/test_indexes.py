@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from urllib.parse import quote
@@ -17,6 +18,7 @@ import samples
 
 from sage_factory import commands
 from sage_factory.files import sha256
+from sage_factory.inspect import verify
 from sage_factory.ship import indexes
 from sage_factory.what import matrix
 
@@ -30,8 +32,9 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 @pytest.fixture(scope="module")
 def site(wheels: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[loopback.Server]:
+    """With the other package's, too."""
     folder = tmp_path_factory.mktemp("site")
-    indexes.add(wheels, folder)
+    indexes.add([*wheels, *(samples.a_wheel(folder, python, "sageattn3") for python in ("3.11", "3.12", "3.13"))], folder)
     with loopback.offering(folder) as server:
         yield server
 
@@ -62,11 +65,12 @@ def test_one_index_for_each_cuda_and_pytorch_series() -> None:
         assert (link.major, link.folder) == (build.index_major, build.index_folder)
         later = "-or-later" if build.stable_abi else ""
         assert link.folder == f"cu{build.cuda.replace('.', '')}-torch{build.torch_series.replace('.', '')}{later}"
-        assert (link.project, link.requires_python) == ("sageattention", f">={matrix.load().pytorch[build.torch].python[0]}")
+        assert (link.project, link.requires_python) == (build.package, f">={matrix.load().pytorch[build.torch].python[0]}")
     found = indexes.pages(indexes.describe(name, name, "0") for name in names)
-    offered = {
-        path.split("/")[0]: text.count(".whl</a>") for path, text in found.items() if path.endswith("sageattention/index.html")
-    }
+    offered: Counter[str] = Counter()
+    for path, text in found.items():
+        if path.count("/") == 2:
+            offered[path.split("/")[0]] += text.count(".whl</a>")
     majors = {name for name in offered if "torch" not in name}
     assert majors == {"cu12", "cu13"}
     assert sum(count for name, count in offered.items() if name in majors) == len(names)
@@ -74,14 +78,29 @@ def test_one_index_for_each_cuda_and_pytorch_series() -> None:
     assert set(offered) - majors == {indexes.describe(name, name, "0").folder for name in names}
 
 
+@pytest.mark.parametrize("package", matrix.load().packages)
 @pytest.mark.parametrize("python", ["3.11", "3.12", "3.13"])
-def test_pip_takes_the_wheel_for_its_python(site: loopback.Server, python: str, tmp_path: Path) -> None:
+def test_pip_takes_the_wheel_for_its_python(site: loopback.Server, python: str, package: str, tmp_path: Path) -> None:
     # As that Python's pip would, on any machine.
     asked = ["--only-binary=:all:", f"--python-version={python}", "--platform=linux_x86_64", "--no-deps"]
     url = f"{site.url}/cu128-torch28/"
-    done = pip("download", "sageattention", "--index-url", url, *asked, "--dest", str(tmp_path))
+    done = pip("download", package, "--index-url", url, *asked, "--dest", str(tmp_path))
     assert done.returncode == 0, done.stderr
-    assert [path.name for path in tmp_path.iterdir()] == [samples.build(python).index_name]
+    assert [path.name for path in tmp_path.iterdir()] == [samples.build(python, package=package).index_name]
+
+
+@pytest.mark.parametrize("python", ["3.10", "3.15"])
+def test_pip_takes_the_stable_abis_wheel_for_any_python(python: str, tmp_path: Path) -> None:
+    (build,) = matrix.builds("stable-abi", platform="linux-64", cuda=samples.CUDA)
+    wheel = samples.a_stable_wheel(tmp_path)
+    assert (wheel.name, verify.verify_wheel(wheel)) == (build.wheel_name, [])
+    indexes.add([wheel], tmp_path / "site")
+    asked = ["--only-binary=:all:", f"--python-version={python}", "--platform=linux_x86_64", "--no-deps"]
+    with loopback.offering(tmp_path / "site") as server:
+        url = f"{server.url}/cu128-torch29-or-later/"
+        done = pip("download", "sageattention", "--index-url", url, *asked, "--dest", str(tmp_path / "taken"))
+    assert done.returncode == 0, done.stderr
+    assert [path.name for path in (tmp_path / "taken").iterdir()] == [build.index_name]
 
 
 @pytest.mark.skipif(sys.version_info[:2] not in [(3, 11), (3, 12), (3, 13)], reason="no wheel here for this Python")

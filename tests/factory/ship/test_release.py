@@ -28,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("sample_profile")
 @pytest.mark.parametrize("name", ["v2.3.0", "2.2.0", "v2.2.0-build.0", "v2.2.0-build", "v2.2.0rc1"])
 def test_a_tag_of_another_version_is_refused(dist: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(dist, name) == 1
-    assert f"tag {name} is not one of version 2.2.0, which variants.yaml states" in capsys.readouterr().err
+    assert f"tag {name} is not one of sageattention 2.2.0, which variants.yaml states" in capsys.readouterr().err
     assert not (dist / "release").exists()
 
 

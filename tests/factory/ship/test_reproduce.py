@@ -47,7 +47,7 @@ def commit(root: Path, files: Mapping[str, str], when: int = 1_700_000_000) -> s
 
 
 def made(at: str) -> reproduce.Origin:
-    return reproduce.Origin("2.2.0", at, SOURCES, ("--cuda", "12.8"))
+    return reproduce.Origin("v2.2.0", at, SOURCES, ("--cuda", "12.8"))
 
 
 def test_the_release_is_built_again_else_this_checkout_else_the_sources(repository: Path) -> None:
@@ -152,7 +152,7 @@ def test_kernels_are_found_by_their_time(repository: Path, tmp_path: Path, monke
     at = commit(repository, {"csrc/a.cu": "1"})
     package = samples.cubins_conda(tmp_path)
     seal.seal(package, 1_700_000_100)
-    assert reproduce.origin(package) == reproduce.Origin("2.2.0", at, ("csrc",), ("--kernels", "--cuda", "12.8"))
+    assert reproduce.origin(package) == reproduce.Origin("v2.2.0", at, ("csrc",), ("--kernels", "--cuda", "12.8"))
     seal.seal(package, 1_700_000_101)
     with pytest.raises(reproduce.ReproduceError, match="no commit here changed csrc at 1700000101"):
         reproduce.origin(package)

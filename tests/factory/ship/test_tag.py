@@ -22,7 +22,7 @@ from sage_factory.what import matrix
     ],
 )
 def test_the_next_tag(taken: list[str], name: str) -> None:
-    assert tag.next_tag("2.2.0", taken) == name
+    assert tag.next_tag("v2.2.0", taken) == name
 
 
 def test_a_commit_is_tagged_once_and_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -30,21 +30,22 @@ def test_a_commit_is_tagged_once_and_whole(tmp_path: Path, monkeypatch: pytest.M
     for name, value in (("NAME", "x"), ("EMAIL", "x@example.org")):
         monkeypatch.setenv(f"GIT_AUTHOR_{name}", value)
         monkeypatch.setenv(f"GIT_COMMITTER_{name}", value)
-    version = matrix.load().packages["sageattention"]
+    version = matrix.load().packages["sageattention"].version
     git("init", "--quiet", "--initial-branch=main")
     (tmp_path / "file").write_text("one")
     git("add", "file")
     git("commit", "--quiet", "-m", "one")
-    assert tag.tag(dry_run=True) == f"v{version}"
+    assert tag.tag("sageattention", dry_run=True) == f"v{version}"
     assert git("tag") == ""
-    assert tag.tag(dry_run=False) == f"v{version}"
+    assert tag.tag("sageattention", dry_run=False) == f"v{version}"
     with pytest.raises(tag.TagError, match=f"released already, as v{re.escape(version)}"):
-        tag.tag(dry_run=False)
+        tag.tag("sageattention", dry_run=False)
+    assert tag.tag("sageattn3", dry_run=False) == "sageattn3-v1.0.0", "the other package, of the same commit"
     (tmp_path / "file").write_text("two")
     with pytest.raises(tag.TagError, match=r"not committed.*\n.*file"):
-        tag.tag(dry_run=False)
+        tag.tag("sageattention", dry_run=False)
     git("commit", "--quiet", "-am", "two")
-    assert tag.tag(dry_run=False) == f"v{version}-build.1"
+    assert tag.tag("sageattention", dry_run=False) == f"v{version}-build.1"
 
 
 @pytest.fixture
@@ -69,8 +70,13 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["v2.2.0"], "v2.2.0-build.1", None),
         (["v2.2.0", "v2.2.0-build.2"], "v2.2.0-build.1", r"older than v2\.2\.0-build\.2"),
         (["v2.2.0", "v2.2.0-build.9"], "v2.2.0-build.10", None),
-        ([], "v2.3.0", r"is not one of version 2\.2\.0, which variants\.yaml states"),
-        ([], "v2.2.0rc1", "is not one of version"),
+        (["v2.2.0"], "sageattn3-v1.0.0", None),
+        (["sageattn3-v1.0.0", "sageattn3-v10"], "v2.2.0", None),
+        (["v10", "sageattn3-v1.1"], "sageattn3-v1.0.0", r"older than sageattn3-v1\.1"),
+        ([], "v2.3.0", r"is not one of sageattention 2\.2\.0, which variants\.yaml states"),
+        ([], "v2.2.0rc1", "is not one of sageattention"),
+        ([], "sageattn3-v2.2.0", r"is not one of sageattn3 1\.0\.0"),
+        ([], "release-3", r"of no package of variants\.yaml: expected one such as v2\.2\.0 or sageattn3-v1\.0\.0"),
     ],
 )
 def test_a_tag_that_is_to_be_released_is_the_newest_of_its_version(there: list[str], name: str, said: str | None) -> None:
@@ -96,7 +102,7 @@ def test_a_tag_that_is_not_on_main_is_refused(repository: Path) -> None:
     git("checkout", "--quiet", "-b", "another")
     git("commit", "--quiet", "--allow-empty", "-m", "three")
     with pytest.raises(tag.TagError, match=r"v2\.2\.0-build\.1 is not on main"):
-        tag.tag(dry_run=True)
+        tag.tag("sageattention", dry_run=True)
     git("checkout", "--quiet", "--detach", "main")
     git("branch", "--quiet", "-D", "another")
     # As a workflow has it: the tag checked out, and main as the remote's.

@@ -30,6 +30,7 @@ COUNTS = {
     "python310": 3,
     "python311": 3,
     "python312": 3,
+    "sage3-all": 4,
 }
 
 
@@ -44,6 +45,19 @@ def test_sage2_all_is_the_set_that_was_always_released() -> None:
     wanted = {("2.6.0", "12.6", python) for python in ("3.9", "3.10", "3.11", "3.12")}
     wanted |= {(t, c, p) for t, c in (("2.7.0", "12.8"), ("2.8.0", "12.9")) for p in ("3.10", "3.11", "3.12")}
     assert there == wanted
+
+
+def test_sage3_all_is_four_cuda_versions_of_one_pytorch_and_python() -> None:
+    for platform in ("linux-64", "win-64"):
+        there = {b.wheel_name for b in matrix.builds("sage3-all", platform=platform)}
+        tag = matrix.load().platforms[platform].wheel
+        assert there == {f"sageattn3-1.0.0+cu{cuda}torch2.9.0-cp312-cp312-{tag}.whl" for cuda in ("128", "129", "130", "131")}
+    # And today's PyTorch.
+    assert {b.cuda for b in matrix.builds(package="sageattn3", torch="2.15.0")} == {"13.2"}
+    architectures = {b.cuda: b.architectures for b in matrix.builds(package="sageattn3")}
+    assert architectures.pop("12.8") == ("12.0a",), "12.1 came with CUDA 12.9"
+    assert set(architectures.values()) == {("12.0a", "12.1a")}
+    assert all(not b.ptx for b in matrix.builds(package="sageattn3"))
 
 
 def test_default_and_stable() -> None:
@@ -71,7 +85,7 @@ def test_a_bare_cuda_version_means_one_pytorch_that_is_built(cuda: str) -> None:
 
 def test_todays_world_is_there() -> None:
     table = matrix.load()
-    assert {f"2.{minor}.0" for minor in range(6, 16)} == set(table.pytorch)
+    assert {*(f"2.{minor}.0" for minor in range(6, 16)), "2.9+"} == set(table.pytorch)
     assert {"12.6", "12.8", "12.9", "13.0", "13.2"} <= set(table.cuda)
     assert {b.platform for b in matrix.builds()} == {"linux-64", "win-64", "linux-aarch64"}
     assert {b.python for b in matrix.builds()} == {f"3.{minor}" for minor in range(9, 16)}
@@ -84,12 +98,11 @@ def test_every_cuda_serves_every_gpu_that_it_can_compile_for() -> None:
     table = matrix.load()
     for cuda in table.cuda.values():
         assert cuda.ptx == ("8.0",)
-        known = {a.name for a in table.architectures.values() if Version(a.cuda) <= Version(cuda.version)}
-        for wanted in known - set(cuda.architectures):
+        known = {a.name.rstrip("a") for a in table.architectures.values() if Version(a.cuda) <= Version(cuda.version)}
+        for wanted in known - {a.rstrip("a") for a in cuda.architectures}:
             major, minor = wanted.split(".")
             assert any(
-                a.split(".")[0] == major and a.split(".")[1] < minor and not table.architectures[a].suffix
-                for a in cuda.architectures
+                a.split(".")[0] == major and a.split(".")[1] < minor and not a.endswith("a") for a in cuda.architectures
             ), f"CUDA {cuda.version} has nothing for {wanted}"
 
 
@@ -110,11 +123,13 @@ def test_the_machine_at_hand_is_one_of_the_tables(monkeypatch: pytest.MonkeyPatc
 
 
 def test_names() -> None:
-    (build,) = matrix.builds(platform="linux-64", cuda="12.8", torch="2.8.0", python="3.12")
+    (build, other) = matrix.builds(platform="linux-64", cuda="12.8", torch="2.8.0", python="3.12")
     assert build.wheel_name == "sageattention-2.2.0-280.128-cp312-cp312-linux_x86_64.whl"
     (build,) = matrix.builds(platform="win-64", cuda="13.0", torch="2.11.0", python="3.14")
     assert build.wheel_name == "sageattention-2.2.0-2110.130-cp314-cp314-win_amd64.whl"
-    assert matrix.targets(["8.0", "9.0"]) == ("sm_80", "sm_90a")
+    assert other.wheel_name == "sageattn3-1.0.0+cu128torch2.8.0-cp312-cp312-linux_x86_64.whl"
+    assert (other.cubins_stem, other.operators_stem) == ("sageattn3-cubins-1.0.0-cu128_h", "sageattn3-1.0.0-torch280_cu128_h")
+    assert matrix.targets(["8.0", "9.0a"]) == ("sm_80", "sm_90a")
     names = [b.wheel_name for b in matrix.builds()]
     assert len(names) == len(set(names))
 
@@ -158,6 +173,15 @@ def _set(path: str, value: Any) -> Callable[[dict[str, Any]], None]:
             _set("rows", [{"pytorch": "2.8.0", "cuda": "12.8"}, {"pytorch": "2.8.0", "cuda": "12.8", "python": ["3.12"]}]),
             "two rows make sageattention-2.2.0-280.128-cp312-",
         ),
+        (
+            _set("rows", [{"package": "sage", "pytorch": "2.8.0", "cuda": "12.8"}]),
+            "unknown package 'sage'.*sageattention, sageattn3",
+        ),
+        (
+            _set("rows", [{"package": "sageattn3", "pytorch": "2.6.0", "cuda": "12.6"}]),
+            "CUDA 12.6 compiles sageattn3 for none of 12.0a, 12.1a",
+        ),
+        (_set("packages/sageattn3/architectures", ["12.9a"]), "unknown architecture '12.9a'"),
         (_set("profiles/all", [{"gpu": "9.0"}]), r"unknown predicates \['gpu'\]"),
         (_set("profiles/all", [{"pytorch": "2.5.0"}]), "profile all selects nothing"),
         (_set("platforms", None), "lacks or misnames"),
@@ -182,7 +206,7 @@ architectures:
   "13.0": {cuda: "13.9"}
 cuda:
   "13.9":
-    {architectures: ["9.0", "13.0"], ptx: ["8.0"], pytorch: 2.99.0, gcc: "14", gcc_below: "17",
+    {architectures: ["9.0a", "13.0"], ptx: ["8.0"], pytorch: 2.99.0, gcc: "14", gcc_below: "17",
      pypi: {nvidia-cuda-nvcc: 13.9.1}}
 pytorch:
   2.99.0: {python: ["3.15", "3.16"]}
@@ -205,10 +229,11 @@ def test_a_pytorch_cuda_python_architecture_and_platform_are_added_by_the_table_
     (build,) = matrix.builds("all", platform="linux-ppc64le", cuda="13.9", python="3.16", matrix=table)
     assert build.wheel_name == "sageattention-2.2.0-2990.139-cp316-cp316-linux_ppc64le.whl"
     assert matrix.described(build, table)["runner"] == "power"
-    assert [job["cuda"] for job in matrix.kernel_sets(matrix.builds("all", matrix=table), table)][-1] == "13.9"
+    sets = matrix.kernel_sets(matrix.builds("all", package="sageattention", matrix=table), table)
+    assert sets[-1]["cuda"] == "13.9"
     assert len(matrix.builds("sage2-all", platform="linux-ppc64le", matrix=table)) == 10
 
-    digests = {"kernels_digest": "0", "operators_digest": "1", "sageattention_commit": "c"}
+    digests = {"kernels_digest": "0", "operators_digest": "1", "sage_commit": "c"}
     settings = variant.of(build, python_pin="3.16.*", digests=digests, table=table)
     kernels, operators = engine.render(settings).values()
     assert kernels.recipe.to_dict()["build"]["script"]["env"]["SAGE_ARCHITECTURES"] == "9.0a;13.0"
@@ -226,7 +251,7 @@ def test_a_pytorch_cuda_python_architecture_and_platform_are_added_by_the_table_
 def test_locks_hold_the_tables_pins() -> None:
     table, folder = matrix.load(), ROOT / "recipe" / "pypi"
     pins = {f"cuda-{c.version}": dict(c.pypi) for c in table.cuda.values()}
-    pins |= {f"torch-{torch}": {"torch": torch} for torch in table.pytorch}
+    pins |= {f"torch-{torch.compiled_with}": {"torch": torch.compiled_with} for torch in table.pytorch.values()}
     assert {p.stem for p in folder.glob("*.txt")} == {*pins, "tools"}
     for name, wanted in pins.items():
         text = (folder / f"{name}.txt").read_text(encoding="utf-8")
@@ -235,6 +260,31 @@ def test_locks_hold_the_tables_pins() -> None:
             assert block, f"{name}.txt lacks {name_}=={version}"
             assert "--hash=sha256:" in block.group(), f"{name}.txt lacks the hashes of {name_}"
         assert "://" not in text
+
+
+def test_the_stable_abi_is_one_build_for_every_python() -> None:
+    builds = matrix.builds("stable-abi")
+    assert [(b.platform, b.cuda) for b in builds] == [(p, c) for c in ("12.8", "13.0") for p in ("linux-64", "win-64")]
+    for build in builds:
+        assert build.stable_abi
+        assert (build.requires_torch, build.requires_python, build.conda_torch) == ("torch>=2.9", ">=3.10", ">=2.9")
+    assert builds[0].wheel_name == "sageattention-2.2.0-29.128-py3-none-linux_x86_64.whl"
+    assert builds[0].operators_stem == "sageattention-2.2.0-torch29on_cu128_h"
+    pinned = matrix.builds(torch="2.9.0", cuda="12.8")[0]
+    assert (pinned.requires_torch, pinned.requires_python, pinned.conda_torch) == ("torch==2.9.*", "==3.10.*", "2.9.*")
+    assert not set(builds) & set(matrix.builds("sage2-all"))
+
+
+def test_pytorch_in_order() -> None:
+    assert sorted(["2.10.0", "2.9+", "2.9.0", "2.8.0"], key=matrix.release_order) == ["2.8.0", "2.9.0", "2.9+", "2.10.0"]
+
+
+def test_a_solver_takes_operators_for_one_pytorch_first() -> None:
+    table = matrix.load()
+    numbers = [
+        variant.number(matrix.builds(torch=torch, cuda="12.8")[0], table) for torch in ("2.8.0", "2.9+", "2.9.0", "2.10.0")
+    ]
+    assert numbers == sorted(set(numbers))
 
 
 def printed(*arguments: str) -> subprocess.CompletedProcess[str]:

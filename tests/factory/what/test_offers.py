@@ -9,7 +9,7 @@ import pytest
 from sage_factory import ROOT
 from sage_factory.what import matrix, offers, plan
 
-RELEASED = matrix.builds(plan.TAG)
+RELEASED = matrix.builds(plan.TAGS["sageattention"])
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 

@@ -14,19 +14,6 @@
 
 namespace sage {
 
-// The first block from `block` on that the mask does not hide whole.
-__device__ __forceinline__ int visible_block(const AttentionParams& p, const Tile& tile, int block) {
-  if (p.mask.data != nullptr) {
-    while (block < tile.blocks && tile.mask_tiles[block] == AttentionMask::kHidden) ++block;
-  }
-  return block;
-}
-
-__device__ __forceinline__ Hidden hidden_of(const AttentionParams& p, const Tile& tile, int block) {
-  if (p.mask.data != nullptr && tile.mask_tiles[block] == AttentionMask::kMixed) return Hidden::kByMask;
-  return block >= tile.full_blocks ? Hidden::kPastEnd : Hidden::kNothing;
-}
-
 // Where in a stage a lane's ldmatrix rows of V start: those of 8-bit V, which is transposed, are (channels 0-7, 8-15) x
 // (keys 0-15, 16-31); of 16-bit V, read transposed, (keys 0-15) x (channels 0-7, 8-15).
 template <typename Config>
@@ -34,11 +21,6 @@ __device__ __forceinline__ uint32_t v_offset(int lane) {
   return Config::kKBlockBytes + (Config::kValues == Values::kE4m3
                                     ? swizzled<Config::kVRowBytes>(lane / 16 * 8 + lane % 8, lane / 8 % 2)
                                     : swizzled<Config::kVRowBytes>(lane % 16, lane / 16));
-}
-
-template <typename Config>
-__device__ __forceinline__ uint32_t other_stage(uint32_t stages, uint32_t stage) {
-  return 2 * stages + Config::kStageBytes - stage;
 }
 
 template <typename Config>
@@ -92,13 +74,14 @@ __device__ __forceinline__ void attend(const AttentionParams& p) {
     KeyBlock<Config> keys;
     keys.hidden = hidden_of(p, tile, block);
     keys.unsmoothed = Config::kUnsmoothedBytes > 0 && ptx::load_shared_float(v_scales<Config>(shared, stage) + Config::kUnsmoothedFlag) != 0.0f;
-    keys.look_in_first = (block & (block - 1)) == 0;
+    keys.look = (block & (block - 1)) == 0;
     keys.look_in_all = block == 0;
     const float k_scale = ptx::load_shared_float(k_scales<Config>(shared, stage) + lane % 4 * 4);
 #pragma unroll
     for (int row = 0; row < Config::kRows; ++row) keys.scale[row] = k_scale * ptx::load_shared_float(q_scale + row * 32);
     const int next = visible_block(p, tile, block + 1);
     if (next < tile.blocks) load<Config>(p, tile, next, shared, other_stage<Config>(shared, stage));
+    if (block == 0 && keys.hidden == Hidden::kNothing) find_bases<Config>(q, stage + k_lane, keys, state);
 #pragma unroll 1
     do {
 #pragma unroll 1
@@ -108,7 +91,7 @@ __device__ __forceinline__ void attend(const AttentionParams& p) {
                              state, probabilities)) {
           continue;
         }
-        const uint32_t v_scale = v_scales<Config>(shared, stage) + lane % 4 * 8;
+        const uint32_t v_scale = v_scales<Config>(shared, stage) + lane % 4 * (2 * Config::kVScaleSize);
         if constexpr (Config::kValues == Values::kE4m3) {
           accumulate_f8<Config>(probabilities, stage + v_lane, v_scale, p.kv_heads, state);
         } else {

@@ -5,9 +5,17 @@
 #include "kernels/attention/mma_sync/config.cuh"
 #include "kernels/attention/tile.cuh"
 #include "kernels/ptx/ldmatrix.cuh"
+#include "kernels/ptx/math.cuh"
 #include "kernels/ptx/mma_sync.cuh"
 
 namespace sage {
+
+// Where sums are added to the output by ordinary instructions, channels are taken a few at a time, each lot behind a branch that is always
+// taken (`positive` is): else the compiler starts all products first, and their sums do not fit the registers beside the output.
+__device__ __forceinline__ bool one_lot_after_the_other(int& positive) {
+  ptx::keep(positive);
+  return positive > 0;
+}
 
 // C fragments hold, of each 16 rows and 8 keys, rows lane / 4 and lane / 4 + 8, keys lane % 4 * 2 and the next. As they come, scores are the
 // bits of floats kMagic + score.
@@ -24,6 +32,19 @@ enum class Hidden {
   kPastEnd,  // keys past the last and, if causal, past the row
   kByMask,   // those and what the mask says
 };
+
+// The first block from `block` on that the mask does not hide whole.
+__device__ __forceinline__ int visible_block(const AttentionParams& p, const Tile& tile, int block) {
+  if (p.mask.data != nullptr) {
+    while (block < tile.blocks && tile.mask_tiles[block] == AttentionMask::kHidden) ++block;
+  }
+  return block;
+}
+
+__device__ __forceinline__ Hidden hidden_of(const AttentionParams& p, const Tile& tile, int block) {
+  if (p.mask.data != nullptr && tile.mask_tiles[block] == AttentionMask::kMixed) return Hidden::kByMask;
+  return block >= tile.full_blocks ? Hidden::kPastEnd : Hidden::kNothing;
+}
 
 // Scores, as they come, of `Count` times 16 of the warp's rows, from the First-th on.
 template <typename Config, int First, int Count>

@@ -1,0 +1,57 @@
+// What the FP4 attention kernels' code is compiled for, and what of that is derived.
+#pragma once
+
+#include "kernels/quant/fp4.h"
+#include "kernels/tensor_view.h"
+
+namespace sage {
+
+template <typename Kernel, int HeadDim, typename ElementType>
+struct Fp4Config : Kernel {
+  using Element = ElementType;
+  static constexpr int kHeadDim = HeadDim;
+  static constexpr int kThreads = Kernel::threads(kHeadDim);
+  static constexpr int kWarpM = Kernel::kBlockM / Kernel::warps(kHeadDim);
+  // Blocks of threads that the registers of a multiprocessor shall hold: the more warps, the less the tensor cores wait for exponentials.
+  static constexpr int kBlocksPerSm = kHeadDim == 64 ? 3 : 256 / kThreads;
+  static constexpr bool kScaled = true;
+  static constexpr bool kSmooths = true;
+
+  static constexpr int kChunkN = 32;  // keys whose scores are in registers at a time: a lane has half of two groups of each row
+  static constexpr int kChunks = Kernel::kBlockN / kChunkN;
+  static constexpr int kMFragments = kWarpM / 16;
+  static constexpr int kNFragments = kChunkN / 8;
+  static constexpr int kRows = 2 * kMFragments;  // rows of which a lane holds a part: lane / 4 + 8 * row
+  static constexpr int kQkSteps = kHeadDim / 64;
+  static constexpr int kOFragments = kHeadDim / 8;
+
+  // A stage: Sm120QkFp4PvFp4. The parts of what lies behind numbers of K and V, in order.
+  static constexpr int kKRowBytes = kHeadDim / 2;
+  static constexpr int kVRowBytes = Kernel::kBlockN / 2;
+  static constexpr int kKCodeBytes = Fp4::k_codes(kHeadDim);
+  static constexpr int kVCodeBytes = Fp4::v_codes(kHeadDim);
+  static constexpr int kStageBytes = Kernel::stage_bytes(kHeadDim);
+  static constexpr int kVOffset = kKCodeBytes;
+  static constexpr int kKScaleOffset = kVOffset + kVCodeBytes;
+  static constexpr int kKScaleRowBytes = kHeadDim / Fp4::kGroup;
+  static constexpr int kKUnitOffset = kKScaleOffset + Fp4::k_scales(kHeadDim);
+  static constexpr int kVGroupScaleOffset = kKUnitOffset + 16;
+  static constexpr int kVScaleOffset = kVGroupScaleOffset + Fp4::v_block(kHeadDim) - kVCodeBytes;
+  static constexpr int kVScaleBytes = Kernel::scale_bytes(kHeadDim);
+  static constexpr int kUnsmoothedFlag = kHeadDim * 4;  // behind the scales
+  static constexpr int kMeanScoreOffset = kVScaleOffset + kVScaleBytes;
+  static_assert(kMeanScoreOffset + Kernel::kMeanScoreBytes <= kStageBytes && kKCodeBytes % 1024 == 0);
+  static constexpr int kTileOffset = Kernel::kStages * kStageBytes;
+  static constexpr int kMagnitudeOffset = kTileOffset + Kernel::kTileBytes;
+  static constexpr int kQUnitOffset = kMagnitudeOffset + kThreads / 32 * 4;
+
+  // Probabilities are kept relative to a base of their row, which is the largest score, less kLevel, when it was last renewed: when one
+  // exceeds it by so much that the scale of its group would not fit e4m3. Scales of groups are the largest probability over 6.
+  static constexpr float kLevel = 8.0f;
+  static constexpr float kLogOf6 = 2.584962500721156f;
+  static constexpr float kHeadroom = 8.807354922057604f + kLogOf6;  // log2 of 448, e4m3's largest, and of 6
+  // Stands for -infinity where differences are taken: below any score, and its powers of two are 0.
+  static constexpr float kNever = -1e30f;
+};
+
+}  // namespace sage

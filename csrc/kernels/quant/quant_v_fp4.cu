@@ -1,0 +1,56 @@
+// V -> e2m1, transposed, with a scale for each 16 keys of a channel beside that for 64.
+#include "kernels/quant/quant_v_fp4.h"
+
+#include "kernels/quant/fp4.cuh"
+#include "kernels/quant/quant_v.cuh"
+
+namespace sage {
+
+using Config = QuantVConfig<QuantVFp4>;
+
+// Four lanes, 8 apart, share a chunk of 16 keys.
+struct OfChunk {
+  template <typename Op>
+  __device__ __forceinline__ float operator()(float x, const Op& op) const {
+    x = op(x, __shfl_xor_sync(0xffffffffu, x, 8));
+    return op(x, __shfl_xor_sync(0xffffffffu, x, 16));
+  }
+};
+
+extern "C" __global__ void __launch_bounds__(Config::kThreads, 512 / Config::kThreads) quant_v_fp4(const __grid_constant__ Config::Params p) {
+  quantise_v<Config>(p, [](const float(&x)[4][8], const VPart<Config>& part, uint8_t* out) {
+    uint8_t* const scales = out + Fp4::v_codes(Config::kHeadDim);
+    // Of two channels each: four keys of the one, four of the other.
+    uint32_t words[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      float eight[8], scale[2];
+#pragma unroll
+      for (int key = 0; key < 8; ++key) eight[key] = x[key % 4][2 * i + key / 4];
+      words[i] = quantise_fp4(eight, OfChunk{}, scale);
+      if (part.j == i) {
+        const uint32_t bits = ptx::pack_e4m3x4(scale[0], scale[1], 0.0f, 0.0f);
+#pragma unroll
+        for (int odd = 0; odd < 2; ++odd) {
+          const int channel = part.channel + 2 * i + odd;
+          scales[(channel / 16 * 16 + channel % 8 * 2 + channel / 8 % 2) * 4 + part.chunk] = bits >> 8 * odd;
+        }
+      }
+    }
+    // Of the word of number j the four lanes' parts: a byte for each half of a channel's eight.
+    const uint4 parts = transpose(words, part.j);
+#pragma unroll
+    for (int odd = 0; odd < 2; ++odd) {
+      uint32_t row[2];
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const uint32_t byte = 2 * odd + i, both = byte | (byte + 4) << 4;
+        row[i] = __byte_perm(__byte_perm(parts.x, parts.y, both), __byte_perm(parts.z, parts.w, both), 0x5410);
+      }
+      const int channel = part.channel + 2 * part.j + odd;
+      *reinterpret_cast<uint2*>(out + swizzled<32>(channel, part.chunk / 2) + part.chunk % 2 * 8) = make_uint2(row[0], row[1]);
+    }
+  });
+}
+
+}  // namespace sage

@@ -1,0 +1,53 @@
+"""What the tables of kernels are made of (`table.py`): kinds of GPUs, what a kernel can do, which one is whose choice."""
+
+from __future__ import annotations
+
+from typing import Callable, NamedTuple
+
+Capability = tuple[int, int]
+
+
+class Gpu(NamedTuple):
+    """What the choice depends on."""
+
+    capability: Capability
+    geforce: bool = True  # whose tensor cores add products of floats in float32 at half the rate of float16
+
+
+# On the CPU there is a reference of every kernel that is not for one GPU alone.
+CPU = Gpu((1000, 0))
+
+# Which GPUs.
+GPUS: dict[str, Callable[[Gpu], bool]] = {
+    "8.0 and later": lambda gpu: gpu.capability >= (8, 0),
+    "8.9 and later": lambda gpu: gpu.capability >= (8, 9),
+    "GeForce of 8.6": lambda gpu: gpu.geforce and gpu.capability == (8, 6),
+    "GeForce of 8.9 and 12.x": lambda gpu: gpu.geforce and (gpu.capability == (8, 9) or gpu.capability[0] == 12),
+    "8.9 and 12.x": lambda gpu: gpu.capability == (8, 9) or gpu.capability[0] == 12,
+    "9.0 alone": lambda gpu: gpu.capability == (9, 0),
+    "12.0 and 12.1": lambda gpu: gpu.capability in {(12, 0), (12, 1)} or gpu == CPU,
+}
+
+
+class Kernel(NamedTuple):
+    """What an attention kernel can do; its reference on the CPU can do all."""
+
+    gpus: str  # that it runs on
+    error: float  # largest relative L1 error against float64: randn, 4096 tokens, head_dim 128
+    uneven: bool = True  # head_dims that are no multiple of 8
+    other_masks: bool = True  # masks that are added, of another dtype than q's
+    # Up to so many queries, or keys, it gives way to PyTorch's own attention by cuDNN, where that was measured to be faster
+    # (bench/notes.md), if it can do what is asked.
+    few_queries: int = 0
+    few_causal_queries: int = 0  # where half of the scores need not be computed
+    few_keys: int = 0
+
+
+class Row(NamedTuple):
+    """One line of the table."""
+
+    function: str
+    pv_accum_dtype: str | None  # None: the function has no such choice, or it changes nothing
+    gpus: str  # that it is the choice for
+    kernel: str
+    reason: str

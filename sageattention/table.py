@@ -1,0 +1,65 @@
+"""The kernels of sageattention, and which one serves which function on which GPU."""
+
+from __future__ import annotations
+
+from .kernels import Kernel, Row
+
+KERNELS = {
+    "sm80_qk_int8_pv_f16": Kernel("8.0 and later", 0.0115),
+    "sm80_qk_int8_pv_f16_accum_f16": Kernel("8.0 and later", 0.0115),
+    "sm89_qk_int8_pv_f8": Kernel("8.9 and later", 0.0385),
+    "sm89_qk_int8_pv_f8_accum_f16": Kernel("8.9 and later", 0.0385),
+    "sm90_qk_int8_pv_f16": Kernel(
+        "9.0 alone", 0.0115, uneven=False, other_masks=False, few_queries=1024, few_causal_queries=512, few_keys=256
+    ),
+}
+
+# fmt: off
+TABLE = (
+    Row("sageattn", None, "9.0 alone", "sm90_qk_int8_pv_f16",
+        "wgmma: the fastest kernel here for this GPU, and 3.5 times as exact as FP8"),
+    Row("sageattn", None, "GeForce of 8.9 and 12.x", "sm89_qk_int8_pv_f8_accum_f16",
+        "FP8 P and V, sums of 64 keys in float16: as exact as with float32 sums, which GeForce adds at half the rate"),
+    Row("sageattn", None, "8.9 and 12.x", "sm89_qk_int8_pv_f8",
+        "FP8 P and V: this GPU multiplies them twice as fast as 16-bit ones"),
+    Row("sageattn", None, "GeForce of 8.6", "sm80_qk_int8_pv_f16_accum_f16",
+        "sums of 32 keys in float16: as exact as with float32 sums, which GeForce adds at half the rate"),
+    Row("sageattn", None, "8.0 and later", "sm80_qk_int8_pv_f16",
+        "mma.sync with 16-bit P and V and float32 sums, which runs everywhere"),
+
+    Row("sageattn_qk_int8_pv_fp16_cuda", "fp32", "9.0 alone", "sm90_qk_int8_pv_f16",
+        "the same arithmetic as the mma.sync kernel, on wgmma"),
+    Row("sageattn_qk_int8_pv_fp16_cuda", "fp32", "8.0 and later", "sm80_qk_int8_pv_f16",
+        "float32 sums"),
+    Row("sageattn_qk_int8_pv_fp16_cuda", "fp16+fp32", "8.0 and later", "sm80_qk_int8_pv_f16_accum_f16",
+        "asked for: sums of 32 keys in float16, which cannot overflow, added up in float32: up to twice as fast on GeForce"),
+    Row("sageattn_qk_int8_pv_fp16_cuda", "fp16", "8.0 and later", "sm80_qk_int8_pv_f16_accum_f16",
+        "asked for: served like fp16+fp32, which is as fast and overflows less"),
+
+    Row("sageattn_qk_int8_pv_fp8_cuda", "fp32+fp32", "8.9 and later", "sm89_qk_int8_pv_f8",
+        "FP8 P and V, sums in float32"),
+    Row("sageattn_qk_int8_pv_fp8_cuda", "fp32", "8.9 and later", "sm89_qk_int8_pv_f8",
+        "served like fp32+fp32, which is as fast and more exact"),
+    Row("sageattn_qk_int8_pv_fp8_cuda", "fp32+fp16", "8.9 and later", "sm89_qk_int8_pv_f8_accum_f16",
+        "asked for: FP8 P and V, sums of 64 keys in float16: up to twice as fast on GeForce"),
+    Row("sageattn_qk_int8_pv_fp8_cuda", "fp32+fp16", "8.9 and later", "sm89_qk_int8_pv_f8",
+        "float32 sums instead, no less exact: CUDA compiles the other kernel from 12.8 on"),
+
+    Row("sageattn_qk_int8_pv_fp8_cuda_sm90", "fp32+fp32", "9.0 alone", "sm90_qk_int8_pv_f16",
+        "16-bit P and V on wgmma: faster than SageAttention's FP8 kernel for Hopper, and 3.5 times as exact"),
+    Row("sageattn_qk_int8_pv_fp8_cuda_sm90", "fp32", "9.0 alone", "sm90_qk_int8_pv_f16",
+        "served like fp32+fp32"),
+    Row("sageattn_qk_int8_pv_fp8_cuda_sm90", "fp32+fp32", "8.9 and later", "sm89_qk_int8_pv_f8",
+        "FP8 P and V, sums in float32"),
+    Row("sageattn_qk_int8_pv_fp8_cuda_sm90", "fp32", "8.9 and later", "sm89_qk_int8_pv_f8",
+        "served like fp32+fp32"),
+)
+# fmt: on
+
+# Functions that are others with options of their own.
+SERVED_AS = {"sageattn_qk_int8_pv_fp16_triton": "sageattn_qk_int8_pv_fp16_cuda", "sageattn_varlen": "sageattn"}
+
+PACKED = "sageattn_varlen"  # the one for packed sequences
+
+# What to do where none of these kernels runs.
+ELSEWHERE = "use a GPU of compute capability 8.0 or later"

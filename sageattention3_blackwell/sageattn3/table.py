@@ -1,0 +1,21 @@
+"""The kernel of sageattn3, and which function it serves."""
+
+from __future__ import annotations
+
+from .kernels import Kernel, Row
+
+KERNELS = {
+    "sm120_qk_fp4_pv_fp4": Kernel("12.0 and 12.1", 0.19),
+}
+
+TABLE = (
+    Row("sageattn3_blackwell", None, "12.0 and 12.1", "sm120_qk_fp4_pv_fp4",
+        "block-scaled FP4 products of Q and K and of P and V, sums in float32"),
+)  # fmt: skip
+
+# Functions that are others with options of their own.
+SERVED_AS = {"sageattn3_varlen": "sageattn3_blackwell"}
+PACKED = "sageattn3_varlen"  # the one for packed sequences
+
+# What to do where none of these kernels runs.
+ELSEWHERE = "use sageattention.sageattn instead (`pip install sageattention`), which serves compute capability 8.0 and later"

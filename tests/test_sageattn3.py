@@ -1,0 +1,376 @@
+"""sageattn3: its functions on CPU tensors, what it says elsewhere, and its clients' calls. What it shares with sageattention is
+tested there; here it is that the same holds."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from accuracy import FP4, error_by_size, exact, relative_l1
+from test_api import CU, ERRORS, PACKED, VARLEN_ERRORS, K, Q, V, qkv, randn
+
+sageattn3 = pytest.importorskip(
+    "sageattn3", reason="not installed here: `python3 scripts/run.py test` builds it and installs it"
+)
+
+from sageattn3 import _library, _ops, dispatch, explain, sageattn3_blackwell, sageattn3_varlen  # noqa: E402
+
+KERNEL = "sm120_qk_fp4_pv_fp4"
+
+
+def check(out: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> None:
+    assert out.shape == (*q.shape[:3], v.shape[3])
+    assert out.dtype == q.dtype
+    assert error_by_size(out, q, k, v, **options) <= FP4.any_shape
+
+
+# ── Signatures ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_first_arguments_are_the_originals() -> None:
+    parameters = [
+        str(p.replace(annotation=p.empty))
+        for p in inspect.signature(sageattn3_blackwell).parameters.values()
+        if p.kind is p.POSITIONAL_OR_KEYWORD
+    ]
+    assert parameters == ["q", "k", "v", "attn_mask=None", "is_causal=False", "per_block_mean=True"]
+
+
+def test_what_is_exported() -> None:
+    assert sageattn3.__version__ == _library.build.version == "1.0.0"
+    assert set(sageattn3.__all__) == {"__version__", "explain", "sageattn3_blackwell", "sageattn3_varlen"}
+    assert _library.build.package == _library.build.namespace == "sageattn3"
+    assert all(callable(getattr(sageattn3, name)) for name in sageattn3.__all__ if name != "__version__")
+
+
+def test_nothing_is_swallowed() -> None:
+    function: Any = sageattn3_blackwell
+    with pytest.raises(
+        TypeError, match=r"sageattn3_blackwell\(\) has no argument 'per_block': did you mean 'per_block_mean'\?"
+    ):
+        function(Q, K, V, per_block=True)
+    with pytest.raises(ValueError, match=r"dropout_p: expected 0, got 0\.1; there is no dropout here"):
+        function(Q, K, V, dropout_p=0.1)
+
+
+# ── Against exact attention ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("per_block_mean", [True, False])
+def test_error(dtype: torch.dtype, per_block_mean: bool) -> None:
+    q, k, v = qkv(1, 2, 1024, 128, dtype=dtype)
+    out = sageattn3_blackwell(q, k, v, per_block_mean=per_block_mean)
+    error = relative_l1(out, exact(q, k, v)[0])
+    assert 0.05 < error <= FP4.relative_l1, "an error of FP4: neither exact attention nor worse"
+
+
+@pytest.mark.parametrize("head_dim", [1, 24, 63, 64, 65, 96, 128, 160, 256])
+@pytest.mark.parametrize("causal", [False, True])
+def test_any_head_dim(head_dim: int, causal: bool) -> None:
+    q, k, v = qkv(1, 2, 70, head_dim)
+    check(sageattn3_blackwell(q, k, v, is_causal=causal), q, k, v, is_causal=causal)
+
+
+@pytest.mark.parametrize(("qo_len", "kv_len"), [(1, 1), (1, 300), (7, 64), (129, 65), (200, 3)])
+def test_any_lengths(qo_len: int, kv_len: int) -> None:
+    q, (k, v) = randn(2, 4, qo_len, 64), (randn(2, 2, kv_len, 64, seed=seed) for seed in (1, 2))
+    check(sageattn3_blackwell(q, k, v), q, k, v)
+
+
+@pytest.mark.parametrize("mask_shape", [(50, 50), (1, 1, 50, 50), (2, 1, 1, 50), (2, 4, 50, 50)])
+@pytest.mark.parametrize("kind", [torch.bool, torch.float16])
+def test_masks(mask_shape: tuple[int, ...], kind: torch.dtype) -> None:
+    mask = randn(*mask_shape, seed=7)
+    mask = mask > -1 if kind == torch.bool else mask
+    q, k, v = qkv(2, 4, 50, 64)
+    check(sageattn3_blackwell(q, k, v, mask), q, k, v, attn_mask=mask)
+
+
+def test_a_mask_counts() -> None:
+    """The original ignores it."""
+    q, k, v = qkv(1, 2, 64, 64)
+    mask = torch.ones(64, 64, dtype=torch.bool).tril()
+    assert not torch.equal(sageattn3_blackwell(q, k, v, mask), sageattn3_blackwell(q, k, v))
+    out, lse = sageattn3_blackwell(q, k, v, torch.zeros(64, 64, dtype=torch.bool), return_lse=True)
+    assert torch.equal(out, torch.zeros_like(q))
+    assert (lse == -math.inf).all()
+
+
+def test_layouts_options_and_strides_agree() -> None:
+    q, k, v = qkv(2, 4, 40, 64, dtype=torch.bfloat16)
+    expected, lse = sageattn3_blackwell(q, k, v, sm_scale=0.1, return_lse=True)
+    assert lse.shape == (2, 4, 40)
+    assert (lse - exact(q, k, v, sm_scale=0.1)[1]).abs().max() <= FP4.lse
+    nhd = [x.transpose(1, 2).contiguous() for x in (q, k, v)]
+    assert torch.equal(sageattn3_blackwell(*nhd, tensor_layout="NHD", sm_scale=0.1).transpose(1, 2), expected)
+    assert torch.equal(sageattn3_blackwell(*(x.transpose(1, 2) for x in nhd), sm_scale=0.1), expected)
+    wide = [torch.cat([x, x], -1)[..., 3:67].copy_(x) for x in (q, k, v)]
+    assert torch.equal(sageattn3_blackwell(*wide, sm_scale=0.1), expected)
+    assert torch.equal(sageattn3_blackwell(q, k, v, scale=0.1), expected)  # type: ignore[call-overload]
+
+
+def test_grouped_heads() -> None:
+    q, k, v = qkv(1, 8, 60, 64)
+    few, expanded = (k[:, :2], v[:, :2]), (x[:, :2].repeat_interleave(4, 1) for x in (k, v))
+    assert torch.equal(sageattn3_blackwell(q, *few), sageattn3_blackwell(q, *expanded))
+
+
+def test_float32_is_computed_as_bfloat16() -> None:
+    q, k, v = qkv(1, 2, 40, 64, dtype=torch.float32)
+    out = sageattn3_blackwell(q, k, v)
+    assert out.dtype == torch.float32
+    assert torch.equal(out, sageattn3_blackwell(*(x.bfloat16() for x in (q, k, v))).float())
+
+
+def test_smoothing_is_an_option_and_helps() -> None:
+    q, k, v = qkv(1, 2, 300, 64)
+    k, v = (x + 8 * randn(1, 2, 1, 64, seed=9) for x in (k, v))
+    errors = [
+        relative_l1(sageattn3_blackwell(q, k, v, smooth_k=smooth_k, smooth_v=smooth_v), exact(q, k, v)[0])
+        for smooth_k, smooth_v in ((True, True), (False, True), (True, False))
+    ]
+    assert errors[0] < errors[1]
+    assert errors[0] < errors[2]
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_the_callers_tensors_stay_as_they_are(is_causal: bool) -> None:
+    """The original subtracts K's mean in place."""
+    q, k, v = (x + 3 for x in qkv(1, 2, 200, 128))
+    before = [x.clone() for x in (q, k, v)]
+    sageattn3_blackwell(q, k, v, is_causal=is_causal)
+    assert all(torch.equal(*pair) for pair in zip((q, k, v), before, strict=True))
+
+
+def test_packed_sequences() -> None:
+    q, k, v = qkv(70, 4, 64, dtype=torch.bfloat16)
+    lengths = [10, 0, 33, 27]
+    cu = torch.tensor([0, 10, 10, 43, 70], dtype=torch.int32)
+    out, lse = sageattn3_varlen(q, k, v, cu, cu, 33, 33, is_causal=True, return_lse=True)
+    assert lse.shape == (4, 70)
+    for some in zip(*(x.split(lengths) for x in (out, q, k, v)), strict=True):
+        if len(some[0]):
+            one, a, b, c = (x.transpose(0, 1)[None] for x in some)
+            assert torch.equal(one, sageattn3_blackwell(a, b, c, is_causal=True, per_block_mean=False))
+
+
+# ── Errors ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(("arguments", "error", "message"), [pytest.param(*e[1:], id=e[0]) for e in ERRORS])
+def test_argument_errors(arguments: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error) as caught:
+        sageattn3_blackwell(**{"q": Q, "k": K, "v": V, **arguments})
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(("arguments", "error", "message"), [pytest.param(*e[1:], id=e[0]) for e in VARLEN_ERRORS])
+def test_varlen_errors(arguments: dict[str, Any], error: type[Exception], message: str) -> None:
+    good = {**PACKED, "cu_seqlens_q": CU, "cu_seqlens_k": CU, "max_seqlen_q": 6, "max_seqlen_k": 6}
+    with pytest.raises(error) as caught:
+        sageattn3_varlen(**{**good, **arguments})
+    assert str(caught.value) == message.replace("sageattn_varlen", "sageattn3_varlen")
+
+
+def test_other_errors() -> None:
+    function: Any = sageattn3_blackwell
+    with pytest.raises(TypeError, match="per_block_mean: expected True or False, got 'yes'"):
+        function(Q, K, V, per_block_mean="yes")
+    with pytest.raises(TypeError, match=r"k: expected a torch\.Tensor, got nothing"):
+        function(Q)
+    tensors = [x.clone().requires_grad_() for x in (Q, K, V)]
+    with pytest.raises(RuntimeError, match="derivative for sageattn3::attention is not implemented"):
+        sageattn3_blackwell(*tensors).float().sum().backward()
+
+
+# ── Which GPUs ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+OTHERS = "use sageattention.sageattn instead (`pip install sageattention`), which serves compute capability 8.0 and later"
+
+
+@pytest.fixture(autouse=True)
+def _choose_anew() -> Iterator[None]:
+    yield
+    dispatch.forget()
+
+
+def test_explain() -> None:
+    assert explain(Q, K, V).gpu == "CPU"
+    for architecture in ("12.0", "12.1"):
+        choice = explain(Q, K, V, architecture=architecture)
+        assert (choice.kernel, choice.gpu, choice.or_pytorch) == (KERNEL, architecture, False)
+    assert explain(PACKED["q"], PACKED["k"], PACKED["v"], architecture="12.0").kernel == KERNEL
+    with pytest.raises(ValueError, match="function: expected one of 'sageattn3_blackwell', 'sageattn3_varlen', got 'sageattn'"):
+        explain(Q, K, V, function="sageattn")
+
+
+@pytest.mark.parametrize("architecture", ["7.5", "8.9", "9.0", "10.0", "10.3", "13.0"])
+def test_other_gpus_are_told_what_serves_them(architecture: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError) as asked:
+        explain(Q, K, V, architecture=architecture)
+    assert str(asked.value) == (
+        f"sageattn3_blackwell cannot be served on compute capability {architecture}: {KERNEL}: runs on compute capability "
+        f"12.0 and 12.1; no other function can either; {OTHERS}"
+    )
+    major, minor = map(int, architecture.split("."))
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _index: "NVIDIA X")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _index: (major, minor))
+    with pytest.raises(RuntimeError) as called:
+        dispatch.kernel_for("sageattn3_blackwell", None, 64, False, False, False, False, "cuda", None)
+    assert str(called.value) == (
+        f"sageattn3: no kernel runs on compute capability {architecture} (device 0, NVIDIA X), they are for 12.0 and 12.1; {OTHERS}"
+    )
+
+
+def test_its_own_kernels_and_no_others() -> None:
+    assert set(dispatch.KERNELS) == {KERNEL}
+    assert dispatch.KERNELS[KERNEL].error == FP4.relative_l1
+    (installed,) = {frozenset(name.partition(".")[0] for name in names) for names in _library.kernels.values()}
+    assert installed == {KERNEL, "mask_tiles", "mean_q", "mean_scores", "quant_k_fp4", "quant_v_fp4"}
+
+
+# ── PyTorch's machinery ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("layout", ["HND", "NHD"])
+@pytest.mark.parametrize("lse", [False, True])
+def test_opcheck(layout: str, lse: bool) -> None:
+    q, k, v = qkv(1, 4, 9, 40)
+    operator = torch.ops.sageattn3.attention.default
+    number = _ops.NUMBERS[KERNEL]
+    torch.library.opcheck(operator, (q, k, v, None, layout == "HND", False, 0.125, True, True, lse, False, number, False))
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_compiles_whole(backend: str) -> None:
+    def program(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> list[torch.Tensor]:
+        mask = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool).tril()
+        out, lse = sageattn3_blackwell(q, k, v, return_lse=True)
+        a, b, c = (x[0].transpose(0, 1) for x in (q, k, v))
+        cu = torch.tensor([0, 4, q.shape[2]], dtype=torch.int32)
+        more: Any = sageattn3_varlen(a, b, c, cu, cu, q.shape[2], q.shape[2])
+        return [out, lse, sageattn3_blackwell(q, k, v, mask, per_block_mean=False), more]
+
+    torch._dynamo.reset()
+    compiled = torch.compile(program, backend=backend, fullgraph=True)(Q, K, V)
+    assert all(torch.equal(*pair) for pair in zip(compiled, program(Q, K, V), strict=True))
+
+
+def test_shapes_without_computing() -> None:
+    q, k, v = (x.to("meta") for x in (Q, K, V))
+    out, lse = _ops.attention(q, k, v, None, "HND", False, 0.1, True, True, True, False, KERNEL, True)
+    assert (out.shape, lse.shape) == (Q.shape, Q.shape[:3])
+
+
+# ── Both packages ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def run(code: str) -> str:
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("order", ["sageattention, sageattn3", "sageattn3, sageattention"])
+def test_both_in_one_process_in_either_order(order: str) -> None:
+    said = run(f"""
+import {order}
+import torch
+q, k, v = (torch.randn(1, 2, 40, 64, generator=torch.Generator().manual_seed(seed)).half() for seed in range(3))
+eight, four = sageattention.sageattn(q, k, v), sageattn3.sageattn3_blackwell(q, k, v)
+print(eight.double().sum().item(), four.double().sum().item())
+assert sageattention._library.operators is torch.ops.sageattention and sageattn3._library.operators is torch.ops.sageattn3
+assert set(sageattention.dispatch.KERNELS).isdisjoint(sageattn3.dispatch.KERNELS)
+assert sageattention._library.KERNEL_DIRECTORIES[0] != sageattn3._library.KERNEL_DIRECTORIES[0]
+""")
+    q, k, v = qkv(1, 2, 40, 64)
+    import sageattention
+
+    expected = [sageattention.sageattn(q, k, v), sageattn3_blackwell(q, k, v)]
+    assert said.split() == [str(x.double().sum().item()) for x in expected]
+
+
+@pytest.mark.parametrize(("alone", "without"), [("sageattn3", "sageattention"), ("sageattention", "sageattn3")])
+def test_neither_needs_the_other(alone: str, without: str) -> None:
+    function = {"sageattn3": "sageattn3_blackwell", "sageattention": "sageattn"}[alone]
+    run(f"""
+import sys
+sys.modules["{without}"] = None
+import torch, {alone}
+q = torch.ones(1, 1, 3, 64).half()
+assert torch.equal({alone}.{function}(q, q, q), q)
+""")
+
+
+def test_no_module_names_the_other_package() -> None:
+    for path in Path(sageattn3.__file__).parent.glob("*.py"):
+        assert "import sageattention" not in path.read_text(encoding="utf-8"), path.name
+        assert "from sageattention" not in path.read_text(encoding="utf-8"), path.name
+
+
+def test_the_doctor() -> None:
+    done = subprocess.run([sys.executable, "-P", "-m", "sageattn3"], capture_output=True, text=True, check=False)
+    lines = done.stdout.splitlines()
+    build = _library.build
+    assert lines[0] == f"sageattn3       1.0.0, built for PyTorch {build.torch} and CUDA {build.cuda}"
+    if not torch.cuda.is_available():
+        assert done.returncode == 0, done.stdout
+        assert any(line.startswith(KERNEL) for line in lines), "it has run the kernel's reference"
+        assert lines[-1] == "No problem found."
+
+
+# ── Clients ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_comfyui() -> None:
+    q, k, v = qkv(2, 6, 50, 128)
+    check(sageattn3_blackwell(q, k, v, is_causal=False), q, k, v)
+
+
+@pytest.mark.parametrize("per_block_mean", [False, True])
+@pytest.mark.parametrize("masked", [False, True])
+def test_kjnodes(per_block_mean: bool, masked: bool) -> None:
+    """On transposed views."""
+    q, k, v = (x.transpose(1, 2) for x in qkv(1, 30, 2, 128, dtype=torch.bfloat16))
+    mask = torch.ones(1, 1, 30, 30, dtype=torch.bool).tril(3) if masked else None
+    check(sageattn3_blackwell(q, k, v, is_causal=False, attn_mask=mask, per_block_mean=per_block_mean), q, k, v, attn_mask=mask)
+
+
+def test_wanvideowrapper() -> None:
+    q, k, v = qkv(1, 30, 2, 128, dtype=torch.bfloat16)
+    out = sageattn3_blackwell(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), per_block_mean=False)
+    check(out.transpose(1, 2).contiguous().transpose(1, 2), *(x.transpose(1, 2) for x in (q, k, v)))
+
+
+def test_wan2gp_and_lightx2v() -> None:
+    q, k, v = (x.transpose(1, 2) for x in qkv(1, 30, 2, 128, dtype=torch.bfloat16))
+    check(sageattn3_blackwell(q, k, v), q, k, v)
+
+
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("causal", [False, True])
+def test_sglang_and_vllm_omni(head_dim: int, causal: bool) -> None:
+    q, k, v = (x.transpose(1, 2) for x in qkv(1, 30, 2, head_dim, dtype=torch.bfloat16))
+    check(sageattn3_blackwell(q, k, v, is_causal=causal), q, k, v, is_causal=causal)
+    assert sageattn3_blackwell(q, k, v).is_contiguous(), "what vLLM-Omni's stand-in for torch.compile says"
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_in_the_place_of_scaled_dot_product_attention(causal: bool) -> None:
+    """By position, as `torch.nn.MultiheadAttention` passes them, and by keyword."""
+    function: Any = sageattn3_blackwell
+    mask = None if causal else torch.ones(10, 10, dtype=torch.bool).tril(2)
+    expected = function(Q, K, V, mask, is_causal=causal)
+    assert torch.equal(function(Q, K, V, mask, 0.0, causal), expected)
+    assert torch.equal(
+        function(query=Q, key=K, value=V, attn_mask=mask, dropout_p=0.0, is_causal=causal, enable_gqa=True), expected
+    )
