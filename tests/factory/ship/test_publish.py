@@ -63,7 +63,7 @@ def packed_of_others(dist: Path) -> None:
     [
         (shutil.rmtree, "holds neither wheels nor conda packages: there is nothing to publish"),
         (remove("wheels/*cp312*"), f"not the whole of profile sample, which has 2 builds:\n  wheels/{BUILDS[1].wheel_name} is missing"),
-        (remove("conda/linux-64/*"), "conda/linux-64/sageattention-2.2.0-torch280_cu128_h….conda is missing"),
+        (remove("conda/linux-64/*"), "conda/linux-64/sageattention-2.2.0-torch280_cu128_h…_0.conda is missing"),
         (remove("conda/noarch/*"), "conda/noarch/sageattention-cubins-2.2.0-cu128_h1_0.conda is missing, which"),
         (truncate("wheels/*cp311*"), f"{BUILDS[0].wheel_name}: {BUILDS[0].wheel_name} is not a whole zip archive"),
         (truncate("conda/noarch/*"), "sageattention-cubins-2.2.0-cu128_h1_0.conda is not a whole zip archive"),

@@ -53,13 +53,13 @@ def test_notes_and_sums_say_what_was_built(dist: Path) -> None:
     assert "c" * 40 in notes
     sums = (dist / "release" / "SHA256SUMS").read_text(encoding="utf-8")
     bill = dist / "release" / "sageattention-2.2.0.cdx.json"
-    assert {part["name"] for part in json.loads(bill.read_text())["metadata"]["component"]["components"]} == {
-        *(path.name for path in collect.collect(dist, PROFILE).files),
-        *(build.index_name for build in BUILDS),
-    }
     offered = [dist / "release" / "index" / build.index_name for build in BUILDS]
+    described = [path.with_name(f"{path.name}.metadata") for path in offered]
+    files = [*collect.collect(dist, PROFILE).files, *offered, *described]
+    parts = json.loads(bill.read_text())["metadata"]["component"]["components"]
+    assert {part["name"] for part in parts} == {path.name for path in files}
     assert dict(line.split("  ")[::-1] for line in sums.splitlines()) == {
-        path.name: sha256(path.read_bytes()) for path in (*collect.collect(dist, PROFILE).files, *offered, bill)
+        path.name: sha256(path.read_bytes()) for path in (*files, bill)
     }
     assert [wheels.index_url(path) for path in offered] == [f"{URL}/"] * 2
 
@@ -142,8 +142,8 @@ def test_a_release_is_a_draft_until_all_of_it_is_there(
     )
     assert (there["draft"], {asset["name"] for asset in there["assets"]}) == (False, names)
     assert run(dist, "v2.2.0", "--publish") == 0
-    assert "0 files new, 8 in all" in capsys.readouterr().out
-    assert (github.asked("release create"), github.asked("release edit"), github.asked("release upload")) == (1, 1, 9)
+    assert "0 files new, 10 in all" in capsys.readouterr().out
+    assert (github.asked("release create"), github.asked("release edit"), github.asked("release upload")) == (1, 1, 11)
 
 
 def test_an_upload_whose_answer_was_lost_is_done(dist: Path, github: github_stand_in.GitHub) -> None:
