@@ -377,11 +377,12 @@ def test_no_path_is_in_two_artifacts(trigger: str) -> None:
             fill = Expression({"matrix": job}).fill
             tag = f"cu{job['cuda'].replace('.', '')}"
             # What a build leaves in dist/.
-            made = [f"dist/conda/noarch/sageattention-cubins-2.2.0-{tag}_h1_0.conda", "dist/conda/noarch/repodata.json"]
-            made.append(f"dist/reports/kernels-{profile}-cu{job['cuda']}.json")
+            package = job.get("package", "").removesuffix("-cubins")
+            made = [f"dist/conda/noarch/{package}-cubins-2.2.0-{tag}_h1_0.conda", "dist/conda/noarch/repodata.json"]
+            made.append(f"dist/reports/kernels-{profile}-{package}-cu{job['cuda']}.json")
             if name == "build":
-                build = matrix.builds(platform=job["platform"], cuda=job["cuda"], torch=job["torch"])[0]
-                made[-1] = f"dist/reports/{job['platform']}-{profile}-torch{job['torch']}-cu{job['cuda']}.json"
+                build = matrix.builds(package=package, platform=job["platform"], cuda=job["cuda"], torch=job["torch"])[0]
+                made[-1] = f"dist/reports/{job['platform']}-{profile}-{package}-torch{job['torch']}-cu{job['cuda']}.json"
                 made += [f"dist/conda/{job['platform']}/{one}" for one in (f"{build.operators_stem}2_0.conda", "repodata.json")]
                 pythons = job["pythons"].split()
                 made += [f"dist/wheels/{dataclasses.replace(build, python=python).wheel_name}" for python in pythons]

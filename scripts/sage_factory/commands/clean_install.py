@@ -20,6 +20,7 @@ from sage_factory.what import matrix
 
 
 def options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--package", help="sageattention or sageattn3 (default: both)")
     parser.add_argument("--torch", help="a PyTorch version, such as 2.8.0")
     parser.add_argument("--cuda", help="a CUDA version, such as 12.9")
     parser.add_argument("--python", help="a Python version, such as 3.12")
@@ -28,7 +29,8 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    builds = matrix.builds(platform=matrix.host_platform(), torch=args.torch, cuda=args.cuda, python=args.python)
+    here = matrix.host_platform()
+    builds = matrix.builds(package=args.package, platform=here, torch=args.torch, cuda=args.cuda, python=args.python)
     there = {build: path for build in builds if (path := args.wheels / build.wheel_name).is_file()}
     if not there:
         raise FactoryError(f"{args.wheels} holds no wheel of that kind for this machine: {builds[0].wheel_name} would be one")

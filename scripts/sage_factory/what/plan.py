@@ -33,7 +33,7 @@ class Plan:
         platforms = matrix.load().platforms
         return [
             {
-                "name": f"{one.package}-{one.platform}-torch{one.torch}-cu{one.cuda}",
+                "name": _name(one),
                 "package": one.package,
                 "platform": one.platform,
                 "runner": platforms[one.platform].runner,
@@ -51,7 +51,8 @@ class Plan:
         platforms = matrix.load().platforms
         return [
             {
-                "job": f"{build.platform}-torch{build.torch}-cu{build.cuda}",
+                "job": _name(build),
+                "package": build.package,
                 "runner": platforms[build.platform].runner,
                 "torch": build.torch,
                 "cuda": build.cuda,
@@ -70,6 +71,11 @@ class Plan:
             "jobs": json.dumps({"include": self.jobs}),
             "installs": json.dumps({"include": self.installs}),
         }
+
+
+def _name(build: matrix.Build) -> str:
+    """Of the job that makes it, and so of its artifact."""
+    return f"{build.package}-{build.platform}-torch{build.torch}-cu{build.cuda}"
 
 
 def plan(event: str = "", ref: str = "", profile: str = "", platform: str = "") -> Plan:

@@ -53,19 +53,13 @@ def test_notes_and_sums_say_what_was_built(dist: Path) -> None:
     assert "c" * 40 in notes
     sums = (dist / "release" / "SHA256SUMS").read_text(encoding="utf-8")
     bill = dist / "release" / "sageattention-2.2.0.cdx.json"
-    assert {part["name"] for part in json.loads(bill.read_text())["metadata"]["component"]["components"]} == {
-        *(path.name for path in collect.collect(dist, PROFILE).files),
-        *(name for build in BUILDS for name in (build.index_name, f"{build.index_name}.metadata")),
-    }
     offered = [dist / "release" / "index" / build.index_name for build in BUILDS]
+    described = [path.with_name(f"{path.name}.metadata") for path in offered]
+    files = [*collect.collect(dist, PROFILE).files, *offered, *described]
+    parts = json.loads(bill.read_text())["metadata"]["component"]["components"]
+    assert {part["name"] for part in parts} == {path.name for path in files}
     assert dict(line.split("  ")[::-1] for line in sums.splitlines()) == {
-        path.name: sha256(path.read_bytes())
-        for path in (
-            *collect.collect(dist, PROFILE).files,
-            *offered,
-            *(one.with_name(f"{one.name}.metadata") for one in offered),
-            bill,
-        )
+        path.name: sha256(path.read_bytes()) for path in (*files, bill)
     }
     assert [wheels.index_url(path) for path in offered] == [f"{URL}/"] * 2
 
