@@ -128,7 +128,7 @@ def _(
 
 
 class _NotDifferentiable(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
-    """Going back is an error, not silence. ATen has that for operators; LibTorch's stable ABI has not."""
+    """Going back is an error, not silence. ATen's own way to say so takes 10 µs of each call; LibTorch's stable ABI has none."""
 
     @staticmethod
     def forward(ctx: Any, operator: Any, *arguments: Any) -> Any:
@@ -166,7 +166,7 @@ def attention(
     # fmt: off
     arguments = (q, k, v, attn_mask, heads_first, is_causal, sm_scale, smooth_k, smooth_v, return_lse, or_pytorch, number, per_block_mean)
     # fmt: on
-    if build.stable_abi and _wants_gradient(q, k, v, attn_mask):
+    if _wants_gradient(q, k, v, attn_mask):
         return _NotDifferentiable.apply(_attention, *arguments)  # type: ignore[no-any-return, unused-ignore]
     return _attention(*arguments)  # type: ignore[no-any-return, unused-ignore]
 
@@ -192,7 +192,7 @@ def attention_varlen(
     arguments = (q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, is_causal, sm_scale, smooth_k, smooth_v,
                  return_lse, number)
     # fmt: on
-    if build.stable_abi and _wants_gradient(q, k, v, None):
+    if _wants_gradient(q, k, v, None):
         return _NotDifferentiable.apply(_attention_varlen, *arguments)  # type: ignore[no-any-return, unused-ignore]
     return _attention_varlen(*arguments)  # type: ignore[no-any-return, unused-ignore]
 

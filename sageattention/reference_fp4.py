@@ -164,7 +164,9 @@ def attention(
     total, total_smoothed = torch.zeros_like(q_unit), torch.zeros_like(q_unit)
     out = q_unit.new_zeros(*queries.shape[:-1], v.shape[-1])
     for first in range(0, kv_len, BLOCK_N):
-        codes, scales = [], []  # of chunks: [..., rows, groups, GROUP], [..., rows, groups, 1]
+        # Of chunks: [..., rows, groups, GROUP], [..., rows, groups, 1].
+        codes: list[torch.Tensor] = []
+        scales: list[torch.Tensor] = []
         for start in range(first, first + BLOCK_N, CHUNK_N):
             groups = scores[..., start : start + CHUNK_N].unflatten(-1, (-1, GROUP))
             top = groups.amax(dim=-1, keepdim=True)

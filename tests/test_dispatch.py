@@ -101,10 +101,12 @@ def test_the_cpu_computes_everything() -> None:
 
 
 def test_each_inability_leads_to_the_next_row() -> None:
-    mask = torch.ones(TOKENS, TOKENS, dtype=torch.bool)
+    seen, added = torch.ones(TOKENS, TOKENS, dtype=torch.bool), torch.zeros(TOKENS, TOKENS)
+    for mask in (seen, added.to(Q.dtype), None):
+        assert explain(Q, K, V, attn_mask=mask, architecture="9.0").kernel == HOPPER
     for arguments, options, lack in (
         ((Q[..., :60], K[..., :60], V[..., :60]), {}, "head_dims that are multiples of 8"),
-        ((Q, K, V), {"attn_mask": mask}, "no attn_mask"),
+        ((Q, K, V), {"attn_mask": added}, "an attn_mask that is bool or of q's dtype, float16 or bfloat16"),
     ):
         choice = explain(*arguments, architecture="9.0", **options)
         assert choice.kernel == F16
@@ -247,12 +249,12 @@ def test_compile_for_a_gpu(monkeypatch: pytest.MonkeyPatch, dynamic: bool) -> No
     assert out.device == lse.device == q.device
     assert out.shape == q.shape
     (call,) = [node for node in graphs[0].graph.nodes if node.target is torch.ops.sageattention.attention.default]
-    assert call.args[-2:] == (False, _ops.NUMBERS[F8_SUMS])
+    assert call.args[10:12] == (False, _ops.NUMBERS[F8_SUMS])
 
 
 @pytest.mark.usefixtures("an_ada_gpu")
 def test_a_choice_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    arguments = ("sageattn", None, 64, False, False, False, "cuda", 0)
+    arguments = ("sageattn", None, 64, False, False, False, False, "cuda", 0)
     assert dispatch.kernel_for(*arguments) == (F8_SUMS, False)
     monkeypatch.setattr(dispatch, "kernel_folder", None)
     assert dispatch.kernel_for(*arguments) == (F8_SUMS, False)

@@ -37,7 +37,8 @@ def offsets(layout: Layout) -> NDArray[np.int64]:
         places = itertools.product(*(range(extent) for extent, _ in reversed(modes)))
         return [sum(i * stride for i, (_, stride) in zip(reversed(place), modes, strict=True)) for place in places]
 
-    return np.add.outer(np.array(of(layout[0])), np.array(of(layout[1])))
+    both: NDArray[np.int64] = np.array(of(layout[0]))[:, None] + np.array(of(layout[1]))
+    return both
 
 
 @pytest.fixture(scope="module")
@@ -63,10 +64,23 @@ def packed(codes: NDArray[np.int64], bits: int) -> NDArray[np.uint32]:
     """The last dimension, several to a word, the first in the lowest bits."""
     each = 32 // bits
     words = codes.reshape(*codes.shape[:-1], -1, each) << (bits * np.arange(each))
-    return words.sum(axis=-1).astype(np.uint32)
+    sums: NDArray[np.uint32] = words.sum(axis=-1).astype(np.uint32)
+    return sums
 
 
 VALUES = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+
+
+def number(codes: NDArray[np.int64]) -> NDArray[np.float64]:
+    """What codes of e2m1 stand for."""
+    values: NDArray[np.float64] = np.where(codes & 8, -1.0, 1.0) * VALUES[codes & 7]
+    return values
+
+
+def scale(codes: NDArray[np.int64]) -> NDArray[np.float64]:
+    """What codes of e4m3 stand for."""
+    values: NDArray[np.float64] = torch.from_numpy(codes.astype(np.uint8)).view(torch.float8_e4m3fn).double().numpy()
+    return values
 
 
 def test_products(program: Path) -> None:
@@ -91,12 +105,6 @@ def test_products(program: Path) -> None:
         lanes[np.arange(32) % 4 >= 1, 11] = 0xFFFFFFFF
         inputs.append(lanes)
 
-        def number(codes: NDArray[np.int64]) -> NDArray[np.float64]:
-            return np.where(codes & 8, -1.0, 1.0) * VALUES[codes & 7]
-
-        def scale(codes: NDArray[np.int64]) -> NDArray[np.float64]:
-            return torch.from_numpy(codes.astype(np.uint8)).view(torch.float8_e4m3fn).double().numpy()
-
         left = number(a).reshape(64, 16).T * scale(of_a).reshape(4, 16).repeat(16, axis=0).T
         right = number(b).reshape(64, 8) * scale(of_b).reshape(4, 8).repeat(16, axis=0)
         expected.append((left @ right + c.reshape(8, 16).T).T.reshape(-1)[offsets(C)].astype(np.float32))
@@ -113,7 +121,6 @@ def test_numbers_round_as_the_reference_says(program: Path) -> None:
                               rng.uniform(0, 8, 998)]).astype(np.float32)  # fmt: skip
     numbers = np.concatenate([numbers, -numbers])
     answer = run(program, numbers, np.zeros((0, 32, 12), np.uint32)).reshape(-1, 5)
-    codes = (answer[:, :1] >> (4 * np.arange(8, dtype=np.uint32)) & 15).reshape(-1)
-    rounded = np.where(codes & 8, -1.0, 1.0) * VALUES[codes & 7]
+    rounded = number((answer[:, :1] >> (4 * np.arange(8, dtype=np.uint32)) & 15).reshape(-1).astype(np.int64))
     np.testing.assert_array_equal(rounded, reference_fp4.round_to_e2m1(torch.from_numpy(numbers)).numpy())
     np.testing.assert_array_equal(answer[:, 1:].copy().view(np.float16).reshape(-1), rounded)

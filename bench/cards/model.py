@@ -204,8 +204,8 @@ def _quantiser(name: str, size: float) -> Quantiser:
 
 
 _K, _V_F16, _V_F8 = _quantiser("quant_k_int8", 3), _quantiser("quant_v_f16", 4), _quantiser("quant_v_f8", 3)
-# Not measured. Bytes: what is read of 16 bits, and written in four with scales; of Q's means' scores, at 4096 tokens of head_dim 128. Clocks:
-# instructions executed for an element (40 and 90), a lane each.
+# Not measured. Bytes: what is read of 16 bits, and written in four with scales; of Q's means' scores, at 4096 tokens of head_dim
+# 128. Clocks: instructions executed for an element (40 and 90), a lane each.
 _FP4 = (
     Quantiser("quant_k_fp4", 2.6, 40 / 128),
     Quantiser("mean_q", 2),

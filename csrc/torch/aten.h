@@ -5,7 +5,6 @@
 #include <ATen/ops/_scaled_dot_product_cudnn_attention.h>
 #include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
-#include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
 #include <torch/library.h>
 
 #include <optional>
@@ -54,12 +53,9 @@ void register_operators(const char* name_space, const Operator (&operators)[coun
   };
   torch::Library* schemas = library(torch::Library::DEF, std::nullopt);
   torch::Library* cuda = library(torch::Library::IMPL, c10::DispatchKey::CUDA);
-  torch::Library* autograd = library(torch::Library::IMPL, c10::DispatchKey::Autograd);
   for (const Operator& one : operators) {
     schemas->def((std::string(one.name) + one.arguments).c_str());
     cuda->impl(one.name, one.cuda());
-    // There is no gradient: asking for one is an error, not silence.
-    autograd->impl(one.name, torch::autograd::autogradNotImplementedFallback());
   }
 }
 

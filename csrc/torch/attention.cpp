@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <limits>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "kernels/attention/params.h"
@@ -98,10 +99,54 @@ void launch(const Call& call, const char* kernel, int64_t blocks, int32_t thread
                                      params);
 }
 
-// K or V as the attention kernel takes it, with its scales and the mean that was subtracted (undefined without smoothing).
-struct Quantised {
-  Tensor data, scale, mean;
+// K and V as the attention kernel takes them, with their scales and the means that were subtracted (null without smoothing), and the
+// counter of tiles: parts of one tensor, since PyTorch takes a microsecond for each.
+struct Workspace {
+  Tensor memory;
+  int8_t* k = nullptr;
+  float *k_scale = nullptr, *k_mean = nullptr;
+  uint8_t* v = nullptr;
+  float *v_scale = nullptr, *v_mean = nullptr;
+  int32_t* next_tile = nullptr;
+  // FP4's: K, the means of Q, and their scores.
+  uint8_t *k_fp4 = nullptr, *q_mean = nullptr;
+  float* mean_scores = nullptr;
+
+  explicit Workspace(const Call& call) {
+    const int64_t spans = call.kv_spans(), head_dim = call.head_dim();
+    const int64_t means = int64_t{call.shape.batch} * call.shape.kv_heads * head_dim;
+    constexpr int64_t kBlocks = QuantKInt8::kSpanN / QuantKInt8::kBlockN;
+    uint8_t* base = nullptr;
+    int64_t bytes = 0;
+    const auto take = [&](auto*& part, int64_t count) {
+      if (base != nullptr && count > 0) part = reinterpret_cast<std::remove_reference_t<decltype(part)>>(base + bytes);
+      bytes += (count * static_cast<int64_t>(sizeof *part) + 255) / 256 * 256;
+    };
+    const auto lay_out = [&] {
+      bytes = 0;
+      if (call.kernel.fp4) {
+        take(k_fp4, spans * kBlocks * Fp4::k_block(call.head_dim()));
+        take(q_mean, int64_t{call.shape.batch} * call.shape.q_heads * call.means() * head_dim * 2);
+        take(mean_scores, call.kv_spans_of(call.shape.q_heads) * call.means() * MeanScores::kSpanN);
+      } else {
+        take(k, spans * QuantKInt8::kSpanN * head_dim);
+        take(k_scale, spans * kBlocks * QuantKInt8::kScales);
+      }
+      take(k_mean, call.smooth_k ? means : 0);
+      if (call.kernel.quant_v != nullptr) {
+        take(v, spans * kBlocks * call.kernel.v_block_bytes(call.head_dim()));
+        take(v_scale, spans * kBlocks * QuantV::scales(call.head_dim()));
+        take(v_mean, call.smooth_v && call.kernel.v_smooths ? means : 0);
+      }
+      take(next_tile, call.kernel.persistent ? 1 : 0);
+    };
+    lay_out();
+    memory = call.empty({bytes}, kByte);
+    base = data_or_null<uint8_t>(memory);
+    lay_out();
+  }
 };
+static_assert(QuantV::kSpanN / QuantV::kBlockN == QuantKInt8::kSpanN / QuantKInt8::kBlockN);
 
 // What the kernels that quantise K and V are told alike.
 template <typename Params>
@@ -116,64 +161,43 @@ Params quantisation(const Call& call, int32_t head_dim) {
   return params;
 }
 
-Quantised quantise_k(const Call& call, const Tensor& next_tile, int32_t first_tile) {
-  Quantised k;
-  k.data = call.empty({call.kv_spans(), QuantKInt8::kSpanN, call.head_dim()}, kChar);
-  k.scale = call.empty({call.kv_spans(), QuantKInt8::kSpanN / QuantKInt8::kBlockN, QuantKInt8::kScales}, kFloat);
-  if (call.smooth_k) k.mean = call.empty({call.shape.batch, call.shape.kv_heads, call.head_dim()}, kFloat);
-
+void quantise_k(const Call& call, const Workspace& workspace, int32_t first_tile) {
   auto params = quantisation<QuantKInt8::Params>(call, call.shape.head_dim);
   params.k = view(call.k, call.shape.heads_first);
-  params.k_int8 = data_or_null<int8_t>(k.data);
-  params.k_scale = data_or_null<float>(k.scale);
-  params.k_mean = data_or_null<float>(k.mean);
-  params.next_tile = data_or_null<int32_t>(next_tile);
+  params.k_int8 = workspace.k;
+  params.k_scale = workspace.k_scale;
+  params.k_mean = workspace.k_mean;
+  params.next_tile = workspace.next_tile;
   params.first_tile = first_tile;
   launch(call, "quant_k_int8", call.kv_blocks(), QuantKInt8::kThreads, /*overlaps_previous=*/false, &params);
-  return k;
 }
 
-Quantised quantise_k_fp4(const Call& call) {
-  Quantised k;
-  k.data = call.empty({call.kv_spans(), QuantKFp4::kSpanN / QuantKFp4::kBlockN, Fp4::k_block(call.head_dim())}, kByte);
-  if (call.smooth_k) k.mean = call.empty({call.shape.batch, call.shape.kv_heads, call.head_dim()}, kFloat);
-
+void quantise_k_fp4(const Call& call, const Workspace& workspace) {
   auto params = quantisation<QuantKFp4::Params>(call, call.shape.head_dim);
   params.k = view(call.k, call.shape.heads_first);
-  params.k_fp4 = data_or_null<uint8_t>(k.data);
-  params.k_mean = data_or_null<float>(k.mean);
+  params.k_fp4 = workspace.k_fp4;
+  params.k_mean = workspace.k_mean;
   launch(call, "quant_k_fp4", call.kv_blocks(), QuantKFp4::kThreads, /*overlaps_previous=*/false, &params);
-  return k;
 }
 
 // Q's means, and their scores with K less its own, which has been found by then.
-struct Means {
-  Tensor q, scores;
-};
-
-Means means_of_q(const Call& call, const Quantised& k) {
+void means_of_q(const Call& call, const Workspace& workspace) {
   const AttentionShape& shape = call.shape;
-  const int64_t heads = int64_t{shape.batch} * shape.q_heads;
-  const int64_t spans = call.kv_spans_of(shape.q_heads);
-  Means means;
-  means.q = call.empty({heads, call.means(), call.head_dim()}, call.q.scalar_type());
-  means.scores = call.empty({spans, call.means(), MeanScores::kSpanN}, kFloat);
-
   MeanQ::Params mean{};
   mean.q = view(call.q, shape.heads_first);
-  mean.q_mean = data_or_null<uint8_t>(means.q);
+  mean.q_mean = workspace.q_mean;
   mean.q_heads = shape.q_heads;
   mean.qo_len = shape.qo_len;
   mean.head_dim = shape.head_dim;
   mean.means = call.means();
   mean.cu_seqlens = data_or_null<int32_t>(call.cu_seqlens_q);
-  launch(call, "mean_q", heads * call.means(), MeanQ::kThreads, /*overlaps_previous=*/false, &mean);
+  launch(call, "mean_q", int64_t{shape.batch} * shape.q_heads * call.means(), MeanQ::kThreads, /*overlaps_previous=*/false, &mean);
 
   MeanScores::Params score{};
   score.k = view(call.k, shape.heads_first);
-  score.q_mean = mean.q_mean;
-  score.k_mean = data_or_null<float>(k.mean);
-  score.scores = data_or_null<float>(means.scores);
+  score.q_mean = workspace.q_mean;
+  score.k_mean = workspace.k_mean;
+  score.scores = workspace.mean_scores;
   score.q_heads = shape.q_heads;
   score.kv_heads = shape.kv_heads;
   score.kv_len = shape.kv_len;
@@ -182,24 +206,16 @@ Means means_of_q(const Call& call, const Quantised& k) {
   score.means = call.means();
   score.scale_log2 = static_cast<float>(call.sm_scale * kLog2E);
   score.cu_seqlens = data_or_null<int32_t>(call.cu_seqlens_k);
-  launch(call, "mean_scores", spans, MeanScores::kThreads, /*overlaps_previous=*/false, &score);
-  return means;
+  launch(call, "mean_scores", call.kv_spans_of(shape.q_heads), MeanScores::kThreads, /*overlaps_previous=*/false, &score);
 }
 
-Quantised quantise_v(const Call& call) {
-  const int32_t head_dim = call.head_dim();
-  Quantised v;
-  v.data = call.empty({call.kv_spans(), QuantV::kSpanN / QuantV::kBlockN, call.kernel.v_block_bytes(head_dim)}, kByte);
-  v.scale = call.empty({call.kv_spans(), QuantV::kSpanN / QuantV::kBlockN, QuantV::scales(head_dim)}, kFloat);
-  if (call.smooth_v && call.kernel.v_smooths) v.mean = call.empty({call.shape.batch, call.shape.kv_heads, head_dim}, kFloat);
-
+void quantise_v(const Call& call, const Workspace& workspace) {
   auto params = quantisation<QuantV::Params>(call, call.shape.v_head_dim);
   params.v = view(call.v, call.shape.heads_first);
-  params.v_quantised = data_or_null<uint8_t>(v.data);
-  params.v_scale = data_or_null<float>(v.scale);
-  params.v_mean = data_or_null<float>(v.mean);
-  launch(call, call.kernel.quant_v, call.kv_blocks(), QuantV::threads(head_dim), /*overlaps_previous=*/true, &params);
-  return v;
+  params.v_quantised = workspace.v;
+  params.v_scale = workspace.v_scale;
+  params.v_mean = workspace.v_mean;
+  launch(call, call.kernel.quant_v, call.kv_blocks(), QuantV::threads(call.head_dim()), /*overlaps_previous=*/true, &params);
 }
 
 // A mask as kernels are told of it, with the tensors that it lies in.
@@ -306,15 +322,14 @@ LookedAt look_at_mask(const Call& call, const Tensor& attn_mask) {
   return looked;
 }
 
-AttentionParams attention_params(const Call& call, const Tensor& out, const Tensor& lse, const Quantised& k,
-                                 const Quantised& v) {
+AttentionParams attention_params(const Call& call, const Tensor& out, const Tensor& lse, const Workspace& workspace) {
   AttentionParams params{};
   params.q = view(call.q, call.shape.heads_first);
   params.v = view(call.v, call.shape.heads_first);
   params.out = view(out, call.shape.heads_first);
-  params.k_int8 = call.kernel.fp4 ? nullptr : data_or_null<int8_t>(k.data);
-  params.k_scale = data_or_null<float>(k.scale);
-  params.k_mean = data_or_null<float>(k.mean);
+  params.k_int8 = workspace.k;
+  params.k_scale = workspace.k_scale;
+  params.k_mean = workspace.k_mean;
   params.lse = data_or_null<float>(lse);
   params.heads_together = call.heads_together();
   params.batch = call.shape.batch;
@@ -326,9 +341,9 @@ AttentionParams attention_params(const Call& call, const Tensor& out, const Tens
   params.v_head_dim = call.shape.v_head_dim;
   params.causal = call.is_causal ? 1 : 0;
   params.scale_log2 = static_cast<float>(call.sm_scale * kLog2E);
-  params.v_quantised = data_or_null<uint8_t>(v.data);
-  params.v_scale = data_or_null<float>(v.scale);
-  params.v_mean = data_or_null<float>(v.mean);
+  params.v_quantised = workspace.v;
+  params.v_scale = workspace.v_scale;
+  params.v_mean = workspace.v_mean;
   params.cu_seqlens_q = data_or_null<int32_t>(call.cu_seqlens_q);
   params.cu_seqlens_k = data_or_null<int32_t>(call.cu_seqlens_k);
   return params;
@@ -405,7 +420,6 @@ void run(Call& call, const Tensor& out, const Tensor& lse, const std::optional<T
   if (attn_mask.has_value()) looked = look_at_mask(call, *attn_mask);
   runtime::KernelStore& store = runtime::KernelStore::get();
   const int32_t head_dim = call.head_dim();
-  Tensor next_tile;
   const uint32_t cluster = static_cast<uint32_t>(call.cluster());
   uint32_t grid = grid_size(call.row_tiles() * cluster);
   if (kernel.persistent) {
@@ -413,13 +427,17 @@ void run(Call& call, const Tensor& out, const Tensor& lse, const std::optional<T
     for (Tensor* tensor : {&call.q, &call.v}) {
       if (!copy_engine_reads(*tensor, view(*tensor, call.shape.heads_first))) *tensor = copied(*tensor);
     }
-    next_tile = call.empty({1}, kInt);
     grid = std::min(grid, static_cast<uint32_t>(store.multiprocessors(call.device())) / cluster * cluster);
   }
-  const Quantised k = kernel.fp4 ? quantise_k_fp4(call) : quantise_k(call, next_tile, static_cast<int32_t>(grid / cluster));
-  const Means means = kernel.fp4 ? means_of_q(call, k) : Means{};
-  const Quantised v = kernel.quant_v != nullptr ? quantise_v(call) : Quantised{};
-  AttentionParams params = attention_params(call, out, lse, k, v);
+  const Workspace workspace(call);
+  if (kernel.fp4) {
+    quantise_k_fp4(call, workspace);
+    means_of_q(call, workspace);
+  } else {
+    quantise_k(call, workspace, static_cast<int32_t>(grid / cluster));
+  }
+  if (kernel.quant_v != nullptr) quantise_v(call, workspace);
+  AttentionParams params = attention_params(call, out, lse, workspace);
   params.mask = looked.mask;
 
   const bool masked = kernel.persistent && attn_mask.has_value();
@@ -436,9 +454,9 @@ void run(Call& call, const Tensor& out, const Tensor& lse, const std::optional<T
   if (kernel.fp4) {
     Sm120QkFp4PvFp4::Params extended{};
     static_cast<AttentionParams&>(extended) = params;
-    extended.k_fp4 = data_or_null<uint8_t>(k.data);
-    extended.q_mean = data_or_null<uint8_t>(means.q);
-    extended.mean_scores = data_or_null<float>(means.scores);
+    extended.k_fp4 = workspace.k_fp4;
+    extended.q_mean = workspace.q_mean;
+    extended.mean_scores = workspace.mean_scores;
     extended.means = call.means();
     store.launch(launch, &extended);
   } else if (!kernel.persistent) {
@@ -448,7 +466,7 @@ void run(Call& call, const Tensor& out, const Tensor& lse, const std::optional<T
     Kernel::Params mapped{};
     static_cast<AttentionParams&>(mapped) = params;
     mapped.tiles = static_cast<int32_t>(call.row_tiles());
-    mapped.next_tile = data_or_null<int32_t>(next_tile);
+    mapped.next_tile = workspace.next_tile;
     // Packed sequences are one batch element of all tokens.
     const int32_t batch = call.packed() ? 1 : params.batch;
     if (Kernel::keeps_q(head_dim)) {

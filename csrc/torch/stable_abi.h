@@ -253,7 +253,6 @@ struct Operator {
 #define SAGE_OPERATOR(name, arguments) \
   { #name, arguments, &::sage::Boxed<&::sage::name>::call }
 
-// What refuses gradients has no function in this ABI: sageattention/_ops.py does it.
 template <size_t count>
 void register_operators(const char* name_space, const Operator (&operators)[count]) {
   // For the life of the process.
