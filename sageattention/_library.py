@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import json
 import sys
+from importlib.metadata import PackageNotFoundError, metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -51,6 +52,16 @@ def read_build(path: Path) -> Build:
         raise ImportError(message) from error
 
 
+def index_url(cuda: str) -> str:
+    """Where pip finds this package for that CUDA: the wheels of an index state its address, others do not know of one."""
+    try:
+        urls = metadata(PACKAGE.name).get_all("Project-URL") or []
+    except PackageNotFoundError:
+        urls = []
+    known = next((url.partition(", ")[2] for url in urls if url.startswith("Index, ")), "INDEX/")
+    return f"{known}cu{cuda.partition('.')[0]}/"
+
+
 def check_torch(build: Build, installed: str) -> None:
     """Refuse a PyTorch whose C++ interface is not the one the operators were compiled against.
 
@@ -62,13 +73,11 @@ def check_torch(build: Build, installed: str) -> None:
         return
     want, have = ".".join(wanted), ".".join(found)
     pin = f"torch>={want}" if build.stable_abi else f"torch=={want}.*"
-    # The one says its PyTorch in a wheel's build tag, others in its version.
-    tag = f"-{''.join(found)}*" if build.package == "sageattention" else f"+*torch{have}.*"
-    wheel = f"{build.package}-{build.version}{tag}.whl"
     message = (
         f"{build.package} {build.version} here was built for PyTorch {want}{' and later' if build.stable_abi else ''} (CUDA "
-        f"{build.cuda}), but PyTorch {installed} is installed. Install the build for PyTorch {have}: `conda install "
-        f"{build.package} pytorch={have}`, or the wheel {wheel}; or go back to PyTorch {want}: `pip install '{pin}'`."
+        f"{build.cuda}), but PyTorch {installed} is installed. Install the build for PyTorch {have}: "
+        f"`pip install --upgrade {build.package} --index-url {index_url(torch.version.cuda or build.cuda)}`, or "
+        f"`conda install {build.package} pytorch={have}`; or go back to PyTorch {want}: `pip install '{pin}'`."
     )
     raise ImportError(message)
 
@@ -82,7 +91,8 @@ def check_abi(build: Build, installed: str, cxx11_abi: bool) -> None:
     if build.cxx11_abi == cxx11_abi:
         return
     wanted, there = ("new", "old") if build.cxx11_abi else ("old", "new")
-    source = "PyTorch's own index or conda-forge" if build.cxx11_abi else f"PyPI (`pip install torch=={build.torch}`)"
+    own = f"`uv pip install torch=={build.torch} --torch-backend cu{build.cuda.replace('.', '')}`"
+    source = f"PyTorch's own index ({own}) or conda-forge" if build.cxx11_abi else f"PyPI (`pip install torch=={build.torch}`)"
     message = (
         f"{build.package} {build.version} here was built for a PyTorch {build.torch} with libstdc++'s {wanted} C++ ABI, but "
         f"PyTorch {installed} here has the {there} one. Take PyTorch from {source}, or another build of {build.package}."

@@ -237,7 +237,7 @@ def sageattn_qk_int8_pv_fp8_cuda(
     Args:
         q, k, v, tensor_layout, is_causal, sm_scale, smooth_k, return_lse, attn_mask: as in `sageattn`.
         qk_quant_gran: as in `sageattn_qk_int8_pv_fp16_cuda`.
-        pv_accum_dtype: "fp32+fp32", the default, and "fp32": float32 sums. "fp32+fp16": float16 sums of 32 keys
+        pv_accum_dtype: "fp32+fp32", the default, and "fp32": float32 sums. "fp32+fp16": float16 sums of 64 keys
             (SageAttention2++), up to twice as fast on GeForce; P and V are scaled so that they do not overflow.
         smooth_v: subtract V's mean over the tokens and add it to the output: more exact where V has large per-channel offsets.
 

@@ -173,7 +173,19 @@ def _remembered(request: Request, device: str, index: int | None) -> Choice:
 
 
 def _cudnn() -> int:
+    """The version of cuDNN; 0 where there is none, or where its attention is not called as operators of the stable ABI call it."""
+    if _library.build.stable_abi and not _cudnn_is_known(torch.ops.aten._scaled_dot_product_cudnn_attention.default._schema):
+        return 0
     return torch.backends.cudnn.version() or 0 if torch.backends.cudnn.is_available() else 0
+
+
+def _cudnn_is_known(schema: torch.FunctionSchema) -> bool:
+    """Whether csrc/torch/abi/stable.h calls this operator of PyTorch, which is none of its stable ABI's, with what it takes."""
+    taken, given = (" ".join(str(one.type) for one in some) for some in (schema.arguments, schema.returns))
+    return (taken, given) == (
+        "Tensor Tensor Tensor Optional[Tensor] bool float bool bool Optional[float]",
+        "Tensor Tensor Tensor Tensor int int Tensor Tensor Tensor",
+    )
 
 
 def gpu_of(device: str, index: int | None) -> tuple[Gpu, frozenset[str] | None]:

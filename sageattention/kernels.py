@@ -21,6 +21,7 @@ CPU = Gpu((1000, 0))
 GPUS: dict[str, Callable[[Gpu], bool]] = {
     "8.0 and later": lambda gpu: gpu.capability >= (8, 0),
     "8.9 and later": lambda gpu: gpu.capability >= (8, 9),
+    "GeForce of 8.6": lambda gpu: gpu.geforce and gpu.capability == (8, 6),
     "GeForce of 8.9 and 12.x": lambda gpu: gpu.geforce and (gpu.capability == (8, 9) or gpu.capability[0] == 12),
     "8.9 and 12.x": lambda gpu: gpu.capability == (8, 9) or gpu.capability[0] == 12,
     "9.0 alone": lambda gpu: gpu.capability == (9, 0),

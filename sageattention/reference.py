@@ -48,7 +48,6 @@ class Twice(NamedTuple):
     rest: float = 14.0
     below: float = 2.0**-6
     jump: float = 8.0
-    few: float = 2.0**-4
     enough: float = 2.0**24
     largest: float = 2.0**20
 
@@ -60,7 +59,7 @@ PRECISION = {
         torch.float16, level=3.0, limit=1024.0, largest_v=4.5, sums=torch.float16, summed=32
     ),
     "sm89_qk_int8_pv_f8": _F8,
-    "sm89_qk_int8_pv_f8_accum_f16": _F8._replace(sums=torch.float16),
+    "sm89_qk_int8_pv_f8_accum_f16": _F8._replace(sums=torch.float16, summed=64),
     "sm90_qk_int8_pv_f16": Precision(level=0.0, bfloat16_level=-60.0, headroom=(12.0, 40.0), tile=64, rounded_sums=True),
 }
 TWICE = Twice()
@@ -130,6 +129,12 @@ def quantise_k(k: torch.Tensor, mean: torch.Tensor) -> tuple[torch.Tensor, torch
     return round_to_int8(centred, magnitude), scale_of(magnitude.squeeze(-1), 2.0 / 127.0)
 
 
+def next_power_of_two(x: torch.Tensor) -> torch.Tensor:
+    """The least power of two that is no less than x, which is positive; infinity and NaN stay what they are."""
+    fraction, exponent = torch.frexp(x)  # of a power of two: one half
+    return torch.where(x.isfinite(), torch.ldexp(torch.ones_like(x), exponent - (fraction == 0.5).int()), x)
+
+
 class Values(NamedTuple):
     """V as a kernel multiplies it: (V - mean, where it is subtracted) / scale, rounded."""
 
@@ -161,8 +166,12 @@ def quantise_v(v: torch.Tensor, precision: Precision, *, smooth_v: bool) -> Valu
         values = torch.where(smoothed.unsqueeze(3), values - mean, values)
     padded = torch.nn.functional.pad(values, (0, 0, 0, -v.shape[2] % BLOCK_N)).unflatten(2, (blocks, BLOCK_N))
     magnitude = padded.abs().amax(dim=3).clamp_min(SMALLEST_V)
-    factor = (precision.largest_v / magnitude).repeat_interleave(BLOCK_N, 2)[:, :, : v.shape[2]]
-    scale = magnitude * (1.0 / precision.largest_v / SCALE_UNIT)
+    if precision.dtype == torch.float16:  # powers of two, of which nothing is rounded
+        scale = next_power_of_two(magnitude * (1.0 / precision.largest_v))
+        factor, scale = scale.reciprocal(), scale / SCALE_UNIT
+    else:
+        factor, scale = precision.largest_v / magnitude, magnitude * (1.0 / precision.largest_v / SCALE_UNIT)
+    factor = factor.repeat_interleave(BLOCK_N, 2)[:, :, : v.shape[2]]
     return Values((values * factor).to(precision.dtype).float(), scale, mean, smoothed)
 
 
@@ -178,6 +187,12 @@ def weigh(p: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
 def added_by_thread(p: torch.Tensor) -> torch.Tensor:
     """Sums of the probabilities that one thread of an mma.sync kernel holds: [..., keys] → [..., 4]."""
     return torch.nn.functional.pad(p, (0, -p.shape[-1] % 8)).unflatten(-1, (-1, 4, 2)).sum(dim=(-3, -1))
+
+
+def all_small(p: torch.Tensor) -> torch.Tensor:
+    """Of each 16 keys: whether some thread's four are all below e4m3's normal numbers: [..., keys] → [..., keys / 16] bool."""
+    fours = torch.nn.functional.pad(p, (0, -p.shape[-1] % 16)).unflatten(-1, (-1, 2, 4, 2))
+    return (fours.amax(dim=(-3, -1)) < TWICE.below).any(dim=-1)
 
 
 def mask_log2(attn_mask: torch.Tensor) -> torch.Tensor:
@@ -290,11 +305,11 @@ def attention(
             block = key // BLOCK_N
             rows.out = rows.out + product * values.scale[..., block : block + 1, :]
 
-    for first in range(0, kv_len, gather):
+    for first_key in range(0, kv_len, gather):
         gathered = queries.new_zeros(*queries.shape[:-1], 0)
-        block = first // BLOCK_N
+        block = first_key // BLOCK_N
         in_two = torch.zeros_like(rows.base, dtype=torch.bool)  # rows of which another pass takes what rounding left
-        for start in range(first, min(first + gather, kv_len), chunk):
+        for start in range(first_key, min(first_key + gather, kv_len), chunk):
             keys = slice(start, min(start + chunk, kv_len))
             scores = log_scores(keys)
             largest = scores.amax(dim=-1, keepdim=True) - level
@@ -307,29 +322,32 @@ def attention(
                     rows.q_scale, scores = rows.q_scale * excess, scores * excess
                     rows.base, largest = ((x + level) * excess - level for x in (rows.base, largest))
             base = torch.where(grown, largest, rows.base)
-            risen = base >= rows.base + TWICE.jump
+            first = grown & (rows.base == NEVER)  # base of the row: that is no jump
+            jumped = (base >= rows.base + TWICE.jump) & ~first
             gathered = gathered * rows.move_base(base)
             p = torch.exp2(scores - rows.base)
             if precision.twice:
                 small = ((p < TWICE.below) & (scores > -math.inf)).any(dim=-1, keepdim=True)
-                look = block == 0 or (block & (block - 1) == 0 and start == first)
-                few = (added_by_thread(p) < TWICE.few).any(dim=-1, keepdim=True) & look
-                in_two |= small & (risen | few) & (rows.sum <= TWICE.enough) & (rows.base.abs() <= TWICE.largest)
+                groups = all_small(p.to(dtype).float())
+                few = groups.any(dim=-1, keepdim=True) & (grown | (block == 0))
+                if block & (block - 1) == 0 and start == first_key:
+                    few |= groups[..., :1]
+                in_two |= small & (jumped | few) & (rows.sum <= TWICE.enough) & (rows.base.abs() <= TWICE.largest)
             added = p.to(q.dtype).float() if precision.rounded_sums else p
             rows.sum = rows.sum + added.sum(dim=-1, keepdim=True)
             unsmoothed = (added * ~values.smoothed[..., None, keys]).sum(dim=-1, keepdim=True)
             rows.unsmoothed = rows.unsmoothed + unsmoothed
             gathered = torch.cat([gathered, p], dim=-1).to(dtype).float()
         if not in_two.any():
-            accumulate(gathered, first)
+            accumulate(gathered, first_key)
             continue
-        scores = log_scores(slice(first, keys.stop))
-        accumulate(torch.exp2(scores - rows.base).to(dtype).float(), first)
+        scores = log_scores(slice(first_key, keys.stop))
+        accumulate(torch.exp2(scores - rows.base).to(dtype).float(), first_key)
         rows.move_base(torch.where(in_two, rows.base - TWICE.rest, rows.base))
         p = torch.exp2(scores - rows.base)
         rounded = (p * 2.0**-TWICE.rest).to(dtype).float() * 2.0**TWICE.rest
         rest = in_two & (p < TWICE.below * 2.0**TWICE.rest)
-        accumulate(torch.where(rest, p - rounded, 0.0).to(dtype).float(), first)
+        accumulate(torch.where(rest, p - rounded, 0.0).to(dtype).float(), first_key)
 
     shift = queries @ mean.float().unsqueeze(2).transpose(-1, -2)
     empty = rows.sum == 0.0

@@ -19,9 +19,11 @@ TABLE = (
     Row("sageattn", None, "9.0 alone", "sm90_qk_int8_pv_f16",
         "wgmma: the fastest kernel here for this GPU, and 3.5 times as exact as FP8"),
     Row("sageattn", None, "GeForce of 8.9 and 12.x", "sm89_qk_int8_pv_f8_accum_f16",
-        "FP8 P and V, sums of 32 keys in float16: as exact as with float32 sums, which GeForce adds at half the rate"),
+        "FP8 P and V, sums of 64 keys in float16: as exact as with float32 sums, which GeForce adds at half the rate"),
     Row("sageattn", None, "8.9 and 12.x", "sm89_qk_int8_pv_f8",
         "FP8 P and V: this GPU multiplies them twice as fast as 16-bit ones"),
+    Row("sageattn", None, "GeForce of 8.6", "sm80_qk_int8_pv_f16_accum_f16",
+        "sums of 32 keys in float16: as exact as with float32 sums, which GeForce adds at half the rate"),
     Row("sageattn", None, "8.0 and later", "sm80_qk_int8_pv_f16",
         "mma.sync with 16-bit P and V and float32 sums, which runs everywhere"),
 
@@ -39,7 +41,7 @@ TABLE = (
     Row("sageattn_qk_int8_pv_fp8_cuda", "fp32", "8.9 and later", "sm89_qk_int8_pv_f8",
         "served like fp32+fp32, which is as fast and more exact"),
     Row("sageattn_qk_int8_pv_fp8_cuda", "fp32+fp16", "8.9 and later", "sm89_qk_int8_pv_f8_accum_f16",
-        "asked for: FP8 P and V, sums of 32 keys in float16: up to twice as fast on GeForce"),
+        "asked for: FP8 P and V, sums of 64 keys in float16: up to twice as fast on GeForce"),
     Row("sageattn_qk_int8_pv_fp8_cuda", "fp32+fp16", "8.9 and later", "sm89_qk_int8_pv_f8",
         "float32 sums instead, no less exact: CUDA compiles the other kernel from 12.8 on"),
 

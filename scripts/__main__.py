@@ -6,6 +6,7 @@ import signal
 import sys
 from types import FrameType
 
+from sage_factory import text
 from sage_factory.commands import main
 
 
@@ -15,5 +16,6 @@ def interrupt(_number: int, _frame: FrameType | None) -> None:
 
 
 if __name__ == "__main__":
+    text.utf8()
     signal.signal(signal.SIGTERM, interrupt)
     sys.exit(main())

@@ -76,12 +76,19 @@ class Uploads(Handler):
         status = 201 if self.headers["authorization"] == "Bearer secret" else 401
         if (server.folder / "refuse").exists() and (server.folder / "refuse").read_text() in name:
             status = 403
+        lost = (server.folder / "lost").exists() and (server.folder / "lost").read_text() in name
+        target = server.folder / "channel" / ("noarch" if "cubins" in name else "linux-64") / name
+        if target.exists() and status == 201:
+            status = 409
         if status == 201:
-            target = server.folder / "channel" / ("noarch" if "cubins" in name else "linux-64") / name
             content = part.get_payload(decode=True)
             assert isinstance(content, bytes)
             target.write_bytes(content)
+            other = server.folder / "other"  # that somebody else publishes at this moment
+            if other.exists():
+                target.write_bytes(other.read_bytes())
             asyncio.run(index_fs(server.folder / "channel", force=True))
+            status = 409 if other.exists() else 500 if lost else 201
         self.send_response(status)
         self.send_header("content-length", "0")
         self.end_headers()

@@ -25,7 +25,7 @@ from sage_factory.files import sha256
 from sage_factory.inspect import content
 from sage_factory.make import archives, wheels
 from sage_factory.ship import collect
-from sage_factory.what import matrix
+from sage_factory.what import matrix, variant
 
 CUDA = "12.8"
 TORCH = "2.8.0"
@@ -156,7 +156,7 @@ def index(name: str) -> dict[str, object]:
         "name": name,
         "version": version(package),
         "build": "torch280_cu128_h2_0",
-        "build_number": 0,
+        "build_number": variant.number(build(), matrix.load()),
         "subdir": "linux-64",
         "noarch": "python",
         "depends": ["python >=3.9", "pytorch 2.8.*", "__glibc >=2.28", kernels],
@@ -220,6 +220,41 @@ def a_wheel(folder: Path, python: str = "3.12", package: str = PACKAGE) -> Path:
     """A wheel of the two."""
     packages = operators_conda(folder, package=package), cubins_conda(folder, package=package)
     return wheels.emit(*packages, build=build(python, package=package), out_dir=folder)
+
+
+def a_stable_wheel(folder: Path) -> Path:
+    """The wheel of operators by LibTorch's stable ABI."""
+    files = operators()
+    name = "site-packages/sageattention/_build.json"
+    files[name] = json.dumps({**json.loads(files[name]), "torch": "2.9+"}).encode()
+    (build,) = matrix.builds("stable-abi", platform="linux-64", cuda=CUDA)
+    return wheels.emit(operators_conda(folder, files), cubins_conda(folder), build=build, out_dir=folder)
+
+
+def tiny_wheel(folder: Path, one: matrix.Build) -> Path:
+    """A wheel of any build that installers can choose, with next to nothing in it."""
+    info = f"{one.package}-{one.version}.dist-info"
+    files = {"sageattention/__init__.py": b"", f"{info}/METADATA": wheels._metadata(None, one, [])}
+    files[f"{info}/WHEEL"] = wheels._wheel(one)
+    return _packed(folder / one.wheel_name, files, info)
+
+
+def other_wheel(folder: Path, name: str, version: str) -> Path:
+    """A wheel of another project, for any Python."""
+    info = f"{name}-{version}.dist-info"
+    files = {
+        f"{name}.py": b"",
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n".encode(),
+        f"{info}/WHEEL": b"Wheel-Version: 1.0\nGenerator: samples\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    return _packed(folder / f"{name}-{version}-py3-none-any.whl", files, info)
+
+
+def _packed(path: Path, files: dict[str, bytes], info: str) -> Path:
+    files[f"{info}/RECORD"] = wheels._record(files, f"{info}/RECORD")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(wheels._zipped(files, last=f"{info}/"))
+    return path
 
 
 def contents(path: Path) -> dict[str, bytes]:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from email.message import Message
 from pathlib import Path
 from typing import Any
 
@@ -454,8 +455,26 @@ def test_another_pytorch_is_refused(installed: str) -> None:
     assert "built for PyTorch 2.8 (CUDA 12.8)" in message
     assert f"PyTorch {installed} is installed" in message
     assert f"conda install sageattention pytorch={series}" in message
-    assert f"sageattention-2.2.0-{series.replace('.', '')}" in message
+    assert "pip install --upgrade sageattention --index-url INDEX/cu12/`" in message
     assert "pip install 'torch==2.8.*'" in message
+
+
+@pytest.mark.parametrize(
+    ("cuda", "stated", "address"),
+    [
+        ("12.8", ["Homepage, https://example.org", "Index, https://example.org/pages/"], "https://example.org/pages/cu12/"),
+        ("13.0", ["Index, https://example.org/pages/"], "https://example.org/pages/cu13/"),
+        ("12.8", None, "INDEX/cu12/"),
+    ],
+)
+def test_the_index_is_the_one_that_the_wheel_states(
+    monkeypatch: pytest.MonkeyPatch, cuda: str, stated: list[str] | None, address: str
+) -> None:
+    described = Message()
+    for url in stated or []:
+        described["Project-URL"] = url
+    monkeypatch.setattr(_library, "metadata", lambda _: described)
+    assert _library.index_url(cuda) == address
 
 
 def test_a_pytorch_of_another_abi_is_refused() -> None:

@@ -38,7 +38,7 @@ def every_ability(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("architecture", "expected"),
     [
-        ("8.0", F16), ("8.6", F16), ("8.7", F16), ("8.9", F8_SUMS), ("9.0", HOPPER), ("10.0", F16), ("10.3", F16),
+        ("8.0", F16), ("8.6", F16_SUMS), ("8.7", F16), ("8.9", F8_SUMS), ("9.0", HOPPER), ("10.0", F16), ("10.3", F16),
         ("11.0", F16), ("12.0", F8_SUMS), ("12.1", F8_SUMS), ("13.0", F16),
     ],
 )  # fmt: skip
@@ -47,12 +47,15 @@ def test_sageattn(architecture: str, expected: str, dtype: torch.dtype) -> None:
     assert explain(*(x.to(dtype) for x in (Q, K, V)), architecture=architecture).kernel == expected
 
 
-@pytest.mark.parametrize("capability", [(8, 9), (12, 0), (12, 1)])
-def test_float16_sums_are_for_geforce(capability: tuple[int, int]) -> None:
+@pytest.mark.parametrize(
+    ("capability", "geforce", "others"),
+    [((8, 6), F16_SUMS, F16), ((8, 9), F8_SUMS, F8), ((12, 0), F8_SUMS, F8), ((12, 1), F8_SUMS, F8)],
+)
+def test_float16_sums_are_for_geforce(capability: tuple[int, int], geforce: str, others: str) -> None:
     """Workstations' and data centres' cards add in float32 as fast."""
     request = dispatch.Request("sageattn")
-    assert dispatch.choose(request, dispatch.Gpu(capability, geforce=True)).kernel == F8_SUMS
-    assert dispatch.choose(request, dispatch.Gpu(capability, geforce=False)).kernel == F8
+    assert dispatch.choose(request, dispatch.Gpu(capability, geforce=True)).kernel == geforce
+    assert dispatch.choose(request, dispatch.Gpu(capability, geforce=False)).kernel == others
 
 
 @pytest.mark.parametrize(
@@ -250,6 +253,13 @@ def test_compile_for_a_gpu(monkeypatch: pytest.MonkeyPatch, dynamic: bool) -> No
     assert out.shape == q.shape
     (call,) = [node for node in graphs[0].graph.nodes if node.target is torch.ops.sageattention.attention.default]
     assert call.args[10:12] == (False, _ops.NUMBERS[F8_SUMS])
+
+
+def test_the_stable_abi_knows_cudnns_attention() -> None:
+    """As PyTorch has it; where it takes something else, what the operator hands over would be read as that."""
+    schema = torch.ops.aten._scaled_dot_product_cudnn_attention.default._schema
+    assert dispatch._cudnn_is_known(schema)
+    assert not dispatch._cudnn_is_known(torch.ops.aten._scaled_dot_product_flash_attention.default._schema)
 
 
 @pytest.mark.usefixtures("an_ada_gpu")

@@ -107,7 +107,7 @@ assert torch.equal(transformer("sage_hub"), transformer("sage"))
 
 def test_a_kernel_for_another_pytorch_is_refused(hub: Path, library: Path, tmp_path: Path) -> None:
     """By `kernels`, which goes by the names of the folders."""
-    fitting = next(hub.glob("build/*-linux" if sys.platform == "linux" else "build/*-windows"))
+    fitting = next(hub.glob("build/torch[0-9]*-linux" if sys.platform == "linux" else "build/torch[0-9]*-windows"))
     repository = tmp_path / "repository"
     shutil.copytree(fitting, repository / "build" / re.sub(r"^torch\d+", "torch99", fitting.name))
     run(

@@ -422,7 +422,6 @@ NUMBER = r"(-?(?:0x[\dp-]+|\d[\d.]*(?:e-?\d+)?))f?"
         ("attention/mma_sync/config.cuh", rf"kRest = {NUMBER};", [reference.TWICE.rest]),
         ("attention/mma_sync/config.cuh", rf"kRestBelow = {NUMBER};", [reference.TWICE.below]),
         ("attention/mma_sync/config.cuh", rf"kJump = {NUMBER};", [reference.TWICE.jump]),
-        ("attention/mma_sync/config.cuh", rf"kFew = {NUMBER};", [reference.TWICE.few]),
         ("attention/mma_sync/config.cuh", rf"kEnough = {NUMBER};", [reference.TWICE.enough]),
         ("attention/mma_sync/config.cuh", rf"kLargestBase = {NUMBER};", [reference.TWICE.largest]),
         ("attention/mask_value.cuh", rf"kHides = {NUMBER},", [reference.HIDES]),

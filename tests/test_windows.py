@@ -50,10 +50,13 @@ def compile_for_windows(source: Path, *options: str, target: str = "x86_64-w64-w
     return subprocess.run(command, capture_output=True, text=True, check=False).stderr
 
 
-@pytest.mark.parametrize("standard", ["c++17", "c++20"])  # which one depends on PyTorch: csrc/torch/CMakeLists.txt
+@pytest.mark.parametrize(
+    "option",
+    ["-std=c++17", "-std=c++20", "-DSAGE_STABLE_ABI"],  # which of them depends on PyTorch: csrc/torch/CMakeLists.txt
+)
 @pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.stem)
-def test_host_code_compiles_for_windows(source: Path, standard: str) -> None:
-    options = [f"-std={standard}"]
+def test_host_code_compiles_for_windows(source: Path, option: str) -> None:
+    options = [option]
     if source.parent.name == "torch":
         torch = importlib.util.find_spec("torch")
         if torch is None or torch.origin is None:
@@ -109,7 +112,7 @@ def test_parameters_have_the_same_layout_as_on_linux(tmp_path: Path) -> None:
 
 def test_attributes_are_standard_ones() -> None:
     """MSVC knows no __attribute__, no __builtin_ and no alternative tokens unless told; glibc.cpp is for Linux alone."""
-    for path in [*CSRC.glob("runtime/*"), *CSRC.glob("torch/*.cpp"), *CSRC.glob("torch/*.h"), *CSRC.glob("kernels/**/*.h")]:
+    for path in [*CSRC.glob("runtime/*"), *CSRC.glob("torch/*.cpp"), *CSRC.glob("torch/**/*.h"), *CSRC.glob("kernels/**/*.h")]:
         if path.stem != "glibc":
             text = path.read_text(encoding="utf-8")
             for token in ("__attribute__", "__builtin_", "__int128", "ssize_t", "unistd.h", "__PRETTY_FUNCTION__"):

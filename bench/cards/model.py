@@ -51,8 +51,9 @@ def shared_bytes(name: str, head_dim: int) -> int:
         return 0
     if "fp4" in name:
         return 2 * -(-fp4_bytes(head_dim) // 1024) * 1024 + 128 + 64
-    in_8_bits, scaled = "pv_f8" in name, "pv_f8" in name or "accum" in name
-    stage = 64 * head_dim * (2 if in_8_bits else 3) + (4 * (head_dim + 4) if scaled else 0)
+    in_8_bits = "pv_f8" in name
+    scales = 4 * head_dim + 16 if in_8_bits else head_dim + 16 if "accum" in name else 0
+    stage = 64 * head_dim * (2 if in_8_bits else 3) + scales
     return 2 * (stage + 16) + 128 + 4 * 128 + (16 * 128 if in_8_bits else 0)
 
 
@@ -204,8 +205,8 @@ def _quantiser(name: str, size: float) -> Quantiser:
 
 
 _K, _V_F16, _V_F8 = _quantiser("quant_k_int8", 3), _quantiser("quant_v_f16", 4), _quantiser("quant_v_f8", 3)
-# Not measured. Bytes: what is read of 16 bits, and written in four with scales; of Q's means' scores, at 4096 tokens of head_dim
-# 128. Clocks: instructions executed for an element (40 and 90), a lane each.
+# Not measured. Bytes: what is read of 16 bits, and written in four with scales; of Q's means' scores, at 4096 tokens of head_dim 128.
+# Clocks: instructions executed for an element (40 and 90), a lane each.
 _FP4 = (
     Quantiser("quant_k_fp4", 2.6, 40 / 128),
     Quantiser("mean_q", 2),

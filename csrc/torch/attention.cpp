@@ -103,13 +103,12 @@ void launch(const Call& call, const char* kernel, int64_t blocks, int32_t thread
 // counter of tiles: parts of one tensor, since PyTorch takes a microsecond for each.
 struct Workspace {
   Tensor memory;
-  int8_t* k = nullptr;
+  int8_t* k_int8 = nullptr;
   float *k_scale = nullptr, *k_mean = nullptr;
-  uint8_t* v = nullptr;
-  float *v_scale = nullptr, *v_mean = nullptr;
+  uint8_t *v = nullptr, *v_scale = nullptr;
+  float* v_mean = nullptr;
   int32_t* next_tile = nullptr;
-  // FP4's: K, the means of Q, and their scores.
-  uint8_t *k_fp4 = nullptr, *q_mean = nullptr;
+  uint8_t *k_fp4 = nullptr, *q_mean = nullptr;  // these and their scores: of FP4 alone
   float* mean_scores = nullptr;
 
   explicit Workspace(const Call& call) {
@@ -129,13 +128,13 @@ struct Workspace {
         take(q_mean, int64_t{call.shape.batch} * call.shape.q_heads * call.means() * head_dim * 2);
         take(mean_scores, call.kv_spans_of(call.shape.q_heads) * call.means() * MeanScores::kSpanN);
       } else {
-        take(k, spans * QuantKInt8::kSpanN * head_dim);
+        take(k_int8, spans * QuantKInt8::kSpanN * head_dim);
         take(k_scale, spans * kBlocks * QuantKInt8::kScales);
       }
       take(k_mean, call.smooth_k ? means : 0);
       if (call.kernel.quant_v != nullptr) {
         take(v, spans * kBlocks * call.kernel.v_block_bytes(call.head_dim()));
-        take(v_scale, spans * kBlocks * QuantV::scales(call.head_dim()));
+        take(v_scale, spans * kBlocks * call.kernel.v_scale_bytes(call.head_dim()));
         take(v_mean, call.smooth_v && call.kernel.v_smooths ? means : 0);
       }
       take(next_tile, call.kernel.persistent ? 1 : 0);
@@ -146,7 +145,8 @@ struct Workspace {
     lay_out();
   }
 };
-static_assert(QuantV::kSpanN / QuantV::kBlockN == QuantKInt8::kSpanN / QuantKInt8::kBlockN);
+static_assert(QuantV::kSpanN == QuantKInt8::kSpanN && QuantV::kBlockN == QuantKInt8::kBlockN && QuantKFp4::kSpanN == QuantV::kSpanN &&
+              QuantKFp4::kBlockN == QuantV::kBlockN);
 
 // What the kernels that quantise K and V are told alike.
 template <typename Params>
@@ -164,7 +164,7 @@ Params quantisation(const Call& call, int32_t head_dim) {
 void quantise_k(const Call& call, const Workspace& workspace, int32_t first_tile) {
   auto params = quantisation<QuantKInt8::Params>(call, call.shape.head_dim);
   params.k = view(call.k, call.shape.heads_first);
-  params.k_int8 = workspace.k;
+  params.k_int8 = workspace.k_int8;
   params.k_scale = workspace.k_scale;
   params.k_mean = workspace.k_mean;
   params.next_tile = workspace.next_tile;
@@ -195,7 +195,7 @@ void means_of_q(const Call& call, const Workspace& workspace) {
 
   MeanScores::Params score{};
   score.k = view(call.k, shape.heads_first);
-  score.q_mean = workspace.q_mean;
+  score.q_mean = mean.q_mean;
   score.k_mean = workspace.k_mean;
   score.scores = workspace.mean_scores;
   score.q_heads = shape.q_heads;
@@ -327,7 +327,7 @@ AttentionParams attention_params(const Call& call, const Tensor& out, const Tens
   params.q = view(call.q, call.shape.heads_first);
   params.v = view(call.v, call.shape.heads_first);
   params.out = view(out, call.shape.heads_first);
-  params.k_int8 = workspace.k;
+  params.k_int8 = workspace.k_int8;
   params.k_scale = workspace.k_scale;
   params.k_mean = workspace.k_mean;
   params.lse = data_or_null<float>(lse);

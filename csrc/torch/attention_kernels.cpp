@@ -25,6 +25,7 @@ constexpr AttentionKernel mma_sync(const char* name, int32_t since, const char* 
   kernel.since = since;
   kernel.quant_v = quant_v;
   kernel.v_block_bytes = [](int32_t head_dim) { return static_cast<int32_t>(Kernel::kBlockN * head_dim * Kernel::kValueBytes); };
+  kernel.v_scale_bytes = &Kernel::scale_bytes;
   kernel.v_smooths = Kernel::kUnsmoothedBytes > 0;
   kernel.v_differs = kernel.masks = kernel.packed = true;
   return kernel;
@@ -45,6 +46,7 @@ constexpr AttentionKernel fp4(const char* name) {
 #endif
   kernel.quant_v = "quant_v_fp4";
   kernel.v_block_bytes = [](int32_t head_dim) { return static_cast<int32_t>(Fp4::v_block(head_dim)); };
+  kernel.v_scale_bytes = &Kernel::scale_bytes;
   kernel.fp4 = kernel.v_smooths = kernel.v_differs = kernel.masks = kernel.packed = true;
   return kernel;
 }

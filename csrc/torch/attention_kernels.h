@@ -16,6 +16,7 @@ struct AttentionKernel {
   bool that_alone;        // they are no other architecture's
   const char* quant_v;    // the kernel that it takes V from; null: V as it is
   int32_t (*v_block_bytes)(int32_t head_dim);  // of a block of 64 keys that that one writes
+  int32_t (*v_scale_bytes)(int32_t head_dim);  // of its scales
   bool v_smooths;         // takes V less its mean
   bool v_differs;         // V's head_dim may differ from Q's and K's
   bool masks;             // a persistent one such as are bool or of Q's dtype

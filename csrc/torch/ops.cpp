@@ -48,7 +48,7 @@ const char* attempt(const Function& function) noexcept {
 #ifdef _WIN32
 #define SAGE_EXPORT extern "C" __declspec(dllexport)
 #else
-#define SAGE_EXPORT extern "C" __attribute__((visibility("default")))
+#define SAGE_EXPORT extern "C" [[gnu::visibility("default")]]
 #endif
 
 // Makes the operators torch.ops.<name_space>.

@@ -12,7 +12,7 @@
 #pragma once
 
 #ifdef SAGE_STABLE_ABI
-#include "torch/stable_abi.h"
+#include "torch/abi/stable.h"
 #else
-#include "torch/aten.h"
+#include "torch/abi/aten.h"
 #endif

@@ -71,6 +71,7 @@ def run(
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
+            encoding="utf-8",
             errors="replace",
             env=dict(environment) if environment is not None else None,
             cwd=directory,

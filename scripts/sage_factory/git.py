@@ -18,7 +18,15 @@ def git(*command: str, root: Path | None = None, more: Mapping[str, str] | None 
     """What git says in `root`, by default this checkout, told `more` by its environment; GitError if it fails or is not there."""
     words = ["git", "-C", str(root or ROOT), *command]
     try:
-        done = subprocess.run(words, env=os.environ | (more or {}), capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            words,
+            env=os.environ | (more or {}),
+            capture_output=True,
+            text=True,
+            encoding="utf-8",
+            errors="replace",
+            check=False,
+        )
     except OSError as error:
         raise GitError(f"git does not run: {error}") from error
     if done.returncode:

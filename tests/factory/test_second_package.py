@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import shutil
 from pathlib import Path
 
@@ -108,9 +110,18 @@ def test_it_is_released_under_its_own_tag(dist: Path, capsys: pytest.CaptureFixt
     to = ["--profile", "sample", "--dist", str(dist), "--index-url", "https://x/simple", "--channel-url", "https://y/ours"]
     assert commands.main(["release", "--tag", "sageattn3-v1.0.0", *to]) == 0
     notes = (dist / "release" / "NOTES.md").read_text(encoding="utf-8")
-    assert "pip install sageattn3==1.0.0 --index-url https://x/simple/cu128-torch28/  # PyTorch 2.8, CUDA 12.8" in notes
+    assert "pip install --upgrade sageattn3 --index-url https://x/simple/cu12/  # PyTorch for CUDA 12\n" in notes
+    assert "pip install sageattn3==1.0.0+cu128torch2.8.0 --index-url https://x/simple/cu12/  # this one" in notes
     assert "conda install -c https://y/ours -c conda-forge sageattn3=1.0.0" in notes
-    assert "| 2.8 | 12.8 | 3.11, 3.12 | linux-64 | sm_120a |" in notes
+    assert "| 2.8 | 12.8 | 3.11, 3.12 | linux-64 | `1.0.0+cu128torch2.8.0` | `cu12`, `cu128-torch28` | sm_120a |" in notes
+    bill = json.loads((dist / "release" / "sageattn3-1.0.0.cdx.json").read_text(encoding="utf-8"))["metadata"]["component"]
+    names = {path.name for path in collect.collect(dist, "sample").files}
+    assert (bill["name"], {part["name"] for part in bill["components"]}) == (NAME, names), (
+        "each wheel once: indexes have the same"
+    )
+    assert {path.name for path in (dist / "release" / "index").iterdir()} == {
+        f"{n}.metadata" for n in names if n.endswith(".whl")
+    }
     capsys.readouterr()
     assert commands.main(["release", "--tag", "v1.0.0", *to]) == 1
     assert "expected sageattn3-v1.0.0 or sageattn3-v1.0.0-build.N" in capsys.readouterr().err
@@ -133,8 +144,15 @@ def test_it_is_published_to_the_same_index_and_channel(dist: Path, tmp_path: Pat
     assert commands.main(["publish", *to]) == 0, "again, and nothing is new"
 
 
+def test_a_repaired_one_has_a_version_of_its_own() -> None:
+    build = samples.build(package=NAME)
+    again = dataclasses.replace(build, number=1)
+    assert again.wheel_name == again.index_name == WHEEL.replace("torch2.8.0", "torch2.8.0.1")
+    assert indexes.describe(again.index_name, "", "").folder == build.index_folder == "cu128-torch28"
+
+
 def test_a_name_that_is_no_builds_has_no_index() -> None:
-    with pytest.raises(indexes.SiteError, match="does not say for which PyTorch, CUDA and Python it is"):
+    with pytest.raises(indexes.SiteError, match="does not say for which PyTorch and CUDA it is"):
         indexes.describe("sageattn3-1.0.0+local-cp312-cp312-linux_x86_64.whl", "", "")
 
 

@@ -2,32 +2,37 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
-import sysconfig
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+import tools
 import yaml
 
 from sage_factory import ROOT
 from sage_factory.make import packages
 from sage_factory.what import inputs, matrix, plan
-from sage_factory.with_what import tasks
+from sage_factory.with_what import tasks, venvs
 
 GITHUB = ROOT / ".github"
 WORKFLOW = GITHUB / "workflows" / "build.yml"
 LOCK = GITHUB / "workflows" / "lock.yml"
+WORKFLOWS = sorted(GITHUB.glob("workflows/*.yml"))
 ACTION = GITHUB / "actions" / "pixi" / "action.yml"
 # YAML reads the key `on` as true.
-CONTENT: dict[Any, Any] = yaml.safe_load(WORKFLOW.read_text(encoding="utf-8"))
+CONTENTS: dict[str, dict[Any, Any]] = {path.name: yaml.safe_load(path.read_text(encoding="utf-8")) for path in WORKFLOWS}
+CONTENT = CONTENTS[WORKFLOW.name]
 JOBS: dict[str, dict[str, Any]] = CONTENT["jobs"]
+# What only starts another workflow.
+STARTING = {"build/site": "pages.yml", "weekly/conda-forge": "build.yml"}
+EVERY_JOB = {f"{path.stem}/{name}": job for path in WORKFLOWS for name, job in CONTENTS[path.name]["jobs"].items()}
 TRIGGERS = {
     "pull request": ("pull_request", "refs/pull/7/merge", {}),
     "main": ("push", "refs/heads/main", {}),
@@ -37,17 +42,8 @@ TRIGGERS = {
 }
 
 
-def found(name: str) -> str | None:
-    """A program of the environment that the tests run in, which the wheel's own environment lies beside."""
-    places = [
-        sysconfig.get_path("scripts"),
-        *(str(Path(p).parents[2] / "bin") for p in sys.path if p.endswith("site-packages")),
-    ]
-    return shutil.which(name, path=os.pathsep.join([*places, os.environ.get("PATH", "")]))
-
-
 def tool(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    program = found(name)
+    program = tools.beside(name)
     assert program, f"{name} is not installed: it is among the tests' requirements"
     return subprocess.run([program, *arguments], capture_output=True, text=True, check=False, cwd=ROOT)
 
@@ -55,10 +51,9 @@ def tool(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 # Valid.
 
 
-@pytest.mark.parametrize(
-    ("path", "schema"), [(WORKFLOW, "github-workflows"), (LOCK, "github-workflows"), (ACTION, "github-actions")]
-)
-def test_fits_githubs_schema(path: Path, schema: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("path", [*WORKFLOWS, ACTION], ids=lambda path: path.name)
+def test_fits_githubs_schema(path: Path, tmp_path: Path) -> None:
+    schema = "github-actions" if path == ACTION else "github-workflows"
     done = tool("check-jsonschema", "--builtin-schema", f"vendor.{schema}", str(path))
     assert done.returncode == 0, done.stdout
     broken = tmp_path / "broken.yml"
@@ -71,14 +66,14 @@ def test_zizmor_finds_nothing() -> None:
     assert done.returncode == 0, done.stdout
 
 
-@pytest.mark.skipif(found("actionlint") is None, reason="actionlint is not on PyPI: `pixi run test` brings it")
+@pytest.mark.skipif(tools.beside("actionlint") is None, reason="actionlint is not on PyPI: `pixi run test` brings it")
 def test_actionlint_finds_nothing() -> None:
-    done = tool("actionlint", "-no-color", str(WORKFLOW), str(LOCK))
+    done = tool("actionlint", "-no-color", *map(str, WORKFLOWS))
     assert done.returncode == 0, done.stdout
 
 
 def test_everything_from_outside_is_pinned_by_digest() -> None:
-    text = "".join(path.read_text(encoding="utf-8") for path in (WORKFLOW, LOCK, ACTION))
+    text = "".join(path.read_text(encoding="utf-8") for path in (*WORKFLOWS, ACTION))
     used = re.findall(r"uses: (\S+)(.*)", text)
     assert len(used) > 10
     for name, rest in used:
@@ -95,12 +90,15 @@ def test_everything_from_outside_is_pinned_by_digest() -> None:
 
 def test_steps_are_tasks_that_a_developer_runs() -> None:
     manifest = tasks.Manifest.read(ROOT / "pixi.toml")
-    commands = [step["run"] for job in JOBS.values() for step in job["steps"] if "run" in step]
+    jobs = [job for name, job in EVERY_JOB.items() if name not in STARTING]
+    commands = [step["run"] for job in jobs for step in job["steps"] if "run" in step]
     assert len(commands) >= 8
     named = set()
     for command in commands:
         words = command.split()
-        assert words[:2] == ["pixi", "run"], command
+        if words[:2] == ["pixi", "update"]:
+            continue
+        assert words[:2] in (["pixi", "run"], ["python3", "scripts/run.py"]), command
         named |= {words[2]} if words[2] != '"$TASK"' else set(JOBS["check"]["strategy"]["matrix"]["task"])
     assert named <= manifest.tasks.keys()
     assert {"lint", "test", "build", "verify", "summary", "release", "publish", "index"} <= named
@@ -113,7 +111,10 @@ def test_the_lock_is_made_by_pixi_and_proposed_by_a_task() -> None:
     assert content["permissions"] == {}
     assert job["permissions"] == {"contents": "write", "pull-requests": "write"}
     commands = [step["run"].split() for step in job["steps"] if "run" in step]
-    assert [command[:3] for command in commands] == [["pixi", "update", "--no-install"], ["pixi", "run", "propose"]]
+    assert [command[:3] for command in commands] == [
+        ["pixi", "update", "--no-install"],
+        ["python3", "scripts/run.py", "propose"],
+    ]
     assert "propose" in tasks.Manifest.read(ROOT / "pixi.toml").tasks
 
 
@@ -137,23 +138,56 @@ def test_every_job_takes_the_lock_as_it_is_where_there_is_one(there: bool, tmp_p
     assert done.stdout.startswith("::warning::there is no pixi.lock") is not there
 
 
+def test_what_may_write_runs_with_pinned_packages_alone() -> None:
+    """pixi without a lock takes the newest of everything, and the action that brings it is one more from outside."""
+    writing = {name for name, job in EVERY_JOB.items() if "write" in job["permissions"].values()}
+    assert len(writing) == 8
+    manifest = tasks.Manifest.read(ROOT / "pixi.toml")
+    for name in writing:
+        for step in EVERY_JOB[name]["steps"]:
+            command = step.get("run", "").split()
+            if command[:2] == ["python3", "scripts/run.py"]:
+                locks = manifest.locks_of(manifest.environment_of(manifest.task(command[2])))
+                assert all(venvs.lock_file(lock).is_file() for lock in locks)
+            else:
+                assert command[:2] in ([], ["gh", "workflow"], ["pixi", "update"]), name
+            used = step.get("uses", "").split("@")[0]
+            assert used.startswith("actions/") or not used or (used, name) == ("./.github/actions/pixi", "lock/lock"), name
+    # What is listed is deployed.
+    assert all("pixi" not in str(step) for step in EVERY_JOB["pages/index"]["steps"])
+
+
+def test_a_tag_is_checked_before_anything_is_built() -> None:
+    (checkout,) = [step for step in JOBS["plan"]["steps"] if "checkout@" in step.get("uses", "")]
+    assert checkout["with"]["fetch-depth"] == 0, "main, and all tags"
+    assert all("plan" in job["needs"] for name, job in JOBS.items() if name not in ("plan", "check"))
+
+
 def test_values_from_outside_do_not_become_shell_code() -> None:
-    for job in JOBS.values():
+    for job in EVERY_JOB.values():
         assert all("${{" not in step.get("run", "") for step in job["steps"])
 
 
 def test_each_job_has_what_it_needs_and_no_more() -> None:
-    assert CONTENT["permissions"] == {}
-    writes = {name: {k for k, v in job["permissions"].items() if v == "write"} for name, job in JOBS.items()}
+    assert all(content["permissions"] == {} for content in CONTENTS.values())
+    writes = {name: {k for k, v in job["permissions"].items() if v == "write"} for name, job in EVERY_JOB.items()}
     assert {name: found for name, found in writes.items() if found} == {
-        "attest": {"id-token", "attestations"},
-        "release": {"contents"},
-        "channel": {"id-token"},
-        "pages": {"pages", "id-token"},
+        "build/attest": {"id-token", "attestations"},
+        "build/release": {"contents"},
+        "build/channel": {"id-token"},
+        "build/site": {"actions"},
+        "lock/lock": {"contents", "pull-requests"},
+        "weekly/conda-forge": {"actions"},
+        "pages/withdraw": {"contents"},
+        "pages/pages": {"pages", "id-token"},
     }
-    for name in ("attest", "pages"):
-        assert all("run" not in step for step in JOBS[name]["steps"]), f"{name} signs, and runs no code of the project"
-    for name, job in JOBS.items():
+    for name in ("build/attest", "pages/pages"):
+        assert all("run" not in step for step in EVERY_JOB[name]["steps"]), f"{name} signs, and runs no code of the project"
+    for name, started in STARTING.items():
+        (step,) = EVERY_JOB[name]["steps"]
+        assert step["run"].split()[:4] == ["gh", "workflow", "run", started], "and runs no code of the project"
+        assert "workflow_dispatch" in CONTENTS[started][True]
+    for name, job in EVERY_JOB.items():
         assert job["timeout-minutes"] <= 120, name
         for step in job["steps"]:
             if step.get("uses", "").startswith("actions/checkout@"):
@@ -231,7 +265,7 @@ def builds_of(jobs: Mapping[str, list[dict[str, Any]]]) -> Iterator[matrix.Build
         )
 
 
-RELEASE = {"attest", "release", "channel", "index", "pages"}
+RELEASE = {"attest", "release", "channel", "site"}
 
 
 @pytest.mark.parametrize(
@@ -239,7 +273,7 @@ RELEASE = {"attest", "release", "channel", "index", "pages"}
     [
         ("pull request", "default", None, {"linux-64": 1, "win-64": 1}, ["12.9"]),
         ("main", "stable", None, {"linux-64": 3, "win-64": 3}, ["12.6", "12.8", "12.9"]),
-        ("tag", "sage2-all", None, {"linux-64": 10, "win-64": 10}, ["12.6", "12.8", "12.9"]),
+        ("tag", "release", None, {"linux-64": 17, "win-64": 17}, ["12.6", "12.8", "12.9", "13.0"]),
         ("tag of sageattn3", "sage3-all", None, {"linux-64": 4, "win-64": 4}, ["12.8", "12.9", "13.0", "13.1"]),
         ("by hand", "python311", "linux-aarch64", {"linux-aarch64": 3}, ["12.6", "12.8", "12.9"]),
     ],
@@ -255,6 +289,9 @@ def test_what_a_trigger_builds(
     assert {job["runner"] for job in jobs["kernels"]} == {matrix.load().platforms["linux-64"].runner}
     operators = {(job["package"], job["platform"], job["torch"], job["cuda"]) for job in jobs["build"]}
     assert len(operators) == len(jobs["build"]), "operators once for each PyTorch, CUDA and platform"
+    installed = [(j["runner"], j["torch"], j["cuda"], j["python"]) for j in jobs["installed"]]
+    assert sorted(installed) == sorted((matrix.load().platforms[b.platform].runner, b.torch, b.cuda, b.python) for b in built)
+    assert {job["job"] for job in jobs["installed"]} == {job["name"] for job in jobs["build"]}, "whose artifact it takes"
     assert [job["task"] for job in jobs["check"]] == ["lint", "test"]
     assert (jobs.keys() >= RELEASE) == trigger.startswith("tag")
     assert trigger.startswith("tag") or not jobs.keys() & RELEASE
@@ -272,9 +309,52 @@ def test_nothing_is_signed_or_released_before_it_was_tested_and_verified() -> No
         return direct.union(*(before(other) for other in direct))
 
     for name in RELEASE:
-        assert {"plan", "check", "kernels", "build", "collect"} <= before(name), name
+        assert {"plan", "check", "kernels", "build", "installed", "collect"} <= before(name), name
     verified = [step.get("run", "") for step in JOBS["collect"]["steps"]]
     assert "pixi run verify" in verified
+
+
+def test_pages_are_deployed_from_the_default_branch_alone() -> None:
+    """GitHub's rule for the environment github-pages, by default: a tag's run, and that of the event `release`, is refused."""
+    deploying = {name for name, job in EVERY_JOB.items() if job.get("environment") == "github-pages"}
+    assert deploying == {"pages/pages"}
+    content = CONTENTS["pages.yml"]
+    assert content[True].keys() == {"workflow_dispatch"}, "on other events the ref is not a branch's"
+    for name in ("withdraw", "index"):
+        assert "&& github.ref_name == github.event.repository.default_branch" in content["jobs"][name]["if"]
+    assert (content["jobs"]["index"]["needs"], content["jobs"]["pages"]["needs"]) == ("withdraw", "index")
+    # By its name: a release that is made by a workflow's token starts no workflow.
+    (step,) = JOBS["site"]["steps"]
+    assert step["run"] == 'gh workflow run pages.yml --ref "$DEFAULT_BRANCH"'
+    assert step["env"]["DEFAULT_BRANCH"] == "${{ github.event.repository.default_branch }}"
+    assert "release" in JOBS["site"]["needs"], "the release is public by then, and listed"
+
+
+def test_what_comes_after_a_job_that_may_be_skipped_says_when_it_runs() -> None:
+    """GitHub skips whatever needs a skipped job, also by way of others, unless its own condition asks how the run stands."""
+    for content in CONTENTS.values():
+        jobs = content["jobs"]
+
+        def before(name: str, jobs: Mapping[str, Any] = jobs) -> set[str]:
+            wanted = jobs[name].get("needs", [])
+            direct = {wanted} if isinstance(wanted, str) else set(wanted)
+            return direct.union(*(before(other) for other in direct))
+
+        # Jobs of a release follow one another under the same condition, which is `plan`'s.
+        skipped = {
+            name for name, job in jobs.items() if "if" in job and "needs.plan.outputs.release == 'true'" not in job["if"]
+        }
+        for name, job in jobs.items():
+            assert not before(name) & skipped or "cancelled()" in job.get("if", ""), name
+
+
+def test_an_older_index_is_never_deployed_over_a_newer() -> None:
+    """Two releases at once: who lists the releases last deploys last."""
+    content = CONTENTS["pages.yml"]
+    assert content["concurrency"] == {"group": "${{ github.workflow }}", "cancel-in-progress": False}
+    assert all("concurrency" not in job for job in content["jobs"].values()), "of the whole run, listing and deploying"
+    for name in ("release", "channel"):
+        assert JOBS[name]["concurrency"] == {"group": name, "cancel-in-progress": False}, "of all tags"
 
 
 def test_pull_requests_keep_their_files_for_a_week() -> None:
@@ -283,6 +363,35 @@ def test_pull_requests_keep_their_files_for_a_week() -> None:
     uploads = [step["with"] for job in JOBS.values() for step in job["steps"] if "upload-artifact@" in step.get("uses", "")]
     assert len(uploads) == 3
     assert {upload["retention-days"] for upload in uploads} == {"${{ needs.plan.outputs.retention-days }}"}
+
+
+@pytest.mark.parametrize("trigger", TRIGGERS)
+def test_no_path_is_in_two_artifacts(trigger: str) -> None:
+    """They are laid into one folder by several downloads at once: a path that is in two would be written by both."""
+    jobs = jobs_of(trigger)
+    profile = plan.plan(*TRIGGERS[trigger][:2], **TRIGGERS[trigger][2]).profile
+    found: dict[str, list[str]] = {}
+    for name in ("kernels", "build"):
+        (upload,) = [step["with"] for step in JOBS[name]["steps"] if "upload-artifact@" in step.get("uses", "")]
+        for job in jobs[name]:
+            fill = Expression({"matrix": job}).fill
+            tag = f"cu{job['cuda'].replace('.', '')}"
+            # What a build leaves in dist/.
+            made = [f"dist/conda/noarch/sageattention-cubins-2.2.0-{tag}_h1_0.conda", "dist/conda/noarch/repodata.json"]
+            made.append(f"dist/reports/kernels-{profile}-cu{job['cuda']}.json")
+            if name == "build":
+                build = matrix.builds(platform=job["platform"], cuda=job["cuda"], torch=job["torch"])[0]
+                made[-1] = f"dist/reports/{job['platform']}-{profile}-torch{job['torch']}-cu{job['cuda']}.json"
+                made += [f"dist/conda/{job['platform']}/{one}" for one in (f"{build.operators_stem}2_0.conda", "repodata.json")]
+                pythons = job["pythons"].split()
+                made += [f"dist/wheels/{dataclasses.replace(build, python=python).wheel_name}" for python in pythons]
+            patterns = fill(upload["path"]).split()
+            taken = [path for path in made if any(Path(path).match(pattern) for pattern in patterns)]
+            assert len(taken) == (2 if name == "kernels" else 2 + len(job["pythons"].split())), taken
+            for path in taken:
+                found.setdefault(path, []).append(fill(upload["name"]))
+    assert {path: names for path, names in found.items() if len(names) > 1} == {}
+    assert sum(path.endswith(".whl") for path in found) == len(list(builds_of(jobs)))
 
 
 def test_kernels_are_handed_on_to_where_the_build_looks() -> None:

@@ -23,7 +23,7 @@ def workspace(kernel: str, keys: int, heads: int, sequences: int, head_dim: int)
     copies = keys * heads * head_dim * (1 + v_bytes)
     means = 4 * sequences * heads * head_dim * (1 + (v_bytes == 1))
     k_scales = keys * heads // 2
-    v_scales = keys // 64 * heads * (head_dim + 4) * 4 if v_bytes else 0
+    v_scales = keys // 64 * heads * (head_dim * (4 if v_bytes == 1 else 1) + 16) if v_bytes else 0
     return copies + means + k_scales + v_scales + ROUNDING
 
 

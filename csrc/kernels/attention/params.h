@@ -45,7 +45,7 @@ struct AttentionParams {
   int32_t causal;        // query i sees keys 0..i
   float scale_log2;      // sm_scale * log2(e)
   const uint8_t* v_quantised;  // as QuantV leaves them, for kernels that take V so
-  const float* v_scale;
+  const uint8_t* v_scale;
   const float* v_mean;   // null: V was not smoothed
   const int32_t* cu_seqlens_q;  // [batch + 1]: sequences.h; null: not packed
   const int32_t* cu_seqlens_k;

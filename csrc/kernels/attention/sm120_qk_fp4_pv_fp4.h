@@ -8,7 +8,7 @@ namespace sage {
 
 struct Sm120QkFp4PvFp4 : MmaSyncBlocks {
   // A stage: numbers of K and of V, which start on 1024 bytes; what else Fp4 says of the blocks; V's scales; scores of Q's mean.
-  static constexpr int scale_bytes(int head_dim) { return QuantV::scales(head_dim) * 4; }
+  static constexpr int scale_bytes(int head_dim) { return QuantV::scale_bytes(4, head_dim); }
   static constexpr int kMeanScoreBytes = kBlockN * 4;
   static constexpr int stage_bytes(int head_dim) {
     return (Fp4::k_block(head_dim) + Fp4::v_block(head_dim) + scale_bytes(head_dim) + kMeanScoreBytes + 1023) / 1024 * 1024;

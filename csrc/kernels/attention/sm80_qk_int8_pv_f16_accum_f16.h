@@ -5,6 +5,6 @@
 
 namespace sage {
 
-struct Sm80QkInt8PvF16AccumF16 : MmaSyncLayout<2, true, false> {};
+struct Sm80QkInt8PvF16AccumF16 : MmaSyncLayout<2, 1, false> {};
 
 }  // namespace sage

@@ -55,6 +55,13 @@ __device__ __forceinline__ void load_shared_words(uint32_t (&words)[N], uint32_t
   }
 }
 
+// 16 bits, without sign.
+__device__ __forceinline__ uint32_t load_shared_u16(uint32_t shared_source) {
+  uint32_t value;
+  asm volatile("{\n.reg .u16 half;\nld.shared.u16 half, [%1];\ncvt.u32.u16 %0, half;\n}\n" : "=r"(value) : "r"(shared_source) : "memory");
+  return value;
+}
+
 __device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;\n" ::: "memory"); }
 
 // Waits until at most `Pending` of this thread's newest groups are unfinished.

@@ -137,15 +137,23 @@ __device__ __forceinline__ void quantise_v(const typename Config::Params& p, con
         }
       }
       const int64_t index = span.index * Config::kBlocks + block;
-      float* scales = p.v_scale + index * Config::scales(Config::kHeadDim);
-      if (part.chunk == 0 && part.j == 0) {
-#pragma unroll
-        for (int i = 0; i < 8; ++i) scales[part.channel + i] = magnitude[i] * (1.0f / Config::kLargest / Config::kScaleUnit);
+      uint8_t* scales = p.v_scale + index * Config::scale_bytes(Config::kScaleSize, Config::kHeadDim);
+      const bool writes = part.chunk == 0 && part.j == 0;
+      if (threadIdx.x < 4) {
+        reinterpret_cast<float*>(scales + Config::kScaleSize * Config::kHeadDim)[threadIdx.x] = p.v_mean != nullptr && !smooth ? 1.0f : 0.0f;
       }
-      if (threadIdx.x < 4) scales[Config::kHeadDim + threadIdx.x] = p.v_mean != nullptr && !smooth ? 1.0f : 0.0f;
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
-        const float factor = ptx::divide(Config::kLargest, magnitude[i]);
+        float factor;
+        if constexpr (Config::kScaleSize == 1) {
+          // The next power of two, as its exponent's bits; of infinity 255, of NaN 256.
+          const uint32_t exponent = (__float_as_uint(magnitude[i] * (1.0f / Config::kLargest)) + 0x7fffffu) >> 23;
+          if (writes) scales[part.channel + i] = exponent < 255 ? exponent - Config::kUnitExponent : 255;
+          factor = exponent < 255 ? __uint_as_float((254 - exponent) << 23) : __uint_as_float(0x7fffffffu);
+        } else {
+          if (writes) reinterpret_cast<float*>(scales)[part.channel + i] = magnitude[i] * (1.0f / Config::kLargest / Config::kScaleUnit);
+          factor = ptx::divide(Config::kLargest, magnitude[i]);
+        }
 #pragma unroll
         for (int key = 0; key < 4; ++key) x[key][i] *= factor;
       }

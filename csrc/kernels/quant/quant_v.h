@@ -11,8 +11,9 @@ struct QuantV {
   static constexpr int kSpanN = QuantKInt8::kSpanN;
   // A warp takes 16 keys and 64 channels.
   static constexpr int threads(int head_dim) { return kBlockN / 16 * (head_dim / 64) * 32; }
-  // A block's scales, then, in 16 bytes, a number that is not 0 where the mean was not subtracted though it is from others.
-  SAGE_HOST_DEVICE static constexpr int scales(int head_dim) { return head_dim + 4; }
+  // Of a block's scales, of `size` bytes each: 4, a float32, or 1, the exponent byte of one that is a power of two, 255 where V holds what is
+  // no number. Then, in 16 bytes, a float32 that is not 0 where the mean was not subtracted though it is from others.
+  SAGE_HOST_DEVICE static constexpr int scale_bytes(int size, int head_dim) { return size * head_dim + 16; }
 
   static constexpr int kSampledKeys = QuantKInt8::kSampledKeys;
   // The i-th key of thread j's part of a chunk of 16: 2j, 2j + 1, 2j + 8 and 2j + 9, which are a word of 8-bit V.
@@ -23,8 +24,8 @@ struct QuantV {
     // [batch, kv_heads, blocks, ...], or packed as k_int8 is; zero past kv_len and head_dim; the 16-byte chunks of a row stand where
     // shared memory wants them (swizzle.cuh).
     uint8_t* v_quantised;
-    float* v_scale;  // [batch, kv_heads, blocks, scales(kHeadDim)]; in kScaleUnit
-    float* v_mean;   // [batch or sequences, kv_heads, kHeadDim], written; null: V is not smoothed
+    uint8_t* v_scale;  // [batch, kv_heads, blocks, scale_bytes(kScaleSize, kHeadDim)]; in kScaleUnit
+    float* v_mean;     // [batch or sequences, kv_heads, kHeadDim], written; null: V is not smoothed
     int32_t kv_heads;
     int32_t kv_len;
     int32_t head_dim;
@@ -36,6 +37,7 @@ struct QuantV {
   // |V| becomes at most this: mma_sync/config.cuh says why.
   static constexpr float kLargest = 4.5f;
   // What sums of products times scales count: so large that sums over all keys fit float32 whatever bfloat16 holds.
+  static constexpr int kUnitExponent = 40;
   static constexpr float kScaleUnit = 1099511627776.0f;  // 2^40
 };
 

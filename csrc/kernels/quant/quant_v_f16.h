@@ -8,6 +8,7 @@ namespace sage {
 // Blocks are [64 keys][kHeadDim].
 struct QuantVF16 : QuantV {
   SAGE_HOST_DEVICE static constexpr int block_bytes(int head_dim) { return kBlockN * head_dim * 2; }
+  static constexpr int kScaleSize = 1;  // powers of two round nothing
 };
 
 }  // namespace sage

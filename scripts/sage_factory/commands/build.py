@@ -21,7 +21,7 @@ from rich.table import Column, Table
 from sage_factory import ROOT, alone
 from sage_factory.clock import Clock, processor_seconds
 from sage_factory.files import sha256
-from sage_factory.inspect import verify
+from sage_factory.inspect import cost, verify
 from sage_factory.make import wheels
 from sage_factory.make.packages import BuildError, Packages
 from sage_factory.ship import place, summary
@@ -132,5 +132,11 @@ def show(console: Console, made: Sequence[Path], steps: Mapping[str, tuple[float
     for name, (wall, cpu) in {**parts, "rest": rest, "all": total}.items():
         times.add_row(name, f"{wall:.1f}", f"{cpu:.1f}", f"{cpu / max(total[1], 1e-9):.0%}")
     console.print(times)
+    for path in made:
+        if "-cubins-" in path.name:
+            whole = cost.total(cost.of_package(path))
+            console.print(
+                f"{path.name}: {whole.instances} kernel instances, {whole.code / 1e6:.1f} MB of instructions", highlight=False
+            )
     if count := sum(path.suffix == ".whl" for path in made):
         console.print(f"{count} wheels, {total[1] / count:.1f} CPU seconds each", highlight=False)

@@ -1,4 +1,5 @@
-"""Write what follows from variants.yaml and pyproject.toml's groups: the hash-pinned locks, and pixi.toml's platforms.
+"""Write what follows from variants.yaml and pyproject.toml's groups: the hash-pinned locks, pixi.toml's platforms, and the list of
+what a release offers in docs/packaging.md.
 
 `lock` refreshes all locks, `lock test torch-2.8.0` these two.
 """
@@ -10,6 +11,8 @@ import argparse
 from rich.progress import track
 
 from sage_factory import ROOT
+from sage_factory.files import put
+from sage_factory.what import matrix, offers, plan
 from sage_factory.with_what import locks
 
 
@@ -25,6 +28,8 @@ def run(args: argparse.Namespace) -> int:
     text = pixi.read_text(encoding="utf-8")
     if (wanted := locks.with_platforms(text)) != text:
         pixi.write_text(wanted, encoding="utf-8")
+    page = ROOT / "docs" / "packaging.md"
+    put(page, offers.with_offers(page.read_text(encoding="utf-8"), matrix.builds(plan.TAGS["sageattention"])).encode())
     for name in track(args.name or list(there), description="locking", transient=True):
         locks.write(there[name])
     return 0

@@ -6,6 +6,7 @@ Where $GITHUB_OUTPUT is set (a step of a GitHub workflow) the same goes there, a
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import os
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from sage_factory.ship import earlier, indexes, tag
 from sage_factory.what import plan
 
 ERROR = 2
@@ -22,16 +24,33 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--event", default="", help="pull_request, push or workflow_dispatch")
     parser.add_argument("--ref", default="", help="refs/heads/main or refs/tags/v2.2.0")
     parser.add_argument("--profile", default="", help="a profile of variants.yaml instead of the event's own")
+    parser.add_argument(
+        "--releases",
+        metavar="OWNER/REPO",
+        default=os.environ.get("GITHUB_REPOSITORY", ""),
+        help="of a release: what this repository's earlier ones of the version hold is not built again",
+    )
     parser.add_argument("--platform", default="", help="one platform instead of those of the profile")
 
 
 def run(args: argparse.Namespace) -> int:
     found = plan.plan(args.event, args.ref, args.profile, args.platform)
+    if found.release:
+        found = checked(found, args.ref.removeprefix("refs/tags/"), args.releases)
     show(found)
     if path := os.environ.get("GITHUB_OUTPUT"):
         with Path(path).open("a", encoding="utf-8") as file:
             file.writelines(f"{key}={value}\n" for key, value in found.outputs().items())
     return 0
+
+
+def checked(found: plan.Plan, name: str, repository: str) -> plan.Plan:
+    """The plan of a release, without what earlier ones have; an error if there shall be no such release."""
+    if not repository:
+        return found
+    tag.check(name)
+    there = earlier.published(indexes.releases(repository), tag.package_of(name), name)
+    return dataclasses.replace(found, builds=earlier.left(found.builds, there))
 
 
 def show(found: plan.Plan) -> None:

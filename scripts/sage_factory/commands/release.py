@@ -11,17 +11,16 @@ import os
 from pathlib import Path
 
 from sage_factory import ROOT, FactoryError
-from sage_factory.ship import collect, release
+from sage_factory.ship import collect, indexes, release
 
 
 def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tag", required=True, help="v2.2.0 or v2.2.0-build.1")
     parser.add_argument("--profile", required=True, help="what must be there, whole, and is released")
     parser.add_argument("--platform", help="of one platform only")
-    parser.add_argument(
-        "--index-url", default=os.environ.get("INDEX_URL") or _pages(), help="where pip's indexes are, for the notes"
-    )
+    parser.add_argument("--index-url", default=indexes.address(), help="where pip's indexes are, for the notes")
     parser.add_argument("--channel-url", default=os.environ.get("CHANNEL_URL", ""), help="the conda channel, for the notes")
+    parser.add_argument("--repository", default=os.environ.get("GITHUB_REPOSITORY", ""), help="OWNER/NAME, for the notes")
     parser.add_argument("--dist", type=Path, default=ROOT / "dist", help="where the files are (default: dist)")
     parser.add_argument("--publish", action="store_true", help="make it a GitHub release")
 
@@ -30,16 +29,10 @@ def run(args: argparse.Namespace) -> int:
     if not args.index_url:
         raise FactoryError("say where pip's indexes are: --index-url or $INDEX_URL")
     files = collect.collect(args.dist, args.profile, args.platform)
-    made = release.prepare(args.tag, files, args.index_url, args.channel_url)
+    made = release.prepare(args.tag, files, args.index_url, args.channel_url, args.repository)
     ready = release.write(made, args.dist / "release")
     print(made.notes())
     if args.publish:
         new = release.publish(args.tag, ready, args.dist / "release" / "NOTES.md")
         print(f"release {args.tag} is public: {new} files new, {len(ready)} in all")
     return 0
-
-
-def _pages() -> str:
-    """GitHub Pages of the repository that a workflow runs in."""
-    owner, _, name = os.environ.get("GITHUB_REPOSITORY", "").partition("/")
-    return f"https://{owner.lower()}.github.io/{name}" if name else ""

@@ -88,7 +88,7 @@ def install(wheels: Sequence[Path], target: Path) -> Path:
 
 
 def _run(failure: str, command: list[str]) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, encoding="utf-8", errors="replace", check=False)
     if done.returncode:
         raise InstallError(f"{failure}: {done.stderr.strip() or done.stdout.strip()}")
 
@@ -101,7 +101,9 @@ q = torch.ones(1, 1, 3, 64, dtype=torch.float16)
 out = sageattention.sageattn(q, q, q)
 assert out.shape == q.shape and bool((out == 1).all()), f"attention over equal values gave {out}"
 """
-    done = subprocess.run([str(python), "-P", "-c", code], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [str(python), "-P", "-c", code], capture_output=True, text=True, encoding="utf-8", errors="replace", check=False
+    )
     if done.returncode == 0:
         return []
     lines = done.stderr.strip().splitlines() or [f"Python ended with status {done.returncode}"]

@@ -18,8 +18,8 @@ from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel
 
 from sage_factory.files import sha256
 from sage_factory.inspect import content
-from sage_factory.make import archives
-from sage_factory.what import matrix
+from sage_factory.make import archives, sbom
+from sage_factory.what import matrix, variant
 
 
 def verify_wheel(path: Path) -> list[str]:
@@ -32,15 +32,18 @@ def verify_wheel(path: Path) -> list[str]:
     faults += wheel.faults
     if build is None:
         return faults
-    info, inside = build.dist_info, f"{build.package}/"
+    tagged = path.name == build.wheel_name
+    version = build.wheel_version if tagged else build.index_version
+    info, inside = f"{build.package}-{version}.dist-info", f"{build.package}/"
     faults += [
         f"{name} lies outside {inside} and {info}/: it would be installed beside other packages' files"
         for name in sorted(wheel.files)
         if not name.startswith((inside, f"{info}/")) and ".dist-info/" not in name
     ]
     faults += _record_faults(wheel.files, f"{info}/RECORD")
-    faults += _metadata_faults(wheel.files, info, build)
-    faults += _wheel_file_faults(wheel.files, info, build)
+    faults += _metadata_faults(wheel.files, info, version, build)
+    faults += _wheel_file_faults(wheel.files, info, build, tagged=tagged)
+    faults += _bill_faults(wheel.files, info, version, build)
     said = content.Said(build.package, build.version, build.torch, build.cuda, build.platform, build.python)
     faults += content.operator_faults(content.below(wheel.files, inside), said)
     faults += content.cubin_faults(content.below(wheel.files, f"{inside}cubins/"), said.package, said.version, said.cuda)
@@ -81,7 +84,7 @@ def _wheel_build(path: Path) -> tuple[matrix.Build | None, list[str]]:
     except InvalidWheelFilename as error:
         return None, [f"the file name is not a wheel's: {error}"]
     for build in matrix.load().all_builds():
-        if build.wheel_name == path.name:
+        if path.name in (build.wheel_name, build.index_name):
             return build, []
     told = "".join(map(str, tag)) or "none"
     return None, [
@@ -115,7 +118,7 @@ def _record_faults(files: Mapping[str, bytes], record: str) -> Iterator[str]:
             yield f"{name} has {len(files[name])} bytes, RECORD says {size or 'nothing'}"
 
 
-def _metadata_faults(files: Mapping[str, bytes], info: str, build: matrix.Build) -> Iterator[str]:
+def _metadata_faults(files: Mapping[str, bytes], info: str, version: str, build: matrix.Build) -> Iterator[str]:
     others = {name.split("/")[0] for name in files if ".dist-info/" in name} - {info}
     for other in sorted(others):
         yield f"{other} lies beside {info}: a wheel has one .dist-info, named as the wheel"
@@ -129,12 +132,12 @@ def _metadata_faults(files: Mapping[str, bytes], info: str, build: matrix.Build)
     metadata = _headers(files[f"{info}/METADATA"])
     if canonicalize_name(str(metadata["Name"])) != build.package:
         yield f"METADATA says Name {metadata['Name']}, expected {build.package} as the file name does"
-    if metadata["Version"] != build.wheel_version:
-        yield f"METADATA says Version {metadata['Version']}, expected {build.wheel_version} as the file name does"
+    if metadata["Version"] != version:
+        yield f"METADATA says Version {metadata['Version']}, expected {version} as the file name does"
     expected = build.requires_python
     if metadata["Requires-Python"] != expected:
         found = metadata["Requires-Python"]
-        yield f"METADATA says Requires-Python {found}, expected {expected} as the tag {build.wheel_tag} does"
+        yield f"METADATA says Requires-Python {found}, expected {expected}, the oldest Python of PyTorch {build.torch_series}"
     wanted = build.requires_torch
     try:
         found = [str(Requirement(text)) for text in metadata.get_all("Requires-Dist", [])]
@@ -154,20 +157,27 @@ def _headers(data: bytes) -> Message:
     return email.message_from_string(data.decode("utf-8", "replace"))
 
 
-def _wheel_file_faults(files: Mapping[str, bytes], info: str, build: matrix.Build) -> Iterator[str]:
+def _bill_faults(files: Mapping[str, bytes], info: str, version: str, build: matrix.Build) -> Iterator[str]:
+    try:
+        expected = sbom.of_wheel(files, build.package, version)
+    except (ValueError, RecursionError, AttributeError):
+        return  # of _build.json, and what is wrong with that is said
+    bill = f"{info}/{sbom.name(build.package)}"
+    if files.get(bill) != expected:
+        yield f"{bill} is missing, or is not the bill of what this wheel holds"
+
+
+def _wheel_file_faults(files: Mapping[str, bytes], info: str, build: matrix.Build, *, tagged: bool) -> Iterator[str]:
     if f"{info}/WHEEL" not in files:
         yield f"{info}/WHEEL is missing"
         return
     wheel = _headers(files[f"{info}/WHEEL"])
-    for key, value in (
-        ("Wheel-Version", "1.0"),
-        ("Tag", build.wheel_tag),
-        ("Build", build.build_tag),
-        ("Root-Is-Purelib", "false"),
-    ):
-        if wheel.get_all(key, []) != [value] * bool(value):
-            found = ", ".join(wheel.get_all(key) or ["nothing"])
-            yield f"WHEEL says {key} {found}, expected {value or 'nothing'}"
+    tags = [build.wheel_tag] if tagged else list(build.index_tags)
+    build_tag = [build.build_tag] if tagged and build.build_tag else []
+    wanted = {"Wheel-Version": ["1.0"], "Tag": tags, "Build": build_tag, "Root-Is-Purelib": ["false"]}
+    for key, values in wanted.items():
+        if (found := wheel.get_all(key, [])) != values:
+            yield f"WHEEL says {key} {', '.join(found) or 'nothing'}, expected {', '.join(values) or 'nothing'}"
 
 
 # ── conda packages ────────────────────────────────────────────────────────────────────────────────────────
@@ -222,10 +232,10 @@ def _operator_package_faults(
 ) -> Iterator[str]:
     table = matrix.load()
     parts = re.match(r"torch([^_]+)_(cu\d+)_", build)
-    made = next((one for one in table.all_builds() if parts and one.torch_tag == parts[1]), None)
     cuda = _cuda_of(parts[2]) if parts else None
+    same = [one for one in table.all_builds() if parts and one.torch_tag == parts[1]]
     platform = str(index.get("subdir"))
-    if made is None or cuda is None:
+    if not same or cuda is None:
         yield f"the build string {build} does not begin with a PyTorch and CUDA of variants.yaml, such as torch280_cu128"
         return
     if platform not in table.platforms:
@@ -233,6 +243,14 @@ def _operator_package_faults(
         return
     if index.get("noarch") != "python":
         yield f"info/index.json says noarch {index.get('noarch')}, expected python: else one Python alone would find the package"
+    made = next((one for one in same if (one.cuda, one.platform) == (cuda, platform)), None)
+    if made is None:
+        yield f"variants.yaml has no build of PyTorch {same[0].torch} with CUDA {cuda} for {platform}"
+        return
+    if not build.endswith(f"_{made.number}"):
+        yield f"the build string {build} does not end in _{made.number}, the `build` of its row in variants.yaml"
+    if index.get("build_number") != variant.number(made, table):
+        yield f"info/index.json says build_number {index.get('build_number')}, expected {variant.number(made, table)}"
     listed = index.get("depends")
     depends = {str(dependency).split(" ")[0]: str(dependency) for dependency in listed} if isinstance(listed, list) else {}
     if depends.get("pytorch") != f"pytorch {made.conda_torch}":

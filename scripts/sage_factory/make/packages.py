@@ -86,7 +86,7 @@ class Packages:
         pin = f"{channel.PYTHON}.*" if system else _conda_forge_python()
         settings = variant.of(build, python_pin=pin, digests=digests, gcc=system.major if system else None)
         cubins = PACKAGES / "noarch" / f"{build.cubins_stem}{kernels}_0.conda"
-        package = PACKAGES / build.platform / f"{build.operators_stem}{operators}_0.conda"
+        package = PACKAGES / build.platform / f"{build.operators_stem}{operators}_{build.number}.conda"
         return (
             Planned("kernels", f"CUDA {build.cuda}", build.cubins, cubins, inputs.KERNELS, settings),
             Planned("operators", f"PyTorch {build.torch}", build.package, package, sources, settings),

@@ -14,11 +14,12 @@ from pathlib import Path
 
 from sage_factory import FactoryError
 from sage_factory.files import put
-from sage_factory.make import archives
+from sage_factory.make import archives, sbom
 from sage_factory.what import matrix
 
 # The oldest time a zip can state: entries then differ by content alone.
 EPOCH = (1980, 1, 1, 0, 0, 0)
+INDEX = "Index"  # what METADATA calls the address of pip's indexes
 LEVEL = 6  # 9 takes seven times as long for 2% less
 
 
@@ -37,10 +38,48 @@ def emit(operators: Path, cubins: Path, *, build: matrix.Build, out_dir: Path) -
     content |= licenses
     content[f"{info}/METADATA"] = _metadata(described.get(f"{info}/METADATA"), build, sorted(licenses))
     content[f"{info}/WHEEL"] = _wheel(build)
+    content[f"{info}/{sbom.name(build.package)}"] = sbom.of_wheel(content, build.package, build.wheel_version)
     content[f"{info}/RECORD"] = _record(content, f"{info}/RECORD")
     target = out_dir / build.wheel_name
     put(target, _zipped(content, last=f"{info}/"))
     return target
+
+
+def for_index(wheel: Path, *, build: matrix.Build, out_dir: Path, index_url: str = "") -> Path:
+    """The same wheel as pip's indexes have it: by its local version, and with the address of the indexes, which its import error names.
+
+    Of equal versions pip and uv keep the one that is installed, whatever its build tag is. A wheel that has a local version is there
+    byte for byte: a release cannot hold two files of one name.
+    """
+    target = out_dir / build.index_name
+    if build.local_version:
+        put(target, wheel.read_bytes())
+        return target
+    info, named = (f"{build.package}-{version}.dist-info" for version in (build.version, build.index_version))
+    content = {name.replace(f"{info}/", f"{named}/", 1): data for name, data in archives.read_wheel(wheel).files.items()}
+    for name in ("METADATA", "WHEEL"):
+        if f"{named}/{name}" not in content:
+            raise WheelError(f"{wheel.name} does not hold {info}/{name}: is it the wheel of that build?")
+    head, end, body = content[f"{named}/METADATA"].partition(b"\n\n")
+    lines = [line for line in head.decode().splitlines() if not line.startswith("Version: ")]
+    lines.insert(2, f"Version: {build.index_version}")
+    if index_url:
+        lines.append(f"Project-URL: {INDEX}, {index_url.rstrip('/')}/")
+    content[f"{named}/METADATA"] = "\n".join(lines).encode() + end + body
+    content[f"{named}/WHEEL"] = _wheel(build, tagged=False)
+    content[f"{named}/{sbom.name(build.package)}"] = sbom.of_wheel(content, build.package, build.index_version)
+    content.pop(f"{named}/RECORD", None)
+    content[f"{named}/RECORD"] = _record(content, f"{named}/RECORD")
+    put(target, _zipped(content, last=f"{named}/"))
+    return target
+
+
+def index_url(wheel: Path) -> str:
+    """The address of the indexes, where a wheel states it."""
+    content = archives.read_wheel(wheel).files
+    metadata = next((data for name, data in content.items() if name.endswith(".dist-info/METADATA")), b"")
+    urls = BytesParser(policy=email.policy.compat32).parsebytes(metadata).get_all("Project-URL", [])
+    return next((url.removeprefix(f"{INDEX}, ") for url in urls if url.startswith(f"{INDEX}, ")), "")
 
 
 def payload(operators: Path, cubins: Path) -> dict[str, bytes]:
@@ -91,13 +130,14 @@ KEPT = {"Summary", "Author", "Author-Email", "License-Expression", "Keywords", "
         "Description-Content-Type"}  # fmt: skip
 
 
-def _wheel(build: matrix.Build) -> bytes:
+def _wheel(build: matrix.Build, *, tagged: bool = True) -> bytes:
     message = EmailMessage(policy=email.policy.compat32.clone(linesep="\n"))
     message["Wheel-Version"] = "1.0"
     message["Generator"] = "sage_factory"
     message["Root-Is-Purelib"] = "false"
-    message["Tag"] = build.wheel_tag
-    if build.build_tag:
+    for tag in (build.wheel_tag,) if tagged else build.index_tags:
+        message["Tag"] = tag
+    if tagged and build.build_tag:
         message["Build"] = build.build_tag
     return message.as_bytes()
 

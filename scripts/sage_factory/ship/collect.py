@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 from sage_factory import FactoryError
 from sage_factory.inspect import verify
 from sage_factory.make import archives, wheels
+from sage_factory.ship import earlier
 from sage_factory.what import matrix
 
 
@@ -41,6 +42,7 @@ class Collection:
 
     groups: tuple[Group, ...]
     others: tuple[Path, ...]  # files of the folder that the profile does not name
+    earlier: frozenset[str] = frozenset()  # names of those that an earlier release has, byte for byte
 
     @property
     def builds(self) -> tuple[matrix.Build, ...]:
@@ -78,8 +80,8 @@ def collect(folder: Path, profile: str, platform: str | None = None) -> Collecti
         where = f" for {platform}" if platform else ""
         said = "\n".join(faults)
         raise CollectError(f"{folder} is not the whole of profile {profile}{where}, which has {count} builds:\n{said}")
-    found = Collection(tuple(groups), ())
-    found = Collection(found.groups, tuple(path for path in there if path not in found.files))
+    found = Collection(tuple(groups), (), earlier.listed(folder))
+    found = replace(found, others=tuple(path for path in there if path not in found.files))
     faults = [*_verified(found), *kernels_once(found)]
     if faults:
         raise CollectError("faults were found, so nothing of this may be published:\n" + "\n".join(faults))
@@ -88,14 +90,17 @@ def collect(folder: Path, profile: str, platform: str | None = None) -> Collecti
 
 def _group(folder: Path, builds: tuple[matrix.Build, ...]) -> Group:
     first = builds[0]
-    operators = sorted((folder / "conda" / first.platform).glob(f"{first.operators_stem}*.conda"))
-    missing = [] if operators else [f"conda/{first.platform}/{first.operators_stem}….conda"]
+    operators = sorted((folder / "conda" / first.platform).glob(f"{first.operators_stem}*_{first.number}.conda"))
+    missing = [] if operators else [f"conda/{first.platform}/{first.operators_stem}…_{first.number}.conda"]
     missing += [f"wheels/{b.wheel_name}" for b in builds if not (folder / "wheels" / b.wheel_name).is_file()]
     if missing:
         raise CollectError("\n".join(f"  {name} is missing" for name in missing))
     if len(operators) > 1:
         names = ", ".join(path.name for path in operators)
-        raise CollectError(f"  there are {len(operators)} builds of the same package: {names}. Remove all but one")
+        raise CollectError(
+            f"  there are {len(operators)} builds of the same package: {names}. Remove all but one; if one was released already, give "
+            "its row in variants.yaml a higher `build`"
+        )
     return Group(builds, kernels_of(operators[0]), operators[0], tuple(folder / "wheels" / b.wheel_name for b in builds))
 
 
@@ -110,11 +115,14 @@ def kernels_of(operators: Path) -> Path:
 
 
 def _verified(found: Collection) -> Iterator[str]:
-    for path in found.files:
+    # What was released is as it is, whatever rules have come since.
+    for path in (path for path in found.files if path.name not in found.earlier):
         yield from (f"  {path.name}: {fault}" for fault in verify.verify(path))
     with tempfile.TemporaryDirectory() as scratch:
         for group in found.groups:
             for build, path in zip(group.builds, group.wheels, strict=True):
+                if path.name in found.earlier:
+                    continue
                 yield from _repacked(group, build, path, Path(scratch))
 
 
@@ -132,9 +140,9 @@ def _repacked(group: Group, build: matrix.Build, path: Path, scratch: Path) -> I
 
 
 def kernels_once(found: Collection) -> Iterator[str]:
-    """One kernel set a package and CUDA version, whichever platform it is for."""
+    """One kernel set a package and CUDA version, whichever platform it is for, in all that is new."""
     sets: dict[tuple[str, str], set[str]] = {}
-    for group in found.groups:
+    for group in (group for group in found.groups if group.operators.name not in found.earlier):
         sets.setdefault((group.builds[0].package, group.builds[0].cuda), set()).add(group.kernels.name)
     for (_, cuda), names in sets.items():
         if len(names) > 1:

@@ -1,14 +1,18 @@
-"""pip's indexes: one static PEP 503 index for each CUDA × PyTorch, in a folder with its wheels or linking to releases."""
+"""pip's indexes, static (PEP 503), in a folder with its wheels or linking to releases: one for each major version of CUDA, whose
+wheels are for every PyTorch, and one for each CUDA × PyTorch.
+"""
 
 from __future__ import annotations
 
 import html
 import json
+import os
 import re
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -17,7 +21,16 @@ from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel
 
 from sage_factory import FactoryError, alone
 from sage_factory.files import put, sha256
-from sage_factory.make import archives
+from sage_factory.make import archives, wheels
+from sage_factory.ship import chooser
+from sage_factory.what import matrix
+
+WITHDRAWN = "Withdrawn:"  # what the notes of a release begin with that nobody shall install any more
+
+# Local versions, as matrix.Build writes them: index_version, and the wheel_version of a package whose wheels have one themselves. An
+# index does not tell PyTorch's patches and our repairs apart.
+CUDA, TORCH = r"cu(?P<major>\d+)(?P<minor>\d)", r"torch(?P<torch>\d+\.\d+)"
+LOCAL = (rf"{TORCH}(?:\.abi)?\.{CUDA}(?:\.\d+)?", rf"{CUDA}{TORCH}\.\d+(?:\.\d+)?")
 
 
 class SiteError(FactoryError):
@@ -29,53 +42,91 @@ class Link:
     """One file of an index."""
 
     project: str
-    folder: str
+    folder: str  # the index of its CUDA × PyTorch
+    major: str  # the index of its CUDA's major version
     name: str
-    url: str
+    url: str  # below the root of all indexes where it is no whole address
     sha256: str
     requires_python: str
     metadata_sha256: str | None = None
+    provenance: str | None = None  # where its attestations are, as PEP 740 has them
+    yanked: str | None = None  # why nobody shall take it who does not ask for it by its version (PEP 592)
 
 
 def describe(name: str, url: str, sha256: str, metadata_sha256: str | None = None) -> Link:
     """The link of a wheel, whose name says all that an index tells."""
     try:
-        project, version, tag, tags = parse_wheel_filename(name)
+        project, version, _, _ = parse_wheel_filename(name)
     except InvalidWheelFilename as error:
         raise SiteError(f"{name} is not a wheel's name: {error}") from error
-    # py3: by LibTorch's stable ABI, for every Python of the PyTorchs from that one on.
-    python = re.fullmatch(r"cp(\d)(\d+)|py3", next(iter(tags)).interpreter)
-    # The build tag 280.128, or the local version cu128torch2.8.0. The last digit of PyTorch is the patch, which an index does
-    # not tell apart; 2.9+ is 29.
-    said = re.fullmatch(r"(?P<torch>\d+)\.(?P<cuda>\d+)", "".join(map(str, tag)))
-    said = said or re.fullmatch(r"cu(?P<cuda>\d+)torch(?P<torch>\d+\.\d+\.\d)", version.local or "")
-    if said is None or python is None:
-        raise SiteError(f"{name} does not say for which PyTorch, CUDA and Python it is, as {{torch}}.{{cuda}}-cp3xx does")
-    torch = said["torch"].replace(".", "")
-    folder = f"cu{said['cuda']}-torch{torch[:-1] if python[1] else f'{torch}-or-later'}"
-    requires = f"=={python[1]}.{python[2]}.*" if python[1] else ">=3.10"
-    return Link(canonicalize_name(project), folder, name, url, sha256, requires, metadata_sha256)
+    said = next((found for form in LOCAL if (found := re.fullmatch(form, version.local or ""))), None)
+    if said is None:
+        raise SiteError(
+            f"{name} does not say for which PyTorch and CUDA it is, as the versions 2.2.0+torch2.8.cu128 and 1.0.0+cu128torch2.8.0 do"
+        )
+    major, minor, torch = said["major"], said["minor"], said["torch"]
+    # Of a PyTorch that the table has no more, as in an old release, METADATA alone says it.
+    python = matrix.load().first_python(torch)
+    folder = f"cu{major}{minor}-torch{torch.replace('.', '')}{'-or-later' if '.abi.' in said[0] else ''}"
+    pythons = f">={python}" if python else ""
+    return Link(canonicalize_name(project), folder, f"cu{major}", name, url, sha256, pythons, metadata_sha256)
 
 
 def pages(links: Iterable[Link]) -> dict[str, str]:
-    """Every page of every index, by path."""
+    """Every page of every index, by path: of each project HTML (PEP 503) and the same as JSON (PEP 691)."""
+    links = list(links)
     tree: dict[str, dict[str, list[Link]]] = {}
     for link in sorted(links, key=lambda link: (link.folder, link.name)):
-        tree.setdefault(link.folder, {}).setdefault(link.project, []).append(link)
-    answer = {"index.html": _page("Indexes, one for each CUDA and PyTorch", [_anchor(f"{folder}/", folder) for folder in tree])}
-    for folder, projects in tree.items():
+        for folder in (link.major, link.folder):
+            tree.setdefault(folder, {}).setdefault(link.project, []).append(link)
+    names = sorted(tree)
+    offers = [
+        chooser.Offer(link.name, quote(link.url, safe=":/"), link.folder, link.major, link.sha256)
+        for link in links
+        if link.yanked is None
+    ]
+    answer = {"index.html": chooser.page(offers, names)}
+    for folder in names:
+        projects = tree[folder]
         answer[f"{folder}/index.html"] = _page(folder, [_anchor(f"{project}/", project) for project in projects])
         for project, files in projects.items():
-            answer[f"{folder}/{project}/index.html"] = _page(f"{project} for {folder}", [_file(link) for link in files])
+            page = _page(f"{project} for {folder}", [_file(link) for link in files])
+            answer[f"{folder}/{project}/index.html"] = page
+            answer[f"{folder}/{project}/index.json"] = json.dumps(_described(project, files), indent=1) + "\n"
     return answer
 
 
+def _described(project: str, files: Sequence[Link]) -> dict[str, Any]:
+    """A project as JSON, for servers that answer what they are asked for and for programs. Clients leave out keys they do not know."""
+    found = []
+    for link in files:
+        one = {
+            "filename": link.name,
+            "url": _below(link.url),
+            "hashes": {"sha256": link.sha256},
+            "requires-python": link.requires_python,
+        }
+        one |= {"core-metadata": {"sha256": link.metadata_sha256}} if link.metadata_sha256 else {}
+        one |= {"provenance": _below(link.provenance)} if link.provenance else {}
+        found.append({**one, "yanked": False if link.yanked is None else link.yanked or True})
+    return {"meta": {"api-version": "1.0"}, "name": project, "files": found}
+
+
+def _below(url: str) -> str:
+    """An address below the root of all indexes, from the page of a project in one."""
+    return url if "://" in url else f"../../{quote(url)}"
+
+
 def _file(link: Link) -> str:
-    more = {"data-requires-python": link.requires_python}
+    more = {"data-requires-python": link.requires_python} if link.requires_python else {}
     if link.metadata_sha256:
         # PEP 714's name and the one that older pips know.
         more |= {f"data-{kind}-metadata": f"sha256={link.metadata_sha256}" for kind in ("core", "dist-info")}
-    return _anchor(f"{link.url}#sha256={link.sha256}", link.name, more)
+    if link.yanked is not None:
+        more["data-yanked"] = link.yanked
+    if link.provenance:
+        more["data-provenance"] = _below(link.provenance)
+    return _anchor(f"{_below(link.url)}#sha256={link.sha256}", link.name, more)
 
 
 def _anchor(href: str, text: str, more: Mapping[str, str] | None = None) -> str:
@@ -96,48 +147,76 @@ def there(site: Path) -> Iterator[Link]:
     for path in site.glob("*/*/*.whl"):
         metadata = path.with_name(f"{path.name}.metadata")
         found = sha256(metadata.read_bytes()) if metadata.is_file() else None
-        # A `+` in an address is a space to some servers.
-        yield describe(path.name, quote(path.name), sha256(path.read_bytes()), found)
+        place = path.relative_to(site).as_posix()
+        link = describe(path.name, place, sha256(path.read_bytes()), found)
+        signed = path.with_name(f"{path.name}.provenance").is_file()
+        yield replace(link, provenance=f"{place}.provenance") if signed else link
+
+
+def build_of(wheel: Path) -> matrix.Build:
+    """The build of variants.yaml that a wheel is, by either of its names."""
+    for build in matrix.load().all_builds():
+        if wheel.name in (build.wheel_name, build.index_name):
+            return build
+    raise SiteError(f"{wheel.name} is no build of variants.yaml, so that no index has a place for it: `matrix` lists them")
 
 
 def target(wheel: Path, site: Path) -> Path:
     """Where a wheel lies in a folder of indexes."""
-    link = describe(wheel.name, wheel.name, "")
-    return site / link.folder / link.project / wheel.name
+    name = build_of(wheel).index_name
+    link = describe(name, name, "")
+    return site / link.folder / link.project / name
 
 
-def missing(wheels: Iterable[Path], site: Path) -> list[Path]:
+def _as_offered(given: Iterable[Path], scratch: Path) -> dict[Path, Path]:
+    """The wheels by what the indexes have of them."""
+    return {wheel: wheels.for_index(wheel, build=build_of(wheel), out_dir=scratch) for wheel in given}
+
+
+def missing(given: Iterable[Path], site: Path) -> list[Path]:
     """The wheels that a folder of indexes lacks; SiteError if it has one with other content."""
-    planned = {wheel: target(wheel, site) for wheel in wheels}
-    if other := [str(path) for wheel, path in planned.items() if path.is_file() and path.read_bytes() != wheel.read_bytes()]:
-        raise SiteError("published files are never replaced, and these have other content: " + ", ".join(other))
-    return [wheel for wheel, path in planned.items() if not path.is_file()]
+    with tempfile.TemporaryDirectory() as scratch:
+        planned = {wheel: (offered, target(wheel, site)) for wheel, offered in _as_offered(given, Path(scratch)).items()}
+        differ = [str(path) for made, path in planned.values() if path.is_file() and path.read_bytes() != made.read_bytes()]
+    if differ:
+        raise SiteError("published files are never replaced, and these have other content: " + ", ".join(differ))
+    return [wheel for wheel, (_, path) in planned.items() if not path.is_file()]
 
 
-def add(wheels: Sequence[Path], site: Path) -> list[Path]:
-    """Copy what is not there yet, then write the pages anew; what was new."""
-    with alone.alone(site / ".lock", f"another process that adds to {site}", lambda text: print(text, file=sys.stderr)):
-        new = missing(wheels, site)
-        for wheel in wheels:
-            content = archives.read_wheel(wheel).files
+def add(given: Sequence[Path], site: Path) -> list[Path]:
+    """Add what is not there yet, by its local version, then write the pages anew; what was new."""
+    with (
+        alone.alone(site / ".lock", f"another process that adds to {site}", lambda text: print(text, file=sys.stderr)),
+        tempfile.TemporaryDirectory() as scratch,
+    ):
+        new = missing(given, site)
+        for wheel, offered in _as_offered(given, Path(scratch)).items():
+            content = archives.read_wheel(offered).files
             metadata = next(data for name, data in content.items() if name.endswith(".dist-info/METADATA"))
             path = target(wheel, site)
             # pip may ask for the metadata of any wheel that it sees.
             put(path.with_name(f"{path.name}.metadata"), metadata)
-            put(path, wheel.read_bytes())
+            put(path, offered.read_bytes())
         for name, text in pages(there(site)).items():
             put(site / name, text.encode())
     return new
 
 
+def address() -> str:
+    """Where the indexes of this project are: as $INDEX_URL says, else GitHub Pages of the repository that a workflow runs in."""
+    owner, _, name = os.environ.get("GITHUB_REPOSITORY", "").partition("/")
+    return os.environ.get("INDEX_URL") or (f"https://{owner.lower()}.github.io/{name}" if name else "")
+
+
 # ── GitHub's releases ─────────────────────────────────────────────────────────────────────────────────────
 
 
-def releases(repository: str = "{owner}/{repo}") -> list[Mapping[str, Any]]:
+def releases(repository: str = "") -> list[Mapping[str, Any]]:
     """The releases of a GitHub repository, by default the checkout's, as GitHub describes them."""
+    repository = repository or "{owner}/{repo}"
     command = ["gh", "api", "--paginate", "--slurp", f"repos/{repository}/releases?per_page=100"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        done = subprocess.run(command, capture_output=True, text=True, encoding="utf-8", errors="replace", check=True)
     except FileNotFoundError as error:
         raise SiteError("`gh`, GitHub's command line, is not installed: `pixi run` brings it") from error
     except subprocess.CalledProcessError as error:
@@ -145,17 +224,29 @@ def releases(repository: str = "{owner}/{repo}") -> list[Mapping[str, Any]]:
     return [release for page in json.loads(done.stdout) for release in page]
 
 
+def withdrawn(release: Mapping[str, Any]) -> str | None:
+    """Why a release was withdrawn, which the first line of its notes says; None if it was not."""
+    first = str(release.get("body") or "").partition("\n")[0].strip()
+    return first.removeprefix(WITHDRAWN).strip() if first.startswith(WITHDRAWN) else None
+
+
 def links(releases: Iterable[Mapping[str, Any]]) -> list[Link]:
-    """The wheels of releases, as GitHub describes them."""
+    """The wheels of releases, as GitHub describes them. Yanked are those that withdrawn ones alone hold."""
     found: dict[str, Link] = {}
-    for release in releases:
+    for release in sorted(releases, key=lambda release: withdrawn(release) is not None):
+        why = withdrawn(release)
+        beside = {asset["name"]: asset for asset in release["assets"]}
         for asset in release["assets"]:
             name, digest = asset["name"], asset.get("digest") or ""
-            if release["draft"] or not name.endswith(".whl"):
-                continue
+            if release["draft"] or not name.endswith(".whl") or "+" not in name:
+                continue  # wheels by the names that builds give them are for who takes a file
             if not digest.startswith("sha256:"):
                 raise SiteError(f"GitHub gives no SHA-256 of {name} in release {release['tag_name']}")
-            link = describe(name, asset["browser_download_url"], digest.removeprefix("sha256:"))
+            # What lies beside a file is found by its address and an ending.
+            metadata, signed = (beside.get(f"{name}.{kind}", {}) for kind in ("metadata", "provenance"))
+            said = str(metadata.get("digest") or "").removeprefix("sha256:") or None
+            link = describe(name, asset["browser_download_url"], digest.removeprefix("sha256:"), said)
+            link = replace(link, yanked=why, provenance=signed.get("browser_download_url"))
             if found.setdefault(name, link).sha256 != link.sha256:
                 raise SiteError(f"{name} is in two releases with other content in each; one is {release['tag_name']}")
     return list(found.values())

@@ -49,7 +49,9 @@ def propose(base: str) -> str:
 
 def _gh(*command: str) -> str:
     try:
-        done = subprocess.run(["gh", *command], cwd=ROOT, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            ["gh", *command], cwd=ROOT, capture_output=True, text=True, encoding="utf-8", errors="replace", check=False
+        )
     except FileNotFoundError as error:
         raise ProposeError("`gh`, GitHub's command line, is not installed: `pixi run propose` brings it") from error
     if done.returncode:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import re
 import subprocess
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from packaging.version import Version
-
 from sage_factory import FactoryError
 from sage_factory.files import put, sha256
-from sage_factory.make import archives
+from sage_factory.inspect import verify
+from sage_factory.make import archives, sbom, wheels
 from sage_factory.ship import collect, indexes
-from sage_factory.ship.summary import table
-from sage_factory.what import matrix
+from sage_factory.ship import tag as tags
+from sage_factory.what import matrix, offers
 
 
 class ReleaseError(FactoryError):
@@ -30,74 +30,75 @@ class Release:
     files: collect.Collection
     index_url: str
     channel_url: str
+    repository: str  # OWNER/NAME on GitHub; empty where it is elsewhere
 
     @property
     def package(self) -> matrix.Package:
         return matrix.load().packages[self.files.builds[0].package]
 
-    def sums(self) -> str:
-        """SHA256SUMS, as `sha256sum --check` takes it."""
-        named = {path.name: path for path in self.files.files}
-        return "".join(f"{sha256(named[name].read_bytes())}  {name}\n" for name in sorted(named))
-
     def notes(self) -> str:
         """Markdown: what there is for whom, how it is installed and checked."""
-        titles = ["PyTorch", "CUDA", "Python", "platforms", "GPU code"]
-        lines = [*table(titles, [self._row(groups) for groups in self._rows()]), ""]
-        lines += ["With pip, beside the PyTorch that is installed:", "", "```sh"]
-        for groups in self._rows():
-            build, folder = groups[0].builds[0], indexes.describe(groups[0].wheels[0].name, "", "").folder
-            where = f"{self.index_url.rstrip('/')}/{folder}/"
-            what = f"{self.package.name}=={self.package.version}"
-            lines.append(f"pip install {what} --index-url {where}  # PyTorch {build.torch_series}, CUDA {build.cuda}")
-        lines += ["```", ""]
+        groups = offers.rows(self.files.builds)
+        rows = [[*offers.row(builds), self._code(builds[0])] for builds in groups]
+        lines = [*offers.table([*offers.TITLES, "GPU code"], rows), ""]
+        lines += [
+            "With pip or uv, beside the PyTorch that is installed, and once more when that was replaced by another:",
+            "",
+            "```sh",
+        ]
+        lines += [*offers.commands(self.files.builds, self.index_url.rstrip("/")), "```", ""]
+        for builds in groups:
+            lines += self._abi(builds)
         if self.channel_url:
             command = f"conda install -c {self.channel_url} -c conda-forge {self.package.name}={self.package.version}"
             lines += ["With conda, which finds the build for the PyTorch that is there:", "", "```sh", command, "```", ""]
-        commit = self.files.groups[0].made["commit"]
-        lines += [
-            f"Built of the sources of commit {commit}. `sha256sum --check SHA256SUMS` says whether files are whole, "
-            "`gh attestation verify FILE --repo OWNER/REPO` where they were built, `pixi run reproduce FILE` builds one again.",
-            "",
-        ]
-        return "\n".join(lines)
+        checks = "`sha256sum --check --ignore-missing SHA256SUMS` says whether files are whole, "
+        if self.repository:
+            checks += f"`gh attestation verify FILE --repo {self.repository}` where they were built, "
+        checks += "`pixi run reproduce FILE` builds one again."
+        lines.append(f"Built of the sources of {self._sources()}. {checks}")
+        return "\n".join([*lines, ""])
 
-    def _rows(self) -> list[list[collect.Group]]:
-        """The platforms of each PyTorch × CUDA, in order of version."""
-        rows: dict[tuple[Version, Version], list[collect.Group]] = {}
-        for group in self.files.groups:
-            rows.setdefault((matrix.release_order(group.builds[0].torch), Version(group.builds[0].cuda)), []).append(group)
-        return [rows[key] for key in sorted(rows)]
+    def _sources(self) -> str:
+        """Of which commits: of one, or of those of earlier releases too."""
+        commits: dict[str, list[str]] = {}
+        for build in self.files.builds:
+            commits.setdefault(self._group(build).made["commit"], []).append(build.index_version)
+        if len(commits) == 1:
+            return f"commit {next(iter(commits))}"
+        return "; ".join(f"commit {commit}: {', '.join(sorted(set(versions)))}" for commit, versions in commits.items())
 
-    def _row(self, groups: Sequence[collect.Group]) -> list[str]:
-        build = groups[0].builds[0]
-        pythons = sorted({build.python for group in groups for build in group.builds}, key=Version)
-        platforms = [group.builds[0].platform for group in groups]
-        folders = collect.inside(groups[0].kernels, archives.cubins(groups[0].builds[0].package) + "manifest.json")[
-            "architectures"
-        ]
-        code = sorted(folders, key=lambda name: (name.startswith("compute_"), int(re.sub(r"\D", "", name))))
-        return [
-            build.torch_series + (" and later" if build.stable_abi else ""),
-            build.cuda,
-            ", ".join(pythons),
-            ", ".join(platforms),
-            ", ".join(code),
-        ]
+    def _group(self, build: matrix.Build) -> collect.Group:
+        return next(group for group in self.files.groups if build in group.builds)
+
+    def _code(self, build: matrix.Build) -> str:
+        """What GPUs there is machine code for."""
+        folders = collect.inside(self._group(build).kernels, archives.cubins(build.package) + "manifest.json")["architectures"]
+        return ", ".join(sorted(folders, key=lambda name: (name.startswith("compute_"), int(re.sub(r"\D", "", name)))))
+
+    def _abi(self, builds: Sequence[matrix.Build]) -> list[str]:
+        """Where to take a PyTorch from whose wheels on PyPI have another C++ ABI than those of its own index."""
+        old = matrix.load().pytorch[builds[0].torch].old_abi_on_pypi
+        linux = next((build for build in builds if not matrix.load().platforms[build.platform].windows), None)
+        if not old or linux is None:
+            return []
+        series, tag = linux.torch_series, f"cu{linux.cuda.replace('.', '')}"
+        if self._group(linux).made.get("cxx11_abi", True):
+            own = f"`uv pip install 'torch=={series}.*' --torch-backend {tag}`"
+            said = f"of conda-forge or of its own index for CUDA {linux.cuda} ({own}), not beside PyPI's, which has an older C++ ABI"
+        else:
+            said = "of PyPI alone, since all others have a newer C++ ABI"
+        return [f"On Linux the wheels for PyTorch {series} load beside that {said}.", ""]
 
 
-def prepare(tag: str, files: collect.Collection, index_url: str, channel_url: str = "") -> Release:
+def prepare(tag: str, files: collect.Collection, index_url: str, channel_url: str = "", repository: str = "") -> Release:
     """The release of these files, or ReleaseError if they are not to be released under this tag."""
-    release = Release(tag, files, index_url, channel_url)
+    release = Release(tag, files, index_url, channel_url, repository)
     if others := sorted({build.package for build in files.builds} - {release.package.name}):
         raise ReleaseError(f"a release is of one package: this is of {release.package.name} and of {', '.join(others)}")
-    version = release.package.tags + release.package.version
-    if not re.fullmatch(rf"{re.escape(version)}(-build\.[1-9]\d*)?", tag):
-        raise ReleaseError(
-            f"tag {tag} is not one of {release.package.name} {release.package.version}, which variants.yaml states: "
-            f"expected {version} or {version}-build.N. `pixi run tag` makes the next"
-        )
-    commits = {str(group.made.get("commit", "")): group.operators.name for group in files.groups}
+    tags.number(tag, release.package)
+    new = [group for group in files.groups if group.operators.name not in files.earlier]
+    commits = {str(group.made.get("commit", "")): group.operators.name for group in new}
     for commit, name in commits.items():
         if not re.fullmatch(r"[0-9a-f]{40}", commit):
             said = "sources that were not committed" if commit.endswith("+") else "no commit"
@@ -113,10 +114,43 @@ def prepare(tag: str, files: collect.Collection, index_url: str, channel_url: st
 
 
 def write(release: Release, folder: Path) -> list[Path]:
-    """Notes and sums; the files of the release with them."""
+    """Notes, the wheels as pip's indexes have them, and sums; all files of the release."""
     put(folder / "NOTES.md", release.notes().encode())
-    put(folder / "SHA256SUMS", release.sums().encode())
-    return [*release.files.files, folder / "SHA256SUMS"]
+    out, offered, earlier = folder / "index", [], release.files.earlier
+    for group in release.files.groups:
+        for build, path in zip(group.builds, group.wheels, strict=True):
+            if build.index_name == path.name:
+                offered.append(path)
+            elif build.index_name in earlier:
+                offered.append(out / build.index_name)
+            else:
+                offered.append(wheels.for_index(path, build=build, out_dir=out, index_url=release.index_url))
+    new = [path for path in offered if path.name not in earlier]
+    if faults := [f"  {path.name}: {fault}" for path in new for fault in verify.verify_wheel(path)]:
+        raise ReleaseError("the wheels for pip's indexes have faults:\n" + "\n".join(faults))
+    files = list(dict.fromkeys([*release.files.files, *offered, *(metadata_of(path, out) for path in new)]))
+    package = release.package
+    bill = folder / f"{package.name}-{release.tag.removeprefix(package.tags)}.cdx.json"
+    put(bill, sbom.of_release(package.name, package.version, release.tag, files))
+    files.append(bill)
+    put(folder / "SHA256SUMS", sums(files).encode())
+    # What this run can say of: provenance of the others is that of their own release.
+    put(folder / "BUILT", sums([path for path in files if path.name not in earlier]).encode())
+    return [*files, folder / "SHA256SUMS"]
+
+
+def metadata_of(wheel: Path, folder: Path) -> Path:
+    """The file, written to `folder`, that an index has pip read in a wheel's place (PEP 658)."""
+    content = archives.read_wheel(wheel).files
+    path = folder / f"{wheel.name}.metadata"
+    put(path, next(data for name, data in content.items() if name.endswith(".dist-info/METADATA")))
+    return path
+
+
+def sums(files: Sequence[Path]) -> str:
+    """SHA256SUMS, as `sha256sum --check` takes it."""
+    named = {path.name: path for path in files}
+    return "".join(f"{sha256(named[name].read_bytes())}  {name}\n" for name in sorted(named))
 
 
 # ── GitHub ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -128,10 +162,10 @@ def publish(tag: str, files: Sequence[Path], notes: Path) -> int:
     expected = {path.name: f"sha256:{sha256(path.read_bytes())}" for path in files}
     for earlier in (release for release in releases if release["tag_name"] != tag and not release["draft"]):
         for name in (asset["name"] for asset in earlier["assets"] if asset["digest"] != expected.get(asset["name"])):
-            if name in expected and name.endswith(".whl"):
+            if name in expected and name.endswith((".whl", ".conda")):
                 raise ReleaseError(
-                    f"{name} was released as {earlier['tag_name']} with other content, and pip's index can have one of that "
-                    "name: raise the version in variants.yaml"
+                    f"{name} was released as {earlier['tag_name']} with other content, and an index can have one of that "
+                    "name: give its row in variants.yaml a higher `build`, or raise the version"
                 )
     there = next((release for release in releases if release["tag_name"] == tag), None)
     if there is None:
@@ -149,14 +183,46 @@ def publish(tag: str, files: Sequence[Path], notes: Path) -> int:
     if new and not there["draft"]:
         raise ReleaseError(f"release {tag} is public already and lacks {new[0].name}: release a new build, `pixi run tag`")
     for path in new:
-        _gh("release", "upload", tag, str(path))
+        _upload(tag, path, expected[path.name])
         print(f"uploaded {path.name}", flush=True)
     if there["draft"]:
         _gh("release", "edit", tag, "--draft=false")
     return len(new)
 
 
+def _upload(tag: str, path: Path, digest: str) -> None:
+    """Upload a file; success too if GitHub has this very file although it said otherwise, as after an answer that was lost."""
+    try:
+        _gh("release", "upload", tag, str(path))
+    except ReleaseError:
+        assets = [asset for one in indexes.releases() if one["tag_name"] == tag for asset in one["assets"]]
+        if not any((a["name"], a["state"], a["digest"]) == (path.name, "uploaded", digest) for a in assets):
+            raise
+
+
+def withdraw(tag: str, reason: str) -> bool:
+    """Have the notes of a release say, in their first line, that it is withdrawn and why: indexes yank what it alone holds.
+
+    Returns whether they said something else before. With no reason they say nothing of it.
+    """
+    release = next((one for one in indexes.releases() if one["tag_name"] == tag), None)
+    if release is None:
+        raise ReleaseError(f"there is no release {tag}")
+    if "\n" in reason:
+        raise ReleaseError("the reason is one line")
+    if indexes.withdrawn(release) == (reason or None):
+        return False
+    notes = str(release.get("body") or "")
+    if indexes.withdrawn(release) is not None:
+        notes = notes.partition("\n")[2].lstrip("\r\n")
+    with tempfile.TemporaryDirectory() as scratch:
+        file = Path(scratch, "NOTES.md")
+        file.write_text(f"{indexes.WITHDRAWN} {reason}\n\n{notes}" if reason else notes, encoding="utf-8")
+        _gh("release", "edit", tag, "--notes-file", str(file))
+    return True
+
+
 def _gh(*command: str) -> None:
-    done = subprocess.run(["gh", *command], capture_output=True, text=True, check=False)
+    done = subprocess.run(["gh", *command], capture_output=True, text=True, encoding="utf-8", errors="replace", check=False)
     if done.returncode:
         raise ReleaseError(f"`gh {' '.join(command[:2])}` failed: {done.stderr.strip()}. Run it again to go on")

@@ -18,7 +18,8 @@ from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 from sage_factory import ROOT, FactoryError
 from sage_factory.git import GitError, git
 from sage_factory.inspect import compare
-from sage_factory.make import archives
+from sage_factory.make import archives, wheels
+from sage_factory.ship import indexes, tag
 from sage_factory.what import inputs, matrix
 from sage_factory.with_what import venvs
 
@@ -111,6 +112,19 @@ def resolved(name: str) -> str:
         raise ReproduceError(f"there is no commit {name} here: `git fetch --unshallow --tags` may bring it") from error
 
 
+def trusted(commit: str) -> None:
+    """ReproduceError unless a release or main holds the commit: what a file names is executed, and anybody can make a file.
+
+    The checkout at hand is trusted: it is running.
+    """
+    releases = [f"refs/tags/{package.tags}*" for package in matrix.load().packages.values()]
+    if commit != resolved("HEAD") and not tag.holding(commit, [*releases, "refs/heads/main", "refs/remotes/origin/main"]):
+        raise ReproduceError(
+            f"no release and not main holds commit {commit[:12]}, so it is not executed here: `git fetch --tags` if it was merged "
+            "since, or look at it and check it out yourself"
+        )
+
+
 @contextmanager
 def checkout(commit: str) -> Iterator[Path]:
     """A checkout of that commit, removed at the end. It shares those environments whose locks are the same."""
@@ -145,14 +159,22 @@ def build(place: Path, arguments: Sequence[str]) -> Path:
     return place / "dist"
 
 
+def _as_offered(path: Path, built: Path) -> Path:
+    """What was built, as pip's indexes have it: by the local version and with the address that the published one states."""
+    return wheels.for_index(built, build=indexes.build_of(path), out_dir=built.parent, index_url=wheels.index_url(path))
+
+
 def reproduce(path: Path, commit: str | None) -> list[str]:
     """Build again and compare: how the two differ."""
     made = origin(path)
     chosen = resolved(commit) if commit else checkout_of(made)
+    trusted(chosen)
     print(f"{path.name}: sources of {made.commit[:12]}, built again at {chosen[:12]}", file=sys.stderr, flush=True)
     with checkout(chosen) as place:
         out = build(place, made.arguments)
         again = [p for p in out.rglob(f"*{path.suffix}") if p.name == path.name]
+        if "+" in path.name:
+            again = [_as_offered(path, p) for p in out.rglob("*.whl") if p.name == indexes.build_of(path).wheel_name]
         if again:
             return compare.differences(path, again[0])
         kind = path.name.partition("_h")[0]

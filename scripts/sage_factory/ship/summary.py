@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from sage_factory.files import put, sha256
+from sage_factory.inspect import cost
 from sage_factory.what import matrix
-
-
-def table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """A Markdown table."""
-    return [f"| {' | '.join(row)} |" for row in (titles, ["---"] * len(titles), *rows)]
+from sage_factory.what.offers import table
 
 
 def report(dist: Path, name: str, steps: Mapping[str, tuple[float, float]]) -> None:
@@ -40,6 +37,8 @@ def summary(dist: Path) -> list[str]:
         [path.name, *described(path), f"{path.stat().st_size / 1e6:.2f}", f"`{sha256(path.read_bytes())}`"] for path in files
     ]
     lines = [f"### {len(rows)} files", "", *table(titles, rows)]
+    for path in sorted(dist.glob("conda/noarch/*-cubins-*.conda")):
+        lines += ["", f"### {path.name}: kB of machine code (instances)", "", *costs(cost.of_package(path))]
     reports = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(dist.glob("reports/*.json"))}
     steps = list(dict.fromkeys(step for report in reports.values() for step in report["steps"]))
     if reports:
@@ -52,3 +51,24 @@ def summary(dist: Path) -> list[str]:
         ]
         lines += ["", "### Seconds that passed (and of processors)", "", *table(["build", *steps], times)]
     return lines
+
+
+def costs(found: Mapping[str, Mapping[str, cost.Cost]]) -> list[str]:
+    """What the kernels of a set cost, as a table."""
+    folders = sorted({folder for by_folder in found.values() for folder in by_folder}, key=lambda name: (len(name), name))
+    rows = [
+        [
+            kernel,
+            *(f"{one.code / 1e3:.0f} ({one.instances})" if (one := by_folder.get(f)) else "" for f in folders),
+            all_of(by_folder),
+        ]
+        for kernel, by_folder in sorted(found.items())
+    ]
+    sums = [all_of({k: v[folder] for k, v in found.items() if folder in v}) for folder in folders]
+    whole = cost.total(found)
+    return table(["kernel", *folders, "all"], [*rows, ["all", *sums, f"{whole.code / 1e3:.0f} ({whole.instances})"]])
+
+
+def all_of(found: Mapping[str, cost.Cost]) -> str:
+    """Kernels for an architecture, or architectures of a kernel, together."""
+    return f"{sum(one.code for one in found.values()) / 1e3:.0f} ({sum(one.instances for one in found.values())})"

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Sequence
 from itertools import chain, count
+
+from packaging.version import Version
 
 from sage_factory import FactoryError
 from sage_factory.git import git
@@ -21,6 +24,47 @@ def next_tag(version: str, taken: Iterable[str]) -> str:
     return next(name for name in every if name not in names)
 
 
+def package_of(name: str) -> matrix.Package:
+    """The package that a tag is of, as it begins; TagError if it is of none."""
+    packages = matrix.load().packages.values()
+    found = next((package for package in packages if re.match(rf"{re.escape(package.tags)}\d", name)), None)
+    if found is None:
+        expected = " or ".join(f"{package.tags}{package.version}" for package in packages)
+        raise TagError(f"tag {name} is of no package of variants.yaml: expected one such as {expected}")
+    return found
+
+
+def number(name: str, package: matrix.Package) -> int:
+    """Which build of the package's version a tag is, 0 for the first; TagError if it is a tag of something else."""
+    version = package.tags + package.version
+    mine = re.fullmatch(rf"{re.escape(version)}(?:-build\.([1-9]\d*))?", name)
+    if mine is None:
+        raise TagError(
+            f"tag {name} is not one of {package.name} {package.version}, which variants.yaml states: "
+            f"expected {version} or {version}-build.N. `pixi run tag` makes the next"
+        )
+    return int(mine[1] or 0)
+
+
+def check(name: str, commit: str = "") -> None:
+    """TagError unless this tag, or this commit by that name, may be released: of its package's version in variants.yaml, newer than all
+    others of the package, and on main.
+    """
+    package = package_of(name)
+    mine = Version(package.version), number(name, package)
+    form = re.compile(rf"{re.escape(package.tags)}(\d+(?:\.\d+)*)(?:-build\.(\d+))?")
+    others = {(Version(m[1]), int(m[2] or 0)): m[0] for tag in git("tag").split() if tag != name and (m := form.fullmatch(tag))}
+    if newer := max((other for other in others if other > mine), default=None):
+        raise TagError(f"tag {name} is older than {others[newer]}: indexes and channels would go back. Raise the version")
+    if not holding(commit or f"refs/tags/{name}", ["refs/heads/main", "refs/remotes/origin/main"]):
+        raise TagError(f"tag {name} is not on main: merge what it names there first, and tag that")
+
+
+def holding(commit: str, refs: Sequence[str]) -> list[str]:
+    """Which of these branches and tags (patterns of git's) hold a commit."""
+    return git("for-each-ref", "--format=%(refname)", "--contains", commit, *refs).split()
+
+
 def tag(package: str, *, dry_run: bool) -> str:
     """Tag the commit at hand as a release of a package."""
     released = matrix.known("package", package, matrix.load().packages)
@@ -29,6 +73,7 @@ def tag(package: str, *, dry_run: bool) -> str:
         raise TagError(f"these changes are not committed, so the tag would not hold them:\n{changed}")
     if there := [one for one in git("tag", "--points-at", "HEAD").split() if one.startswith(released.tags)]:
         raise TagError(f"this commit is released already, as {there[0]}")
+    check(name, "HEAD")
     if not dry_run:
         git("tag", "-a", name, "-m", name)
     return name

@@ -59,6 +59,13 @@ class Platform:
     on_request: bool = False
 
     @property
+    def tags(self) -> tuple[str, ...]:
+        """What pip's indexes call it: on Linux also by the glibc that is promised and verified (PEP 600)."""
+        if self.glibc is None:
+            return (self.wheel,)
+        return (self.wheel.replace("linux", f"manylinux_{self.glibc.replace('.', '_')}", 1), self.wheel)
+
+    @property
     def windows(self) -> bool:
         return self.name.startswith("win-")
 
@@ -104,6 +111,8 @@ class Build:
     ptx: tuple[str, ...]
     wheel_platform: str
     local_version: bool = False
+    number: int = 0  # how often what was released of it was repaired since
+    index_platforms: tuple[str, ...] = ()
 
     @property
     def stable_abi(self) -> bool:
@@ -132,25 +141,37 @@ class Build:
 
     @property
     def requires_python(self) -> str:
-        """What a wheel requires."""
-        return f">={self.python}" if self.stable_abi else f"=={self.python}.*"
+        """What a wheel requires: the same in all wheels of a PyTorch, since Poetry reads one of them for all. The tags say the rest."""
+        return f">={load().pytorch[self.torch].python[0]}"
 
     @property
     def wheel_version(self) -> str:
-        """2.2.0, or with PyTorch and CUDA in it 1.0.0+cu128torch2.9.0."""
-        return f"{self.version}+cu{self.cuda.replace('.', '')}torch{self.torch}" if self.local_version else self.version
+        """2.2.0, or with PyTorch and CUDA in it 1.0.0+cu128torch2.9.0; 1.0.0+cu128torch2.9.0.1 where that was repaired."""
+        local = f"+cu{self.cuda.replace('.', '')}torch{self.torch}{self._repaired}"
+        return self.version + local if self.local_version else self.version
 
     @property
     def build_tag(self) -> str:
-        """PyTorch 2.8.0 with CUDA 12.8 → 280.128, the wheel's build tag; 2.9+ → 29.128; empty where its version says that."""
-        tag = f"{self.torch.rstrip('+').replace('.', '')}.{self.cuda.replace('.', '')}"
+        """PyTorch 2.8.0 with CUDA 12.8 → 280.128, the wheel's build tag; 2.9+ → 29.128; 280.128.1 where that was repaired; empty
+        where the version says all that.
+        """
+        tag = f"{self.torch.rstrip('+').replace('.', '')}.{self.cuda.replace('.', '')}{self._repaired}"
         return "" if self.local_version else tag
 
     @property
     def wheel_tag(self) -> str:
         """cp312-cp312-linux_x86_64; of operators for every PyTorch, which know no Python either, py3-none-linux_x86_64."""
+        return f"{self._python_tag}-{self.wheel_platform}"
+
+    @property
+    def index_tags(self) -> tuple[str, ...]:
+        """The same in pip's indexes: there on Linux also by the glibc that is promised."""
+        return tuple(f"{self._python_tag}-{platform}" for platform in self.index_platforms)
+
+    @property
+    def _python_tag(self) -> str:
         python = "cp" + self.python.replace(".", "")
-        return f"{'py3-none' if self.stable_abi else f'{python}-{python}'}-{self.wheel_platform}"
+        return "py3-none" if self.stable_abi else f"{python}-{python}"
 
     @property
     def wheel_name(self) -> str:
@@ -165,6 +186,39 @@ class Build:
     def cubins(self) -> str:
         """The kernels' conda package."""
         return f"{self.package}-cubins"
+
+    @property
+    def index_version(self) -> str:
+        """The version by which pip's indexes have this build, a local one (PEP 440): 2.2.0+torch2.8.cu128, which is below
+        2.2.0+torch2.10.cu128; 2.9+ is 2.2.0+torch2.9.abi.cu128, below the builds for 2.9 alone. Build tags would not do: of equal
+        versions pip keeps the one that is installed. A wheel whose own version is a local one is there as it is.
+        """
+        if self.local_version:
+            return self.wheel_version
+        abi = ".abi" if self.stable_abi else ""
+        return f"{self.version}+torch{self.torch_series}{abi}.cu{self.cuda.replace('.', '')}{self._repaired}"
+
+    @property
+    def _repaired(self) -> str:
+        return f".{self.number}" if self.number else ""
+
+    @property
+    def index_folder(self) -> str:
+        """The index of its CUDA × PyTorch: cu128-torch28, cu128-torch29-or-later."""
+        later = "-or-later" if self.stable_abi else ""
+        return f"cu{self.cuda.replace('.', '')}-torch{self.torch_series.replace('.', '')}{later}"
+
+    @property
+    def index_major(self) -> str:
+        """The index of its CUDA's major version, whose drivers run it: cu12."""
+        return f"cu{self.cuda.split('.')[0]}"
+
+    @property
+    def index_name(self) -> str:
+        """The wheel's file name there."""
+        if self.local_version:
+            return self.wheel_name
+        return f"{self.package}-{self.index_version}-{self._python_tag}-{'.'.join(self.index_platforms)}.whl"
 
     @property
     def cubins_stem(self) -> str:
@@ -197,6 +251,10 @@ class Matrix:
         there = {build.torch for build in self.all_builds() if build.cuda == cuda and build.package == package}
         return usual if usual in there or not there else max(there, key=release_order)
 
+    def first_python(self, series: str) -> str:
+        """The oldest Python of a PyTorch series; empty where the table has none of it."""
+        return next((p.python[0] for p in self.pytorch.values() if p.version.startswith(f"{series}.")), "")
+
     def all_builds(self) -> tuple[Build, ...]:
         found = []
         for row in self.rows:
@@ -207,7 +265,8 @@ class Matrix:
                 for python in row.get("python", pytorch.python):
                     found.append(
                         Build(package.name, package.version, name, cuda.version, pytorch.version, python,
-                              architectures, ptx, self.platforms[name].wheel, package.local_version)
+                              architectures, ptx, self.platforms[name].wheel, package.local_version, row.get("build", 0),
+                              self.platforms[name].tags)
                     )  # fmt: skip
         return tuple(found)
 
@@ -323,7 +382,7 @@ def _check(matrix: Matrix) -> None:
             first = known("architecture", name, matrix.architectures).cuda
             if Version(cuda.version) < Version(first):
                 raise MatrixError(f"CUDA {cuda.version} cannot compile architecture {name}: that takes CUDA {first} or newer")
-    keys = {"package", "cuda", "pytorch", "python", "platforms"}
+    keys = {"package", "cuda", "pytorch", "python", "platforms", "build"}
     for row in matrix.rows:
         if unknown := set(row) - keys:
             raise MatrixError(f"row {dict(row)} has unknown keys {sorted(unknown)}: known are {sorted(keys)}")
@@ -337,6 +396,8 @@ def _check(matrix: Matrix) -> None:
                 raise MatrixError(f"PyTorch {row['pytorch']} has no release for Python {python}: it has {', '.join(pythons)}")
         for name in row.get("platforms", ()):
             known("platform", name, matrix.platforms)
+        if type(number := row.get("build", 0)) is not int or not 0 <= number < 100:
+            raise MatrixError(f"row {dict(row)} has build {number!r}: expected a number from 0, as first released, to 99")
     names = [build.wheel_name for build in matrix.all_builds()]
     if twice := {name for name in names if names.count(name) > 1}:
         raise MatrixError(f"two rows make {min(twice)}: remove one, or divide the Pythons and platforms between them")

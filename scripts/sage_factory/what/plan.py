@@ -10,7 +10,7 @@ from sage_factory.what import matrix
 
 # The profile of each trigger, of a tag by what it begins with. Requests by hand name theirs.
 PULL_REQUEST, BRANCH = "default", "stable"
-TAGS = {"sageattention": "sage2-all", "sageattn3": "sage3-all"}
+TAGS = {"sageattention": "release", "sageattn3": "sage3-all"}
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,21 @@ class Plan:
             for one in group[:1]
         ]
 
+    @property
+    def installs(self) -> list[dict[str, str]]:
+        """One job a wheel, on a machine that can run it."""
+        platforms = matrix.load().platforms
+        return [
+            {
+                "job": f"{build.platform}-torch{build.torch}-cu{build.cuda}",
+                "runner": platforms[build.platform].runner,
+                "torch": build.torch,
+                "cuda": build.cuda,
+                "python": build.python,
+            }
+            for build in self.builds
+        ]
+
     def outputs(self) -> dict[str, str]:
         """What the workflow's other jobs read."""
         return {
@@ -53,6 +68,7 @@ class Plan:
             "retention-days": str(self.retention_days),
             "kernels": json.dumps({"include": self.kernels}),
             "jobs": json.dumps({"include": self.jobs}),
+            "installs": json.dumps({"include": self.installs}),
         }
 
 

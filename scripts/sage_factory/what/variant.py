@@ -35,6 +35,7 @@ def of(
         "sage_package": build.package,
         "sage_version": build.version,
         "sage_number": str(number(build, table)),
+        "sage_build": str(build.number),
         "sage_project": table.packages[build.package].project,
         "cuda_architectures": ";".join(build.architectures),
         "cuda_ptx": ";".join(build.ptx),
@@ -53,12 +54,13 @@ def number(build: matrix.Build, table: matrix.Matrix) -> int:
     """The build number, by which a solver chooses among builds of one version: the newest PyTorch, then the newest CUDA.
 
     But what conda-forge has that PyTorch for comes first: else a solver would give a machine with a GPU kernels for a newer
-    CUDA, and beside them a PyTorch without any. PyTorch 2.9, which it has for CUDA 12, with kernels of 12.9: 209_1_129, of 13.1:
-    209_0_131. Operators for every PyTorch from 2.9 on come after those for one of them, and before 2.8's: 208_9_130.
+    CUDA, and beside them a PyTorch without any. PyTorch 2.9, which it has for CUDA 12, with kernels of 12.9: 209_1_129_00, of 13.1:
+    209_0_131_00. Operators for every PyTorch from 2.9 on come after those for one of them, and before 2.8's: 208_9_130_00. The last
+    two digits count repairs.
     """
     major, minor = map(int, build.torch_series.split("."))
     cuda = int(build.cuda.replace(".", ""))
     if build.stable_abi:
-        return (major * 100 + minor - 1) * 10_000 + 9000 + cuda
+        return ((major * 100 + minor - 1) * 10_000 + 9000 + cuda) * 100 + build.number
     there = build.cuda.split(".")[0] in table.pytorch[build.torch].conda_forge
-    return (major * 100 + minor) * 10_000 + there * 1000 + cuda
+    return ((major * 100 + minor) * 10_000 + there * 1000 + cuda) * 100 + build.number

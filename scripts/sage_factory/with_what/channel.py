@@ -24,7 +24,7 @@ from rattler_build import RattlerBuildError, assemble_package
 from sage_factory import ROOT, FactoryError
 from sage_factory.files import sha256
 from sage_factory.what import matrix
-from sage_factory.with_what import venvs
+from sage_factory.with_what import cpu_torch, venvs
 
 WORK = ROOT / "build" / "pypi"
 CONDA_FORGE = "conda-forge"  # the channel that there is without this one
@@ -196,22 +196,24 @@ def tools(report: Report) -> list[Thin]:
     ]
 
 
-def torch_site(version: str, report: Report = print) -> Path:
-    """PyTorch and all it needs to be imported on a CPU, for the Python at hand."""
+def torch_environment(version: str, report: Report = print) -> str:
+    """The environment that has PyTorch, and all it needs to be imported on a CPU, for the Python at hand."""
     pythons = matrix.known("PyTorch", version, matrix.load().pytorch).python
     if PYTHON not in pythons:
         raise ChannelError(
             f"PyTorch {version} has no release for the Python at hand, {PYTHON}: start this with one of {', '.join(pythons)}"
         )
-    return installed(f"torch-{version}", report)
+    report(f"PyTorch {version} from PyPI")
+    return cpu_torch.ensure(version, compiler().c)
 
 
 def pytorch(version: str, report: Report) -> list[Thin]:
     """PyTorch, and apart from it the one package that build tools want too."""
-    target, pin, shared = torch_site(version, report), [f"python {PYTHON}.*"], "typing_extensions"
+    name, pin, shared = torch_environment(version, report), [f"python {PYTHON}.*"], "typing_extensions"
+    target = venvs.site_packages(name)
     # pip is the environment's own, packaging is the build tools'.
     links = {k: v for k, v in _site_links(target).items() if not re.match(rf"{SITE}/(pip|packaging|{shared})\b", k)}
-    release = _release(f"torch-{version}", shared)
+    release = _release(name, shared)
     return [
         Thin("pytorch", version, [*pin, shared], links, _stamp(f"torch-{version}")),
         Thin(shared, release, pin, _site_links(target, [shared])),

@@ -43,7 +43,7 @@ def locks(table: matrix.Matrix | None = None) -> Iterator[Lock]:
     pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     for group in pyproject["dependency-groups"]:
         yield Lock(ROOT / "scripts" / "locks" / f"{group}.txt", group=group)
-    for torch in table.pytorch.values():
+    for torch in (one for one in table.pytorch.values() if not one.release):
         yield Lock(_recipe(f"torch-{torch.version}"), (f"torch=={torch.version}",), python=torch.python[0])
     for cuda in table.cuda.values():
         pins = tuple(f"{name}=={version}" for name, version in cuda.pypi.items())

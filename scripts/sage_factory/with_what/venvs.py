@@ -15,7 +15,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from sage_factory import ROOT, FactoryError, alone
@@ -87,25 +87,29 @@ def ensure(name: str, *, beside: Sequence[str] = ()) -> Path:
     lock = lock_file(name)
     for other in beside:
         ensure(other)
-    wanted = _digest(lock, beside)
+    keep(name, digest(lock, beside), lambda: _fill(name, lock, beside))
+    return python_of(name)
+
+
+def keep(name: str, wanted: str, fill: Callable[[], None]) -> None:
+    """Have `fill` make environment `name`, unless it is there and was made of what `wanted` is the digest of."""
     stamp = VENVS / name / STAMP
     if _read(stamp) == wanted:
-        return python_of(name)
+        return
     try:
         VENVS.mkdir(exist_ok=True)
         with alone.alone(VENVS / f"{name}.lock", f"another process that sets up .venvs/{name}", _say):
             if _read(stamp) != wanted:  # another process may have finished it while this one waited
-                _fill(name, lock, beside)
+                fill()
                 stamp.write_text(wanted, encoding="utf-8")
     except OSError as error:
         hint = "Free some disk space" if error.errno == 28 else "Check the directory's permissions"
         raise SetupError(f"cannot set up environment {name!r} under {VENVS}: {error}. {hint} and try again") from error
-    return python_of(name)
 
 
 def complete(name: str, *, beside: Sequence[str] = ()) -> bool:
     """Whether environment `name` is there, and as its lock says."""
-    return _read(VENVS / name / STAMP) == _digest(lock_file(name), beside)
+    return _read(VENVS / name / STAMP) == digest(lock_file(name), beside)
 
 
 def environ(names: Sequence[str], base: dict[str, str]) -> dict[str, str]:
@@ -117,7 +121,8 @@ def environ(names: Sequence[str], base: dict[str, str]) -> dict[str, str]:
     return env
 
 
-def _digest(lock: Path, beside: Sequence[str]) -> str:
+def digest(lock: Path, beside: Sequence[str] = ()) -> str:
+    """What an environment is made of."""
     # The interpreter is part of the key: an environment made by another Python has its own site-packages.
     parts = [lock.read_bytes(), sys.version.encode(), sys.base_prefix.encode(), "\n".join(beside).encode()]
     return hashlib.sha256(b"\0".join(parts)).hexdigest()
@@ -131,6 +136,15 @@ def _read(path: Path) -> str:
 
 
 def _fill(name: str, lock: Path, beside: Sequence[str]) -> None:
+    empty(name, lock)
+    layers = "".join(f"{site_packages(other)}\n" for other in beside)
+    if layers:
+        (site_packages(name) / "beside.pth").write_text(layers, encoding="utf-8")
+    pip(name, "install", lock)
+
+
+def empty(name: str, lock: Path) -> None:
+    """Make an environment that has pip alone, in the place of any that is there; `lock` is what will go into it."""
     if importlib.util.find_spec("ensurepip") is None:
         raise SetupError(
             f"this Python ({sys.executable}) cannot make virtual environments: its module `ensurepip` is missing. "
@@ -140,20 +154,28 @@ def _fill(name: str, lock: Path, beside: Sequence[str]) -> None:
     print(f"setting up .venvs/{name} from {lock.relative_to(ROOT)}", file=sys.stderr, flush=True)
     if target.exists():
         shutil.rmtree(target)
-    log = VENVS / f"{name}.log"
     # The base interpreter, not that of an environment this process may run in: environments do not nest.
     base = getattr(sys, "_base_executable", None) or sys.executable
-    _logged([base, "-m", "venv", str(target)], log, name)
-    layers = "".join(f"{site_packages(other)}\n" for other in beside)
-    if layers:
-        (site_packages(name) / "beside.pth").write_text(layers, encoding="utf-8")
+    _logged([base, "-m", "venv", str(target)], name)
+
+
+def pip(name: str, command: str, lock: Path, *options: str) -> None:
+    """Have the environment's pip `install` or `download` what a lock names."""
     # Wheels only: a source distribution would run a build whose own requirements nobody has locked.
-    pip = ["-m", "pip", "--disable-pip-version-check", "install", "--progress-bar=off", "--only-binary=:all:"]
-    _logged([str(python_of(name)), *pip, "--require-hashes", "-r", str(lock)], log, name)
+    given = ["--disable-pip-version-check", command, "--progress-bar=off", "--only-binary=:all:", "--require-hashes"]
+    if command == "install":
+        given.append("--no-compile")  # Python does that to what is imported, a small part
+    _logged([str(python_of(name)), "-m", "pip", *given, *options, "-r", str(lock)], name)
 
 
-def _logged(command: list[str], log: Path, name: str) -> None:
-    """Run a set-up command, showing its downloads and keeping all it says in `log`."""
+def run(name: str, *arguments: str) -> None:
+    """Have the environment's Python do something that belongs to setting it up."""
+    _logged([str(python_of(name)), *arguments], name)
+
+
+def _logged(command: list[str], name: str) -> None:
+    """Run a set-up command, showing its downloads and keeping all it says in the environment's log."""
+    log = VENVS / f"{name}.log"
     env = {key: value for key, value in os.environ.items() if key not in {"PYTHONHOME", "PYTHONPATH"}}
     env["PYTHONUNBUFFERED"] = "1"
     with (
@@ -163,6 +185,7 @@ def _logged(command: list[str], log: Path, name: str) -> None:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
+            encoding="utf-8",
             errors="replace",
             env=env,
             # Where this process is killed, pip goes on for a while: others wait for it.

@@ -29,6 +29,9 @@ def test_the_wheel_for_this_python_is_chosen(tmp_path: Path) -> None:
     other = tmp_path / samples.build(HERE, package="sageattn3").wheel_name
     other.write_bytes(b"")
     assert installed.choose(tmp_path, "2.8.0", "12.8") == [chosen, other]
+    stable = tmp_path / "sageattention-2.2.0-29.128-py3-none-linux_x86_64.whl"
+    stable.write_bytes(b"")
+    assert installed.choose(tmp_path, "2.9+", "12.8") == [stable]
 
 
 def test_no_wheel_says_what_there_is_and_what_makes_one(tmp_path: Path) -> None:

@@ -57,6 +57,11 @@ def test_names(platform: str, torch: str, abi: bool, name: str) -> None:
     assert hub.variant(build, cxx11_abi=abi) == name
 
 
+def test_the_stable_abis_name() -> None:
+    (build,) = matrix.builds("stable-abi", platform="linux-64", cuda="12.8")
+    assert hub.variant(build, cxx11_abi=True) == "torch-stable-abi29-cu128-x86_64-linux"
+
+
 def test_nothing_is_laid_of_a_faulty_package(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     dist = samples.a_dist(tmp_path / "dist")
     arguments = ["hub", "--dist", str(dist), "--out", str(tmp_path / "hub")]

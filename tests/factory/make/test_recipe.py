@@ -28,7 +28,7 @@ def rendered(build: matrix.Build, **digests: str) -> dict[str, dict[str, Any]]:
 @pytest.mark.parametrize("name", BUILDS)
 def test_every_variant_renders_to_two_packages_pinned_together(name: str) -> None:
     build = BUILDS[name]
-    cuda, torch = build.cuda.replace(".", ""), build.torch.replace(".", "")
+    cuda, torch = build.cuda.replace(".", ""), build.torch_tag
     outputs = rendered(build)
     assert set(outputs) == {build.cubins, build.package}
     cubins, operators = outputs[build.cubins], outputs[build.package]
@@ -39,7 +39,7 @@ def test_every_variant_renders_to_two_packages_pinned_together(name: str) -> Non
     assert operators["build"]["python"]["version_independent"] is True
     run = operators["requirements"]["run"]
     assert {"pin_subpackage": {"name": build.cubins, "exact": True}} in run
-    assert f"pytorch {build.torch_series}.*" in run
+    assert f"pytorch {build.conda_torch}" in run
     assert f"pytorch {build.torch_series}.*" in operators["requirements"]["host"]
     # Whichever release of the series the channel has, the package is named after the table's.
     assert operators["build"]["script"]["env"]["SAGE_TORCH_RELEASE"] == build.torch

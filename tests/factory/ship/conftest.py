@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
+import github_stand_in
 import pytest
 import samples
 
@@ -29,3 +31,10 @@ def whole_dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def dist(whole_dist: Path, tmp_path: Path, sample_profile: None) -> Path:
     """It, for a test to use up."""
     return Path(shutil.copytree(whole_dist, tmp_path / "dist"))
+
+
+@pytest.fixture
+def github(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> github_stand_in.GitHub:
+    found = github_stand_in.GitHub(tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)
+    return found

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from sage_factory import ROOT
+from sage_factory.what import matrix
 from sage_factory.with_what import venvs
 
 WHEELS = sorted((ROOT / "dist" / "wheels").glob("*.whl"))
@@ -36,7 +37,7 @@ def distinct() -> dict[str, list[Path]]:
 @pytest.mark.parametrize("name", distinct())
 def test_operators_load_beside_their_pytorch(name: str, tmp_path: Path) -> None:
     with zipfile.ZipFile(ROOT / "dist" / "wheels" / name) as archive:
-        torch = json.loads(archive.read("sageattention/_build.json"))["torch"]
+        torch = matrix.load().pytorch[json.loads(archive.read("sageattention/_build.json"))["torch"]].compiled_with
         library = archive.extract("sageattention/_C.so", tmp_path)
     python = venvs.python_of(f"torch-{torch}")
     if not (venvs.VENVS / f"torch-{torch}" / venvs.STAMP).is_file():

@@ -226,6 +226,28 @@ def test_uploads_are_resumed_and_not_repeated(dist: Path, remote: Path) -> None:
     assert {line.split()[0] for line in log(remote)} == {"/api/v1/upload/channel"}
 
 
+def test_an_upload_whose_answer_was_lost_is_done(dist: Path, remote: Path) -> None:
+    (remote / "lost").write_text("cubins")
+    done = upload(dist, remote)
+    assert done.returncode == 0, done.stderr
+    assert "2 new, 4 files" in done.stdout
+    assert {line.split()[2] for line in log(remote) if "cubins" in line} <= {"500", "409"}, (
+        "no upload of it was answered with success"
+    )
+    for path in dist.glob("conda/*/*.conda"):
+        assert (remote / "channel" / publish.place(path)).read_bytes() == path.read_bytes()
+
+
+def test_an_upload_that_meets_anothers_file_fails(dist: Path, remote: Path, tmp_path: Path) -> None:
+    other = samples.conda(tmp_path / "other", {"other": b"content"}, samples.index("sageattention-cubins"))
+    (remote / "other").write_bytes(other.read_bytes())
+    done = upload(dist, remote)
+    assert done.returncode == 1
+    assert "published files are never replaced" in done.stderr
+    assert "sageattention-cubins-2.2.0-cu128_h1_0.conda has sha256" in done.stderr
+    assert not list((remote / "channel" / "linux-64").glob("*.conda")), "and nothing follows"
+
+
 def test_a_server_that_has_other_content_gets_nothing(dist: Path, remote: Path) -> None:
     samples.conda(remote / "channel" / "noarch", {"other": b"content"}, samples.index("sageattention-cubins"))
     asyncio.run(index_fs(remote / "channel", force=True))
@@ -268,6 +290,18 @@ def test_a_bucket_is_read_with_its_credentials(dist: Path, tmp_path: Path, monke
     assert set(there) == {publish.place(path).as_posix() for path in collect.collect(dist, PROFILE).packages}
 
 
+@pytest.mark.parametrize("identity", [True, False])
+def test_a_workflow_that_has_an_identity_signs_packages(identity: bool, dist: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(publish, "upload_package_to_prefix", lambda *given, **more: asked.append((*given, more)))
+    monkeypatch.delenv("ACTIONS_ID_TOKEN_REQUEST_URL", raising=False)
+    if identity:
+        monkeypatch.setenv("ACTIONS_ID_TOKEN_REQUEST_URL", "https://example.org")
+    packages = collect.collect(dist, PROFILE).packages
+    publish.Remote("https://prefix.dev/ours").put(packages)
+    assert asked == [([str(path)], "https://prefix.dev", "ours", {"generate_attestation": identity}) for path in packages]
+
+
 def test_anaconda_and_s3_get_their_own_uploads(dist: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
     monkeypatch.setattr(publish, "upload_package_to_anaconda", lambda files, owner: asked.append((files, owner)))
@@ -275,6 +309,8 @@ def test_anaconda_and_s3_get_their_own_uploads(dist: Path, tmp_path: Path, monke
     publish.Remote("https://anaconda.org/someone").put(packages)
     assert asked == [([str(path)], "someone") for path in packages]
     monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(publish.Remote, "there", lambda self: {})
+    monkeypatch.setattr(publish, "WAITS", (0,))
     with pytest.raises(publish.PublishError, match="`rattler-build`, which publishes to S3, is not installed"):
         publish.Remote("s3://bucket/ours").put(packages)
     program = tmp_path / "rattler-build"

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
+import html
 import json
-import os
 import re
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import github_stand_in
 import pytest
 import samples
 
 from sage_factory import commands
 from sage_factory.files import sha256
+from sage_factory.make import wheels
 from sage_factory.ship import collect, release
 from sage_factory.what import matrix
 
@@ -43,21 +45,51 @@ def test_notes_and_sums_say_what_was_built(dist: Path) -> None:
     notes = (dist / "release" / "NOTES.md").read_text(encoding="utf-8")
     promised = matrix.load().cuda[samples.CUDA]
     code = ", ".join([*matrix.targets(promised.architectures), *(f"compute_{a.replace('.', '')}" for a in promised.ptx)])
-    assert f"| 2.8 | 12.8 | 3.11, 3.12 | linux-64 | {code} |" in notes
-    assert f"pip install sageattention==2.2.0 --index-url {URL}/cu128-torch28/  # PyTorch 2.8, CUDA 12.8" in notes
+    assert f"| 2.8 | 12.8 | 3.11, 3.12 | linux-64 | `2.2.0+torch2.8.cu128` | `cu12`, `cu128-torch28` | {code} |" in notes
+    assert f"pip install --upgrade sageattention --index-url {URL}/cu12/  # PyTorch for CUDA 12\n" in notes
+    assert f"pip install sageattention==2.2.0+torch2.8.cu128 --index-url {URL}/cu12/  # this one, whatever was there\n" in notes
+    assert "gh attestation" not in notes, "of a repository that nobody named"
     assert "conda install -c https://prefix.dev/ours -c conda-forge sageattention=2.2.0" in notes
     assert "c" * 40 in notes
     sums = (dist / "release" / "SHA256SUMS").read_text(encoding="utf-8")
-    assert dict(line.split("  ")[::-1] for line in sums.splitlines()) == {
-        path.name: sha256(path.read_bytes()) for path in collect.collect(dist, PROFILE).files
+    bill = dist / "release" / "sageattention-2.2.0.cdx.json"
+    assert {part["name"] for part in json.loads(bill.read_text())["metadata"]["component"]["components"]} == {
+        *(path.name for path in collect.collect(dist, PROFILE).files),
+        *(build.index_name for build in BUILDS),
     }
+    offered = [dist / "release" / "index" / build.index_name for build in BUILDS]
+    assert dict(line.split("  ")[::-1] for line in sums.splitlines()) == {
+        path.name: sha256(path.read_bytes()) for path in (*collect.collect(dist, PROFILE).files, *offered, bill)
+    }
+    assert [wheels.index_url(path) for path in offered] == [f"{URL}/"] * 2
+
+
+@pytest.mark.parametrize(
+    ("new", "said"),
+    [
+        (
+            True,
+            "of conda-forge or of its own index for CUDA 12.6 (`uv pip install 'torch==2.6.*' --torch-backend cu126`), not beside PyPI's",
+        ),
+        (False, "of PyPI alone"),
+    ],
+)
+def test_notes_say_which_pytorch_2_6_to_take(new: bool, said: str, dist: Path) -> None:
+    build = matrix.builds(platform="linux-64", torch="2.6.0", cuda="12.6", python="3.12")[0]
+    group = samples.a_group("linux-64")
+    group = dataclasses.replace(group, builds=(build,))
+    group.__dict__["made"] = {"commit": "c" * 40, "cxx11_abi": new}
+    made = release.prepare("v2.2.0", collect.Collection((group,), ()), URL)
+    assert said in "".join(made._abi([build]))
+    other = samples.a_group("linux-64")
+    assert release.prepare("v2.2.0", collect.Collection((other,), ()), URL)._abi(other.builds) == []
 
 
 def test_the_same_files_make_the_same_release(dist: Path) -> None:
     contents = []
     for _ in range(2):
         assert run(dist) == 0
-        contents.append({path.name: path.read_bytes() for path in (dist / "release").iterdir()})
+        contents.append({path.name: path.read_bytes() for path in (dist / "release").rglob("*") if path.is_file()})
     assert contents[0] == contents[1]
 
 
@@ -65,7 +97,9 @@ def test_the_index_is_githubs_pages_unless_told(dist: Path, monkeypatch: pytest.
     monkeypatch.setenv("GITHUB_REPOSITORY", "Someone/ours")
     assert commands.main(["release", "--tag", "v2.2.0", "--profile", PROFILE, "--dist", str(dist)]) == 0
     notes = (dist / "release" / "NOTES.md").read_text(encoding="utf-8")
-    assert "--index-url https://someone.github.io/ours/cu128-torch28/" in notes
+    assert "--index-url https://someone.github.io/ours/cu12/" in notes
+    assert "`gh attestation verify FILE --repo Someone/ours`" in notes
+    assert "OWNER/REPO" not in notes
     assert "conda install" not in notes, "no channel was named"
 
 
@@ -86,74 +120,12 @@ def test_half_a_profile_is_not_released(dist: Path, capsys: pytest.CaptureFixtur
     assert f"wheels/{BUILDS[0].wheel_name} is missing" in capsys.readouterr().err
 
 
-# GitHub, by a `gh` that keeps its releases in a file.
-
-GH = """#!{python}
-import hashlib, json, pathlib, sys
-state = pathlib.Path({state!r})
-releases = json.loads(state.read_text())
-arguments = sys.argv[1:]
-with open({state!r} + ".log", "a") as log:
-    log.write(" ".join(arguments[:2]) + "\\n")
-if arguments[0] == "api":
-    assert "repos/{{owner}}/{{repo}}/releases" in arguments[-1]
-    print(json.dumps([releases]))
-    sys.exit()
-kind, tag = arguments[1:3]
-mine = [one for one in releases if one["tag_name"] == tag]
-if kind == "create":
-    assert "--draft" in arguments and "--verify-tag" in arguments
-    releases.insert(0, {{"tag_name": tag, "draft": True, "assets": []}})
-elif kind == "upload":
-    path = pathlib.Path(arguments[3])
-    if path.name in pathlib.Path({state!r} + ".refuse").read_text().split():
-        sys.exit("HTTP 500")
-    assert path.name not in [asset["name"] for asset in mine[0]["assets"]]
-    digest = "sha256:" + hashlib.sha256(path.read_bytes()).hexdigest()
-    mine[0]["assets"].append({{"name": path.name, "digest": digest, "state": "uploaded"}})
-elif kind == "delete-asset":
-    mine[0]["assets"] = [asset for asset in mine[0]["assets"] if asset["name"] != arguments[3]]
-elif kind == "edit":
-    assert arguments[3] == "--draft=false"
-    mine[0]["draft"] = False
-else:
-    sys.exit("unknown " + kind)
-state.write_text(json.dumps(releases))
-"""
+# GitHub.
 
 
-class GitHub:
-    """The state of the stand-in."""
-
-    def __init__(self, folder: Path) -> None:
-        self.state = folder / "releases.json"
-        self.refuse = folder / "releases.json.refuse"
-        self.refuse.write_text("")
-        self.set([])
-        program = folder / "bin" / "gh"
-        program.parent.mkdir()
-        program.write_text(GH.format(python=sys.executable, state=str(self.state)))
-        program.chmod(0o755)
-
-    def set(self, releases: list[dict[str, Any]]) -> None:
-        self.state.write_text(json.dumps(releases))
-
-    @property
-    def releases(self) -> list[dict[str, Any]]:
-        return list(json.loads(self.state.read_text()))
-
-    def asked(self, what: str) -> int:
-        return Path(f"{self.state}.log").read_text().splitlines().count(what)
-
-
-@pytest.fixture
-def github(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> GitHub:
-    found = GitHub(tmp_path)
-    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)
-    return found
-
-
-def test_a_release_is_a_draft_until_all_of_it_is_there(dist: Path, github: GitHub, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_release_is_a_draft_until_all_of_it_is_there(
+    dist: Path, github: github_stand_in.GitHub, capsys: pytest.CaptureFixture[str]
+) -> None:
     github.refuse.write_text(BUILDS[1].wheel_name)
     assert run(dist, "v2.2.0", "--publish") == 1
     assert "`gh release upload` failed: HTTP 500. Run it again to go on" in capsys.readouterr().err
@@ -161,20 +133,53 @@ def test_a_release_is_a_draft_until_all_of_it_is_there(dist: Path, github: GitHu
     assert (there["draft"], len(there["assets"])) == (True, 3)
     github.refuse.write_text("")
     assert run(dist, "v2.2.0", "--publish") == 0
-    assert "release v2.2.0 is public: 2 files new, 5 in all" in capsys.readouterr().out
+    assert "release v2.2.0 is public: 7 files new, 10 in all" in capsys.readouterr().out
     (there,) = github.releases
-    names = {path.name for path in collect.collect(dist, PROFILE).files} | {"SHA256SUMS"}
+    names = (
+        {path.name for path in collect.collect(dist, PROFILE).files}
+        | {"SHA256SUMS", "sageattention-2.2.0.cdx.json", *(f"{build.index_name}.metadata" for build in BUILDS)}
+        | {build.index_name for build in BUILDS}
+    )
     assert (there["draft"], {asset["name"] for asset in there["assets"]}) == (False, names)
     assert run(dist, "v2.2.0", "--publish") == 0
-    assert "0 files new, 5 in all" in capsys.readouterr().out
-    assert (github.asked("release create"), github.asked("release edit"), github.asked("release upload")) == (1, 1, 6)
+    assert "0 files new, 8 in all" in capsys.readouterr().out
+    assert (github.asked("release create"), github.asked("release edit"), github.asked("release upload")) == (1, 1, 9)
+
+
+def test_an_upload_whose_answer_was_lost_is_done(dist: Path, github: github_stand_in.GitHub) -> None:
+    github.lost.write_text(BUILDS[1].wheel_name)
+    assert run(dist, "v2.2.0", "--publish") == 0
+    (there,) = github.releases
+    assert (there["draft"], len(there["assets"])) == (False, 10)
+
+
+def test_a_withdrawn_release_is_yanked_and_offered_again(dist: Path, github: github_stand_in.GitHub) -> None:
+    def page() -> str:
+        assert commands.main(["index", "--releases", "someone/ours", "--output", str(dist / "site")]) == 0
+        return (dist / "site" / "cu12" / "sageattention" / "index.html").read_text(encoding="utf-8")
+
+    assert run(dist, "v2.2.0", "--publish") == 0
+    notes = github.releases[0]["body"]
+    assert "data-yanked" not in page()
+    for reason in ('wrong kernels for "8.9"', "worse"):
+        assert commands.main(["withdraw", "--tag", "v2.2.0", "--reason", reason]) == 0
+        assert github.releases[0]["body"] == f"Withdrawn: {reason}\n\n{notes}"
+        assert page().count(f'data-yanked="{html.escape(reason)}"') == len(BUILDS)
+    assert run(dist, "v2.2.0-build.1", "--publish") == 0
+    assert "data-yanked" not in page(), "another release has the same files, and is good"
+    assert commands.main(["withdraw", "--tag", "v2.2.0"]) == 0
+    assert github.releases[1]["body"] == notes
+    edits = github.asked("release edit")
+    assert commands.main(["withdraw", "--tag", "v2.2.0"]) == 0
+    assert github.asked("release edit") == edits, "there was nothing to do"
+    assert commands.main(["withdraw", "--tag", "v9"]) == 1
 
 
 def change(key: str, value: object) -> Callable[[dict[str, Any]], None]:
     return lambda there: there["assets"][0].update({key: value})
 
 
-def test_an_upload_that_was_cut_off_is_made_again(dist: Path, github: GitHub) -> None:
+def test_an_upload_that_was_cut_off_is_made_again(dist: Path, github: github_stand_in.GitHub) -> None:
     assert run(dist, "v2.2.0", "--publish") == 0
     (there,) = github.releases
     there["draft"] = True
@@ -200,7 +205,11 @@ def test_an_upload_that_was_cut_off_is_made_again(dist: Path, github: GitHub) ->
     ],
 )
 def test_what_is_public_stays_as_it_is(
-    harm: Callable[[dict[str, Any]], None], said: str, dist: Path, github: GitHub, capsys: pytest.CaptureFixture[str]
+    harm: Callable[[dict[str, Any]], None],
+    said: str,
+    dist: Path,
+    github: github_stand_in.GitHub,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert run(dist, "v2.2.0", "--publish") == 0
     (there,) = github.releases
@@ -212,12 +221,15 @@ def test_what_is_public_stays_as_it_is(
 
 
 def test_a_second_build_has_the_wheels_of_the_first_or_none(
-    dist: Path, github: GitHub, capsys: pytest.CaptureFixture[str]
+    dist: Path, github: github_stand_in.GitHub, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(dist, "v2.2.0", "--publish") == 0
     assert run(dist, "v2.2.0-build.1", "--publish") == 0
     first, second = github.releases[1], github.releases[0]
-    assert (second["tag_name"], second["draft"], second["assets"]) == ("v2.2.0-build.1", False, first["assets"])
+    assert (second["tag_name"], second["draft"]) == ("v2.2.0-build.1", False)
+    packed = [[a for a in one["assets"] if a["name"].endswith((".whl", ".conda"))] for one in (first, second)]
+    assert packed[0] == packed[1]
+    assert len(packed[0]) == 6
     (wheel,) = [asset for asset in first["assets"] if asset["name"] == BUILDS[0].wheel_name]
     wheel["digest"] = "sha256:0"
     github.set([first])

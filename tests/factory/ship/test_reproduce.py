@@ -33,7 +33,7 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for kind in ("AUTHOR", "COMMITTER"):
         monkeypatch.setenv(f"GIT_{kind}_NAME", "x")
         monkeypatch.setenv(f"GIT_{kind}_EMAIL", "x@example.org")
-    git("init", "--quiet")
+    git("init", "--quiet", "--initial-branch=main")
     return root
 
 
@@ -100,6 +100,10 @@ def test_a_wheel_is_built_again_in_a_checkout_of_its_own(
     assert list(reproduce.PLACE.iterdir()) == []
     assert git("worktree", "list").count("\n") == 0
 
+    offered = wheels.for_index(path, build=samples.build(), out_dir=tmp_path / "index", index_url="https://example.org/")
+    assert commands.main(["reproduce", str(offered)]) == 0
+    assert f"identical: {offered.name}, sha256 " in capsys.readouterr().out
+
     def other(folder: Path) -> None:
         again = a_wheel(folder, at)
         samples.rewrite(again, samples.contents(again) | {"sageattention/__init__.py": b"changed\n"})
@@ -120,6 +124,26 @@ def test_what_cannot_be_built_again(repository: Path, tmp_path: Path, capsys: py
     broken.write_bytes(b"PK")
     assert commands.main(["reproduce", str(broken)]) == 2
     assert "not a whole zip archive" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(matrix.host_platform() != "linux-64", reason="the samples are for linux-64")
+def test_what_nobody_merged_is_not_executed(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A file names the commit that is executed, and a pull request's commits are in the repository too."""
+    monkeypatch.setattr(reproduce, "build", lambda *_: pytest.fail("it was executed"))
+    commit(repository, {"csrc/a.cpp": "1", "README.md": "1"})
+    git("checkout", "--quiet", "-b", "proposed")
+    evil = commit(repository, {"csrc/a.cpp": "evil"})
+    git("update-ref", "refs/pull/7/head", evil)
+    git("checkout", "--quiet", "main")
+    git("branch", "--quiet", "-D", "proposed")
+    path = a_wheel(tmp_path / "published", evil)
+    for more in ([], ["--commit", evil]):
+        assert commands.main(["reproduce", str(path), *more]) == 2
+        assert f"no release and not main holds commit {evil[:12]}" in capsys.readouterr().err
+    git("tag", "v2.2.0", evil)
+    reproduce.trusted(evil)
 
 
 def test_kernels_are_found_by_their_time(repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -85,7 +85,7 @@ def test_a_bare_cuda_version_means_one_pytorch_that_is_built(cuda: str) -> None:
 
 def test_todays_world_is_there() -> None:
     table = matrix.load()
-    assert {f"2.{minor}.0" for minor in range(6, 16)} == set(table.pytorch)
+    assert {*(f"2.{minor}.0" for minor in range(6, 16)), "2.9+"} == set(table.pytorch)
     assert {"12.6", "12.8", "12.9", "13.0", "13.2"} <= set(table.cuda)
     assert {b.platform for b in matrix.builds()} == {"linux-64", "win-64", "linux-aarch64"}
     assert {b.python for b in matrix.builds()} == {f"3.{minor}" for minor in range(9, 16)}
@@ -251,7 +251,7 @@ def test_a_pytorch_cuda_python_architecture_and_platform_are_added_by_the_table_
 def test_locks_hold_the_tables_pins() -> None:
     table, folder = matrix.load(), ROOT / "recipe" / "pypi"
     pins = {f"cuda-{c.version}": dict(c.pypi) for c in table.cuda.values()}
-    pins |= {f"torch-{torch}": {"torch": torch} for torch in table.pytorch}
+    pins |= {f"torch-{torch.compiled_with}": {"torch": torch.compiled_with} for torch in table.pytorch.values()}
     assert {p.stem for p in folder.glob("*.txt")} == {*pins, "tools"}
     for name, wanted in pins.items():
         text = (folder / f"{name}.txt").read_text(encoding="utf-8")
@@ -260,6 +260,31 @@ def test_locks_hold_the_tables_pins() -> None:
             assert block, f"{name}.txt lacks {name_}=={version}"
             assert "--hash=sha256:" in block.group(), f"{name}.txt lacks the hashes of {name_}"
         assert "://" not in text
+
+
+def test_the_stable_abi_is_one_build_for_every_python() -> None:
+    builds = matrix.builds("stable-abi")
+    assert [(b.platform, b.cuda) for b in builds] == [(p, c) for c in ("12.8", "13.0") for p in ("linux-64", "win-64")]
+    for build in builds:
+        assert build.stable_abi
+        assert (build.requires_torch, build.requires_python, build.conda_torch) == ("torch>=2.9", ">=3.10", ">=2.9")
+    assert builds[0].wheel_name == "sageattention-2.2.0-29.128-py3-none-linux_x86_64.whl"
+    assert builds[0].operators_stem == "sageattention-2.2.0-torch29on_cu128_h"
+    pinned = matrix.builds(torch="2.9.0", cuda="12.8")[0]
+    assert (pinned.requires_torch, pinned.requires_python, pinned.conda_torch) == ("torch==2.9.*", "==3.10.*", "2.9.*")
+    assert not set(builds) & set(matrix.builds("sage2-all"))
+
+
+def test_pytorch_in_order() -> None:
+    assert sorted(["2.10.0", "2.9+", "2.9.0", "2.8.0"], key=matrix.release_order) == ["2.8.0", "2.9.0", "2.9+", "2.10.0"]
+
+
+def test_a_solver_takes_operators_for_one_pytorch_first() -> None:
+    table = matrix.load()
+    numbers = [
+        variant.number(matrix.builds(torch=torch, cuda="12.8")[0], table) for torch in ("2.8.0", "2.9+", "2.9.0", "2.10.0")
+    ]
+    assert numbers == sorted(set(numbers))
 
 
 def printed(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -32,6 +32,7 @@ def pypi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             (site / name.split("-")[0]).mkdir()
     monkeypatch.setattr(venvs, "VENVS", tmp_path)
     monkeypatch.setattr(venvs, "ensure", lambda name: tmp_path / name)
+    monkeypatch.setattr(venvs, "complete", lambda name: True)
     monkeypatch.setattr(channel, "WORK", tmp_path / "work")
     monkeypatch.setattr(channel, "compiler", lambda: channel.Compiler("/usr/bin/gcc", "/usr/bin/g++", "12.2.0"))
     return tmp_path
@@ -127,4 +128,4 @@ def test_nvcc_13_refuses_a_compiler_that_is_too_new(pypi: Path) -> None:
 def test_says_which_pythons_a_pytorch_has(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(channel, "PYTHON", "3.8")
     with pytest.raises(channel.ChannelError, match=r"PyTorch 2.8.0 has no release for the Python at hand, 3.8.*3.12"):
-        channel.torch_site("2.8.0", silent)
+        channel.torch_environment("2.8.0", silent)

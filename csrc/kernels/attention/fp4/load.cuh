@@ -11,7 +11,7 @@ namespace sage {
 struct Fp4Tile : Tile {
   const uint8_t* k;
   const uint8_t* v;
-  const float* v_scale;
+  const uint8_t* v_scale;
   const float* mean_scores;
   int64_t q_mean;  // index of its rows' mean
 
@@ -20,7 +20,7 @@ struct Fp4Tile : Tile {
     Fp4Tile tile{Tile(p, Config::kBlockM, index)};
     tile.k = p.k_fp4 + tile.kv_block * Fp4::k_block(Config::kHeadDim);
     tile.v = p.v_quantised + tile.kv_block * Fp4::v_block(Config::kHeadDim);
-    tile.v_scale = p.v_scale + tile.kv_block * QuantV::scales(Config::kHeadDim);
+    tile.v_scale = p.v_scale + tile.kv_block * Config::kVScaleBytes;
     const int64_t sequence = tile.kv_mean / p.kv_heads;
     tile.q_mean = (sequence * p.q_heads + tile.head) * p.means + (p.means == 1 ? 0 : tile.first_row / Config::kBlockM);
     if (p.cu_seqlens_q == nullptr) {

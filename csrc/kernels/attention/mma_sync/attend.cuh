@@ -74,13 +74,14 @@ __device__ __forceinline__ void attend(const AttentionParams& p) {
     KeyBlock<Config> keys;
     keys.hidden = hidden_of(p, tile, block);
     keys.unsmoothed = Config::kUnsmoothedBytes > 0 && ptx::load_shared_float(v_scales<Config>(shared, stage) + Config::kUnsmoothedFlag) != 0.0f;
-    keys.look_in_first = (block & (block - 1)) == 0;
+    keys.look = (block & (block - 1)) == 0;
     keys.look_in_all = block == 0;
     const float k_scale = ptx::load_shared_float(k_scales<Config>(shared, stage) + lane % 4 * 4);
 #pragma unroll
     for (int row = 0; row < Config::kRows; ++row) keys.scale[row] = k_scale * ptx::load_shared_float(q_scale + row * 32);
     const int next = visible_block(p, tile, block + 1);
     if (next < tile.blocks) load<Config>(p, tile, next, shared, other_stage<Config>(shared, stage));
+    if (block == 0 && keys.hidden == Hidden::kNothing) find_bases<Config>(q, stage + k_lane, keys, state);
 #pragma unroll 1
     do {
 #pragma unroll 1
@@ -90,7 +91,7 @@ __device__ __forceinline__ void attend(const AttentionParams& p) {
                              state, probabilities)) {
           continue;
         }
-        const uint32_t v_scale = v_scales<Config>(shared, stage) + lane % 4 * 8;
+        const uint32_t v_scale = v_scales<Config>(shared, stage) + lane % 4 * (2 * Config::kVScaleSize);
         if constexpr (Config::kValues == Values::kE4m3) {
           accumulate_f8<Config>(probabilities, stage + v_lane, v_scale, p.kv_heads, state);
         } else {

@@ -93,8 +93,8 @@ struct MmaSyncConfig : Kernel {
   //   bf16   2^-32: sums over all keys of products with the largest numbers of its range are numbers
   //   FP16, V scaled   2^3. The 32 keys of a sum, of two chunks, lie with four threads: with |V| <= 4.5 it is at most
   //          2 * 4 * 1024 * 4.5 = 36864
-  //   e4m3   2^4; 448 is the largest number, and this as far from the subnormal ones as that allows. The sum of 32 products, of two
-  //          chunks, is at most 8 * 448 * 4.5 = 16128: no overflow in FP16 either
+  //   e4m3   2^4; 448 is the largest number, and this as far from the subnormal ones as that allows. The 64 keys of a sum, of four
+  //          chunks or one, lie with four threads, and rounding adds a sixteenth: at most 4 * 4 * 448 * 17/16 * 4.5 = 34272
   // A power of two, which rounding leaves as it is: a row's largest probability matters most.
   static constexpr bool kHalfRange = cuda::std::is_same_v<Element, __half>;
   static constexpr float kLevel = kValues == Values::kE4m3 ? 4.0f : kScaled ? 3.0f : kHalfRange ? 5.0f : -32.0f;
@@ -105,14 +105,13 @@ struct MmaSyncConfig : Kernel {
   // e4m3 has 14 powers of two between its largest number and the first subnormal one. A key that outweighs the others of its block by
   // more, as an attention sink does, leaves them rounded to little or nothing, and where its value is small they were what counted.
   // So such rows are taken in two: then what rounding left of probabilities below kRestBelow, 2^kRest times finer. Where to look: where
-  // the maximum has risen by kJump powers of two, and in the first blocks and then ever more rarely, where a thread's sum of the first
-  // keys is below kFew. Beside sums of more than kEnough such keys count for nothing, and float32 cannot lower a base beyond
-  // kLargestBase by kRest.
+  // the maximum has risen by kJump powers of two; where all four keys that a thread has of 16 are below, and it has risen at all, or in
+  // the first blocks and then ever more rarely. Beside sums of more than kEnough such keys count for nothing, and float32 cannot lower a base beyond kLargestBase by
+  // kRest.
   static constexpr bool kTwice = kValues == Values::kE4m3;
   static constexpr float kRest = 14.0f;
   static constexpr float kRestBelow = 0x1p-6f;
   static constexpr float kJump = 8.0f;
-  static constexpr float kFew = 0x1p-4f;
   static constexpr float kEnough = 0x1p24f;
   static constexpr float kLargestBase = 0x1p20f;
 };

@@ -21,12 +21,13 @@ struct MmaSyncBlocks {
   using Params = AttentionParams;
 };
 
-// What the formats of V differ in: bytes of a number, of the scales of a block of 64 keys, and of what each lane keeps of its rows' sums
+// What the formats of V differ in: bytes of a number, of a scale (0: there is none), and of what each lane keeps of its rows' sums
 // beside its registers. Scales lie behind all stages: at head_dim 256 there are no bytes to waste in 99 KiB.
-template <int ValueBytes, bool Scaled, bool Smoothed>
+template <int ValueBytes, int ScaleSize, bool Smoothed>
 struct MmaSyncLayout : MmaSyncBlocks {
   static constexpr int kValueBytes = ValueBytes;
-  static constexpr int scale_bytes(int head_dim) { return Scaled ? QuantV::scales(head_dim) * 4 : 0; }
+  static constexpr int kVScaleSize = ScaleSize;
+  static constexpr int scale_bytes(int head_dim) { return ScaleSize > 0 ? QuantV::scale_bytes(ScaleSize, head_dim) : 0; }
   static constexpr int stage_bytes(int head_dim) { return kBlockN * head_dim * (1 + ValueBytes); }
   static constexpr int kUnsmoothedBytes = Smoothed ? kBlockM * 4 * 4 : 0;  // four lanes a row
   static constexpr int shared_bytes(int head_dim) {

@@ -14,7 +14,7 @@ struct MmaSyncTile : Tile {
   const uint8_t* k;
   const uint8_t* v;
   const float* k_scale;
-  const float* v_scale;
+  const uint8_t* v_scale;
 
   template <typename Config>
   static __device__ __forceinline__ MmaSyncTile find(const AttentionParams& p, int index) {
@@ -23,7 +23,7 @@ struct MmaSyncTile : Tile {
     tile.k_scale = p.k_scale + tile.kv_block * QuantKInt8::kScales;
     if constexpr (Config::kScaled) {
       tile.v = p.v_quantised + tile.kv_block * Config::kVBlockBytes;
-      tile.v_scale = p.v_scale + tile.kv_block * QuantV::scales(Config::kHeadDim);
+      tile.v_scale = p.v_scale + tile.kv_block * Config::kVScaleBytes;
     } else {
       tile.v = reinterpret_cast<const uint8_t*>(
           row_pointer<typename Config::Element>(p.v, tile.batch, tile.kv_head, tile.kv_token));

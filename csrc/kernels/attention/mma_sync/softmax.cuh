@@ -28,11 +28,9 @@ struct KeyBlock {
   float scale[Config::kRows];  // of scores
   Hidden hidden;
   bool unsmoothed;  // V, though others are smoothed
-  // Where to look for keys that one outweighs: in chunks of which a thread adds up less than kFew.
-  bool look_in_first;
+  // Where to look for keys that one outweighs: among the first 16, or among all.
+  bool look;
   bool look_in_all;
-
-  __device__ __forceinline__ bool look(int chunk) const { return Config::kTwice && (chunk == 0 ? look_in_first : look_in_all); }
 };
 
 // Where this lane keeps how much of a row's sum fell on blocks whose V was not smoothed: the others' share of the mean is due in the end.
@@ -58,7 +56,14 @@ __device__ __forceinline__ void rescale_state(const AttentionParams& p, uint32_t
   }
 }
 
-// Probabilities of a row and 16 keys, the group-th of those gathered.
+// Where they have those of a row and 16 keys, the group-th of those gathered: in 8 bits all four of a lane.
+template <typename Config>
+__device__ __forceinline__ auto& packed(Probabilities<Config>& probabilities, int row, int group) {
+  static_assert(Config::kValues == Values::kE4m3);
+  return probabilities[row / 2][group / 2][row % 2 + group % 2 * 2];
+}
+
+// Probabilities of a row and 16 keys.
 template <typename Config>
 __device__ __forceinline__ void pack(Probabilities<Config>& probabilities, int row, int group, const float (&x)[4]) {
   // The C fragments of two groups of 8 keys are the A fragment of a 16-key step. In 8 bits those of four are that of a 32-key step,
@@ -67,7 +72,7 @@ __device__ __forceinline__ void pack(Probabilities<Config>& probabilities, int r
     probabilities[row / 2][group][row % 2] = Pair<typename Config::ProbabilityType>::pack(x[0], x[1]);
     probabilities[row / 2][group][row % 2 + 2] = Pair<typename Config::ProbabilityType>::pack(x[2], x[3]);
   } else {
-    probabilities[row / 2][group / 2][row % 2 + group % 2 * 2] = ptx::pack_e4m3x4(x[0], x[1], x[2], x[3]);
+    packed<Config>(probabilities, row, group) = ptx::pack_e4m3x4(x[0], x[1], x[2], x[3]);
   }
 }
 
@@ -88,7 +93,7 @@ __device__ __forceinline__ void rescale_packed(Probabilities<Config>& probabilit
       pair = __hmul2(pair, factors);
     }
   } else {
-    uint32_t& bits = probabilities[row / 2][group / 2][row % 2 + group % 2 * 2];
+    uint32_t& bits = packed<Config>(probabilities, row, group);
     float x[4];
     unpack_e4m3(x, bits);
     bits = ptx::pack_e4m3x4(x[0] * factor, x[1] * factor, x[2] * factor, x[3] * factor);
@@ -154,6 +159,13 @@ struct Progress {
   uint32_t in_two = 0;
 };
 
+// Whether four keys that a lane has of a row are so small that e4m3 has less than its three bits of them.
+template <typename Config>
+__device__ __forceinline__ bool all_small(uint32_t four) {
+  static_assert(Config::kRestBelow == 0x1p-6f);  // the least number of e4m3 that is not subnormal
+  return (four & 0x78787878u) == 0;
+}
+
 // A chunk's probabilities of the M-th 16 rows. Computes the scores anew, so that they need not be kept. The first pass finds rows to be
 // taken in two.
 template <typename Config, int M>
@@ -174,7 +186,7 @@ __device__ __forceinline__ void exponentiate_with_care(const AttentionParams& p,
     for (int i = 0; i < 2; ++i) rise[i] = raise_base<Config>(p, shared, scores, 2 * M + i, chunk, exceeds(i), state, probabilities);
     exponentiate<Config, M>(scores, state, x, added);
   }
-  const bool look = progress.pass == Pass::kFirst && block.look(chunk);
+  const bool look = progress.pass == Pass::kFirst && (chunk == 0 ? block.look : block.look_in_all);
   if (Config::kTwice && (raise || look)) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -184,9 +196,10 @@ __device__ __forceinline__ void exponentiate_with_care(const AttentionParams& p,
       for (int j = 0; j < Config::kNFragments * 2; ++j) {
         small |= x[j / 2][i * 2 + j % 2] < Config::kRestBelow && scores[j / 2][i * 2 + j % 2] > -INFINITY;
       }
-      const bool some = any_of_row(small), few = any_of_row(added[i] < Config::kFew);
+      const bool some = any_of_row(small), few = any_of_row(added[i] < 4 * Config::kRestBelow) && (look || rise[i] > 0.0f);
       const bool never = any_of_row(state.sum[row] > Config::kEnough || fabsf(state.base[row]) > Config::kLargestBase);
-      if (some && !never && (rise[i] >= Config::kJump || (look && few))) progress.in_two |= 1u << row;
+      // A row's first base is no jump.
+      if (some && !never && (few || (rise[i] >= Config::kJump && rise[i] < -0.5f * Config::kNever))) progress.in_two |= 1u << row;
     }
   }
 #pragma unroll
@@ -221,7 +234,8 @@ __device__ __forceinline__ bool exponentiate_if_simple(const Queries<Config>& q,
   int32_t scores[Config::kMFragments][Config::kNFragments][4];
   compute_scores<Config, 0>(q, k_lane + chunk * (Config::kChunkN * Config::kKRowBytes), scores);
   float added[Config::kRows];
-  bool care = block.unsmoothed;
+  const float limit = block.unsmoothed ? -1.0f : Config::kLimit;
+  bool care = false;
 #pragma unroll
   for (int row = 0; row < Config::kRows; ++row) {
     const float offset = -Config::kMagic * block.scale[row] - state.base[row];
@@ -237,13 +251,45 @@ __device__ __forceinline__ bool exponentiate_if_simple(const Queries<Config>& q,
       added[row] = pair == 0 ? sum : added[row] + sum;
       pack<Config>(probabilities, row, chunk * (Config::kChunkN / 16) + pair, x);
     }
-    care |= !(added[row] <= Config::kLimit);  // also of what is no number
-    care |= block.look(chunk) && added[row] < Config::kFew;
+    care |= !(added[row] <= limit);  // also of what is no number
   }
   if (__builtin_expect(__any_sync(0xffffffffu, care), 0)) return false;
 #pragma unroll
   for (int row = 0; row < Config::kRows; ++row) state.sum[row] += added[row];
   return true;
+}
+
+// The rows' first bases, from the first chunk, of which nothing is to be hidden: sooner than with care. What is no number or large is left
+// to that.
+template <typename Config>
+__device__ __forceinline__ void find_bases(const Queries<Config>& q, uint32_t k_lane, const KeyBlock<Config>& block, State<Config>& state) {
+  int32_t scores[Config::kMFragments][Config::kNFragments][4];
+  compute_scores<Config, 0>(q, k_lane, scores);
+#pragma unroll
+  for (int row = 0; row < Config::kRows; ++row) {
+    int32_t largest = 0;  // as integers they have the order of the floats whose bits they are
+#pragma unroll
+    for (int i = 0; i < Config::kNFragments * 2; ++i) largest = max(largest, scores[row / 2][i / 2][row % 2 * 2 + i % 2]);
+    const float score = max_of_quad((__int_as_float(largest) - Config::kMagic) * block.scale[row]);
+    if (fabsf(score) <= Config::kLargestBase) state.base[row] = score - Config::kLevel;
+  }
+}
+
+// Finds rows to be taken in two in a block of which nothing was to be hidden.
+template <typename Config>
+__device__ __forceinline__ void look_for_small(const KeyBlock<Config>& block, Probabilities<Config>& probabilities, const State<Config>& state,
+                                               Progress& progress) {
+#pragma unroll
+  for (int row = 0; row < Config::kRows; ++row) {
+    bool few = false;
+#pragma unroll
+    for (int group = 0; group < Config::kBlockN / 16; ++group) {
+      few |= (group == 0 || block.look_in_all) && all_small<Config>(packed<Config>(probabilities, row, group));
+    }
+    const bool never = state.sum[row] > Config::kEnough || fabsf(state.base[row]) > Config::kLargestBase;
+    // No branch: with one the compiler takes the lanes for divergent from here on.
+    progress.in_two |= static_cast<uint32_t>(any_of_row(few) & !any_of_row(never)) << row;
+  }
 }
 
 // Lowers the bases of the rows that are taken in two.
@@ -296,7 +342,13 @@ __device__ __forceinline__ bool softmax(const AttentionParams& p, uint32_t share
       exponentiate_with_care<Config, 1>(p, shared, tile, q, k_lane, block, first_key, chunk, progress, state, probabilities);
     }
   }
-  static_assert(!Config::kTwice || Config::kGatherN == Config::kBlockN);
+  if constexpr (Config::kTwice) {
+    static_assert(Config::kGatherN == Config::kBlockN);
+    if (!with_care && __builtin_expect(block.look, 0)) {
+      look_for_small<Config>(block, probabilities, state, progress);
+      return proceed(progress);
+    }
+  }
   return !Config::kTwice || !with_care || proceed(progress);
 }
 

@@ -31,7 +31,8 @@ __device__ __forceinline__ void accumulate_f16(const Probabilities<Config>& prob
                                                             v[0][half * 2 + 1]);
           }
         } else {
-          const float2 scale = ptx::load_shared_float2(v_scale + (pair * 2 + half) * 32);
+          const uint32_t exponents = ptx::load_shared_u16(v_scale + (pair * 2 + half) * 8);
+          const float2 scale = make_float2(__uint_as_float((exponents & 0xff) << 23), __uint_as_float(exponents >> 8 << 23));
 #pragma unroll
           for (int m = 0; m < Config::kMFragments; ++m) {
             uint32_t packed[2] = {};
@@ -85,6 +86,7 @@ __device__ __forceinline__ void accumulate_f8(const Probabilities<Config>& proba
 #pragma unroll
         for (int m = 0; m < Config::kMFragments; ++m) {
           float sum[4] = {};
+          uint32_t packed_sum[2] = {};  // in FP16
           if constexpr (Config::kConvert) {
 #pragma unroll
             for (int step = 0; step < 4; ++step) {
@@ -93,21 +95,16 @@ __device__ __forceinline__ void accumulate_f8(const Probabilities<Config>& proba
               if constexpr (Config::kConvertAnew) convert<Config>(halves[m][step], probabilities, m, step);
               ptx::mma_m16n8k16_f32<__half>(sum, halves[m][step], low, high);
             }
-          } else if constexpr (Config::kSums == Sums::kFloat) {
-#pragma unroll
-            for (int step = 0; step < 2; ++step) {
-              ptx::mma_m16n8k32_e4m3(sum, probabilities[m][step], v[step][half * 2], v[step][half * 2 + 1]);
-            }
           } else {
 #pragma unroll
             for (int step = 0; step < 2; ++step) {
-              uint32_t packed[2];
-              float some[4];
-              ptx::mma_m16n8k32_e4m3(packed, probabilities[m][step], v[step][half * 2], v[step][half * 2 + 1]);
-              unpack<__half>(some, packed);
-#pragma unroll
-              for (int j = 0; j < 4; ++j) sum[j] += some[j];
+              if constexpr (Config::kSums == Sums::kFloat) {
+                ptx::mma_m16n8k32_e4m3(sum, probabilities[m][step], v[step][half * 2], v[step][half * 2 + 1]);
+              } else {
+                ptx::mma_m16n8k32_e4m3(packed_sum, probabilities[m][step], v[step][half * 2], v[step][half * 2 + 1]);
+              }
             }
+            if constexpr (Config::kSums == Sums::kHalf) unpack<__half>(sum, packed_sum);
           }
 #pragma unroll
           for (int j = 0; j < 4; ++j) state.out[m][pair * 2 + half][j] += sum[j] * (j % 2 == 0 ? scale.x : scale.y);

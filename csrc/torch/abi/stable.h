@@ -2,7 +2,6 @@
 #pragma once
 
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
-#include <torch/csrc/inductor/aoti_torch/generated/c_shim_aten.h>
 
 #include <cstdint>
 #include <cstring>
@@ -15,6 +14,9 @@
 #include <tuple>
 #include <utility>
 #include <vector>
+
+// That of aten::fill_, which the header does not have, since it is generated: generated/c_shim_aten.h.
+extern "C" AOTI_TORCH_EXPORT AOTITorchError aoti_torch_aten_fill__Scalar(AtenTensorHandle self, double value);
 
 namespace sage {
 
@@ -257,8 +259,8 @@ template <size_t count>
 void register_operators(const char* name_space, const Operator (&operators)[count]) {
   // For the life of the process.
   TorchLibraryHandle schemas = nullptr, cuda = nullptr;
-  SAGE_CHECK_CALL(aoti_torch_library_init_def(name_space, "csrc/torch/stable_abi.h", 0, &schemas));
-  SAGE_CHECK_CALL(aoti_torch_library_init_impl(name_space, "CUDA", "csrc/torch/stable_abi.h", 0, &cuda));
+  SAGE_CHECK_CALL(aoti_torch_library_init_def(name_space, "csrc/torch/abi/stable.h", 0, &schemas));
+  SAGE_CHECK_CALL(aoti_torch_library_init_impl(name_space, "CUDA", "csrc/torch/abi/stable.h", 0, &cuda));
   for (const Operator& one : operators) {
     SAGE_CHECK_CALL(aoti_torch_library_def(schemas, (std::string(one.name) + one.arguments).c_str()));
     SAGE_CHECK_CALL(aoti_torch_library_impl(cuda, one.name, one.cuda));

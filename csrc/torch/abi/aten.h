@@ -49,7 +49,7 @@ template <size_t count>
 void register_operators(const char* name_space, const Operator (&operators)[count]) {
   // For the life of the process.
   const auto library = [&](torch::Library::Kind kind, std::optional<c10::DispatchKey> key) {
-    return new torch::Library(kind, name_space, key, "csrc/torch/aten.h", 0);
+    return new torch::Library(kind, name_space, key, "csrc/torch/abi/aten.h", 0);
   };
   torch::Library* schemas = library(torch::Library::DEF, std::nullopt);
   torch::Library* cuda = library(torch::Library::IMPL, c10::DispatchKey::CUDA);

@@ -1,0 +1,83 @@
+"""A wheel as a user installs it: in a clean environment of its Python, beside the PyTorch that pip brings, and run there."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from sage_factory import ROOT, FactoryError
+from sage_factory.what import matrix
+
+CPU_TEST = ROOT / "recipe" / "test_cpu.py"
+
+
+class CleanError(FactoryError):
+    """A wheel does not install or run; the message says which, and what was said."""
+
+
+@contextlib.contextmanager
+def environment(python: str) -> Iterator[Path]:
+    """The interpreter of a fresh environment of that Python with nothing but pip in it."""
+    uv = shutil.which("uv")
+    if uv is None:
+        raise CleanError("`uv`, which finds or fetches each Python, is not installed: the environment `release` has it")
+    with tempfile.TemporaryDirectory(prefix="sageattention-", ignore_cleanup_errors=True) as folder:
+        place = Path(folder, "environment")
+        _run(f"there is no environment of Python {python}", [uv, "venv", "--quiet", "--python", python, str(place)])
+        interpreter = place / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+        _run("the environment gets no pip", [str(interpreter), "-m", "ensurepip"])
+        yield interpreter
+
+
+def pytorches(build: matrix.Build) -> list[str]:
+    """Beside which a wheel is tried: the newest of its series; for every PyTorch from one on, that one and the newest."""
+    series = f"torch=={build.torch_series}.*"
+    return [series, build.requires_torch] if build.stable_abi else [series]
+
+
+def pytorch(interpreter: Path, build: matrix.Build, wanted: str, *, cxx11_abi: bool = True) -> None:
+    """Install or upgrade to this PyTorch: pip's own, but for one that is not of the build's C++ ABI."""
+    table, said = matrix.load(), f"{wanted} cannot be installed"
+    if cxx11_abi and table.pytorch[build.torch].old_abi_on_pypi and not table.platforms[build.platform].windows:
+        backend = f"cu{build.cuda.replace('.', '')}"
+        _run(said, ["uv", "pip", "install", "--upgrade", "--python", str(interpreter), "--torch-backend", backend, wanted])
+    else:
+        _pip(said, interpreter, "install", "--upgrade", wanted)
+
+
+def tried(interpreter: Path, files: Sequence[Path], package: str, test: Path = CPU_TEST) -> None:
+    """Install each of these forms of a wheel of a package over the one before, as its user would, and run it on the CPU."""
+    for path in files:
+        _pip(f"pip does not install {path.name}", interpreter, "install", str(path))
+        _pip(f"{path.name} does not fit what is installed", interpreter, "check")
+        # -I: of what lies here and of the user's own packages nothing is on the import path.
+        _run(f"{path.name} does not run", [str(interpreter), "-I", str(test)], package, show=True)
+        _run(f"{path.name} is not sound", [str(interpreter), "-I", "-m", package], show=True)
+
+
+def _pip(failure: str, interpreter: Path, *command: str) -> None:
+    _run(failure, [str(interpreter), "-m", "pip", "--disable-pip-version-check", *command])
+
+
+def _run(failure: str, command: list[str], package: str = "", *, show: bool = False) -> None:
+    environment = {**os.environ, "SAGE_PACKAGE": package}  # which one the test tries
+    with tempfile.TemporaryDirectory() as elsewhere:
+        done = subprocess.run(
+            command,
+            cwd=elsewhere,
+            env=environment,
+            capture_output=True,
+            text=True,
+            encoding="utf-8",
+            errors="replace",
+            check=False,
+        )
+    if done.returncode:
+        raise CleanError(f"{failure}: {done.stderr.strip() or done.stdout.strip()}")
+    if show:
+        print(done.stdout, end="", flush=True)

@@ -1,0 +1,54 @@
+"""What kernels cost: machine code, by kernel and architecture. It grows as the seconds do that compiling takes, and is the same on
+every machine, however busy.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
+
+from elftools.common.exceptions import ELFError
+from elftools.elf.elffile import ELFFile
+
+from sage_factory.make import archives
+
+
+class Cost(NamedTuple):
+    """Of a kernel for an architecture, or of several."""
+
+    instances: int
+    code: int  # bytes of instructions
+
+
+def of_set(files: Mapping[str, bytes]) -> dict[str, dict[str, Cost]]:
+    """By kernel (all its head_dims and dtypes) and by architecture, of a set's files: `sm_80/<kernel>-d<head_dim>-<dtype>.cubin`."""
+    found: dict[str, dict[str, Cost]] = {}
+    for name in sorted(files):
+        path = PurePosixPath(name)
+        if path.suffix == ".cubin":
+            by_architecture = found.setdefault(path.stem.partition("-d")[0], {})
+            before = by_architecture.get(path.parent.name, Cost(0, 0))
+            by_architecture[path.parent.name] = Cost(before.instances + 1, before.code + _code(files[name]))
+    return found
+
+
+def of_package(path: Path) -> dict[str, dict[str, Cost]]:
+    """Of the kernels' conda package of a package."""
+    payload, folder = archives.read_conda(path).payload, archives.cubins(path.name.partition("-cubins-")[0])
+    return of_set({name.removeprefix(folder): data for name, data in payload.items()})
+
+
+def total(costs: Mapping[str, Mapping[str, Cost]]) -> Cost:
+    """Of a whole set."""
+    every = [cost for by_architecture in costs.values() for cost in by_architecture.values()]
+    return Cost(sum(cost.instances for cost in every), sum(cost.code for cost in every))
+
+
+def _code(cubin: bytes) -> int:
+    try:
+        sections = list(ELFFile(io.BytesIO(cubin)).iter_sections())
+    except ELFError:  # `verify` says what is wrong with it
+        return 0
+    return sum(int(section["sh_size"]) for section in sections if section.name.startswith(".text."))

@@ -1,0 +1,63 @@
+"""What a release of a package offers pip and uv: for each PyTorch × CUDA of a profile its version and where that is found, as Markdown."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+from packaging.version import Version
+
+from sage_factory.what import matrix
+
+START, END = "<!-- offers: `lock` writes what stands up to the next comment -->", "<!-- end of offers -->"
+TITLES = ("PyTorch", "CUDA", "Python", "platforms", "version", "indexes")
+
+
+def table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """A Markdown table."""
+    return [f"| {' | '.join(row)} |" for row in (titles, ["---"] * len(titles), *rows)]
+
+
+def rows(builds: Iterable[matrix.Build]) -> list[list[matrix.Build]]:
+    """Builds by PyTorch × CUDA, in order of version."""
+    found: dict[tuple[Version, Version], list[matrix.Build]] = {}
+    for build in builds:
+        found.setdefault((matrix.release_order(build.torch), Version(build.cuda)), []).append(build)
+    return [found[key] for key in sorted(found)]
+
+
+def row(builds: Sequence[matrix.Build]) -> list[str]:
+    """One of them."""
+    one = builds[0]
+    pythons = sorted({build.python for build in builds}, key=Version)
+    platforms = dict.fromkeys(build.platform for build in builds)
+    where = f"`{one.index_major}`, `{one.index_folder}`"
+    later = " and later" if one.stable_abi else ""
+    return [
+        one.torch_series + later,
+        one.cuda,
+        ", ".join(pythons) + later,
+        ", ".join(platforms),
+        f"`{one.index_version}`",
+        where,
+    ]
+
+
+def commands(builds: Iterable[matrix.Build], address: str) -> list[str]:
+    """How each is installed: the lines of a shell."""
+    groups = rows(builds)
+    majors = dict.fromkeys(group[0].index_major for group in groups)
+    newest = groups[-1][0]
+    lines = [f"pip install --upgrade {newest.package} --index-url {address}/{major}/" for major in majors]
+    width = max(map(len, lines))
+    said = [
+        f"{line:<{width}}  # PyTorch for CUDA {major.removeprefix('cu')}" for line, major in zip(lines, majors, strict=True)
+    ]
+    exact = f"pip install {newest.package}=={newest.index_version} --index-url {address}/{newest.index_major}/"
+    return [*said, f"{exact}  # this one, whatever was there"]
+
+
+def with_offers(text: str, builds: Sequence[matrix.Build]) -> str:
+    """A document with its list of what a release of these builds offers as it should be."""
+    shown = ["", *table(TITLES, [row(group) for group in rows(builds)]), "", "```sh", *commands(builds, "PAGES"), "```", ""]
+    return re.sub(f"{re.escape(START)}.*?{re.escape(END)}", lambda _: "\n".join([START, *shown, END]), text, flags=re.S)

@@ -1,0 +1,132 @@
+"""PyTorch without CUDA's libraries: what operators are compiled against and tested with on the CPU, a tenth of the whole.
+
+PyPI's PyTorch for Linux is linked with libtorch_cuda and, through that, with 4 GB of libraries of wheels of their own. Operators
+are linked with none of them. So the wheel is unpacked without its CUDA part, those wheels are not fetched, and in their places lie
+libraries that hold the names which the rest refers to and do nothing (`stand_ins`). What is left is PyTorch's own: its headers,
+c10, torch_cpu, its Python. It sees no GPU.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import subprocess
+import zipfile
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from sage_factory import FactoryError
+from sage_factory.with_what import venvs
+
+# Wheels that PyTorch on a CPU does without, and members of its own.
+GPU_WHEELS = ("nvidia-", "cuda-", "triton")
+GPU_MEMBERS = re.compile(r"torch/(lib/lib(torch_cuda|torch_nvshmem|caffe2_nvrtc)|bin/protoc)")
+# The name that a library is found by, for another library's symbols that no wheel at hand has.
+CUDA_PART = "libtorch_cuda.so"
+
+
+class StandInError(FactoryError):
+    """The libraries that stand for CUDA's cannot be made; the message says why."""
+
+
+def ensure(version: str, cc: str) -> str:
+    """The environment of that PyTorch, made if need be: the whole one where it is there already, for tests or the benchmark."""
+    lock, name = venvs.lock_file(f"torch-{version}"), f"torch-{version}-cpu"
+    if venvs.complete(lock.stem):
+        return lock.stem
+    made_of = hashlib.sha256(venvs.digest(lock).encode() + Path(__file__).read_bytes()).hexdigest()
+    venvs.keep(name, made_of, lambda: _fill(name, lock, cc))
+    return name
+
+
+def _fill(name: str, lock: Path, cc: str) -> None:
+    venvs.empty(name, lock)
+    pins = dict(pins_of(lock.read_text(encoding="utf-8")))
+    cudnn = re.search(r"^nvidia-cudnn-cu\d+==(\d+)\.(\d+)\.(\d+)", "".join(pins.values()), re.M)
+    torch, others = venvs.VENVS / name / "torch.txt", venvs.VENVS / name / "others.txt"
+    torch.write_text(pins.pop("torch"), encoding="utf-8")
+    others.write_text("".join(pin for of, pin in pins.items() if not of.startswith(GPU_WHEELS)), encoding="utf-8")
+    venvs.pip(name, "install", others, "--no-deps")
+    folder = venvs.VENVS / name / "wheel"
+    venvs.pip(name, "download", torch, "--no-deps", "--dest", str(folder))  # which compares its hash
+    (wheel,) = folder.iterdir()
+    unpack(wheel, venvs.site_packages(name))
+    wheel.unlink()
+    stand_ins(venvs.site_packages(name) / "torch" / "lib", cc, cudnn.groups() if cudnn else ())
+    # The test of the above; and what a test of a package imports is compiled once.
+    venvs.run(name, "-c", "import torch; torch.backends.cudnn.version(); assert not torch.cuda.is_available()")
+
+
+def pins_of(lock: str) -> Iterable[tuple[str, str]]:
+    """The lines of a lock by the name of what they pin. A name that is pinned for several Pythons comes with all."""
+    found: dict[str, str] = defaultdict(str)
+    for pin in re.findall(r"^\S.*(?:\n[ \t].*)*\n", lock, re.M):
+        found[re.split(r"[=\[ ]", pin, maxsplit=1)[0]] += pin
+    return found.items()
+
+
+def unpack(wheel: Path, site: Path) -> None:
+    """PyTorch's wheel but for what is of use on a GPU alone."""
+    with zipfile.ZipFile(wheel) as archive:
+        for member in archive.infolist():
+            if not GPU_MEMBERS.match(member.filename):
+                path = Path(archive.extract(member, site))
+                if member.external_attr >> 16 & 0o111 and path.is_file():
+                    path.chmod(0o755)
+
+
+def stand_ins(folder: Path, cc: str, cudnn: Sequence[str] = ()) -> None:
+    """Write a library for each that those in `folder` are linked with and that is neither there nor the system's.
+
+    That of cuDNN says the version `cudnn` (major, minor, patch): PyTorch compares it on a CPU, too.
+    """
+    present = sorted(folder.glob("*.so*"))
+    wanted = set(re.findall(r"\(NEEDED\).*\[(.*)\]", _said("readelf", "-dW", *present))) - {path.name for path in present}
+    # The compiler knows the system's by a path.
+    system = {name: Path(_said(cc, f"-print-file-name={name}").strip()) for name in wanted}
+    absent = sorted(name for name, path in system.items() if not path.is_absolute())
+    if not absent:
+        return
+    there = [*present, *(path for path in system.values() if path.is_absolute())]
+    defined = {line.partition(" ")[0].partition("@")[0] for line in _said("nm", "-DP", "--defined-only", *there).splitlines()}
+    symbols: dict[str, list[str]] = defaultdict(list)
+    for line in sorted(set(_said("nm", "-DP", "--undefined-only", *present).splitlines())):
+        symbol, _, kind = line.partition(" ")
+        name, _, version = symbol.partition("@")
+        # Python's own are in the interpreter.
+        if kind.startswith("U") and name not in defined and not name.startswith(("Py", "_Py")):
+            # Libraries of CUDA call the version of their symbols by their own name, or have none.
+            symbols[version.lstrip("@") if version.lstrip("@") in absent else CUDA_PART].append(name)
+    for library in absent:
+        _compile(folder / library, symbols[library], cc, cudnn)
+
+
+def _compile(library: Path, names: Iterable[str], cc: str, cudnn: Sequence[str]) -> None:
+    source, versions = library.with_name("stand_in.c"), library.with_name("stand_in.map")
+    lines = ["static char room[4096];", 'extern char type_info[] __asm__("_ZTVN10__cxxabiv117__class_type_infoE");']
+    for i, name in enumerate(names):
+        if name.startswith("_ZTI"):  # types are compared by their names
+            lines.append(f'const void *const s{i}[2] __asm__("{name}") = {{type_info + 16, "{name[4:]}"}};')
+        elif name.startswith("_ZTV"):
+            lines.append(f'char s{i}[1024] __asm__("{name}");')
+        elif name.startswith("_Z"):  # what returns a reference is written to when libraries are loaded
+            lines.append(f'void *s{i}(void) __asm__("{name}"); void *s{i}(void) {{ return room; }}')
+        elif name == "cudnnGetProperty" and cudnn:
+            lines.append(f"int {name}(int part, int *value) {{ *value = (int[]){{{', '.join(cudnn)}}}[part]; return 0; }}")
+        else:  # C interfaces: cudaErrorNoDevice, CUDA_ERROR_NO_DEVICE
+            lines.append(f'int s{i}(void) __asm__("{name}"); int s{i}(void) {{ return 100; }}')
+    source.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    versions.write_text(f"{library.name} {{ *; }};\n", encoding="utf-8")
+    script = [] if library.name == CUDA_PART else [f"-Wl,--version-script={versions}"]
+    _said(cc, "-shared", "-fPIC", f"-Wl,-soname,{library.name}", *script, "-o", library, source, "-lstdc++")
+    source.unlink()
+    versions.unlink()
+
+
+def _said(*command: str | Path) -> str:
+    try:
+        return subprocess.run(list(map(str, command)), capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError) as error:
+        told = str(getattr(error, "stderr", "") or error).strip().splitlines()[0]
+        raise StandInError(f"`{command[0]}`, of the compiler's package, failed over PyTorch's libraries: {told}") from error

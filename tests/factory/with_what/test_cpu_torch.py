@@ -1,0 +1,121 @@
+"""PyTorch without CUDA's libraries: what is left out, and that what is left can be loaded."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from sage_factory.what import matrix
+from sage_factory.with_what import cpu_torch, venvs
+
+linux = pytest.mark.skipif(not shutil.which("gcc") or sys.platform != "linux", reason="needs gcc on Linux")
+
+
+def compiled(folder: Path, library: str, text: str, *options: str) -> None:
+    source = folder / "source.cpp"
+    source.write_text(text, encoding="utf-8")
+    command = ["g++", "-shared", "-fPIC", f"-Wl,-soname,{library}", "-o", str(folder / library), str(source), *options]
+    subprocess.run(command, check=True, cwd=folder)
+
+
+def loaded(library: Path, code: str = "") -> subprocess.CompletedProcess[str]:
+    program = f"import ctypes; found = ctypes.CDLL({str(library)!r}, mode=ctypes.RTLD_GLOBAL); {code}"
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+
+
+@linux
+def test_a_library_loads_without_those_that_it_was_linked_with(tmp_path: Path) -> None:
+    """As PyTorch does: a C interface whose names have a version, types, and references that are written to early."""
+    (tmp_path / "map").write_text("libcudart.so.12 { *; };", encoding="utf-8")
+    compiled(tmp_path, "libcudart.so.12", 'extern "C" int cudaGetDeviceCount(int*) { return 0; }', "-Wl,--version-script=map")
+    part = "struct Part { virtual ~Part(); virtual void work(); }; int*& hook(); "
+    compiled(
+        tmp_path, "libtorch_cuda.so", part + "Part::~Part() {} void Part::work() {} int*& hook() { static int* p; return p; }"
+    )
+    user = f"#include <typeinfo>\n{part}" + (
+        'extern "C" int cudaGetDeviceCount(int*);'
+        "static int here; static bool set = (hook() = &here, true);"
+        'extern "C" const char* name() { return typeid(Part).name(); }'
+        'extern "C" int devices() { int n; return cudaGetDeviceCount(&n); }'
+    )
+    compiled(tmp_path, "libuser.so", user, "-L.", "-l:libcudart.so.12", "-l:libtorch_cuda.so", "-Wl,-rpath,$ORIGIN")
+    for gone in ("libcudart.so.12", "libtorch_cuda.so"):
+        (tmp_path / gone).unlink()
+    assert "libcudart.so.12: cannot open shared object file" in loaded(tmp_path / "libuser.so").stderr
+    cpu_torch.stand_ins(tmp_path, "gcc")
+    done = loaded(
+        tmp_path / "libuser.so", "found.name.restype = ctypes.c_char_p; print(found.name().decode(), found.devices())"
+    )
+    assert done.stdout.split() == ["4Part", "100"], done.stderr
+    assert "no version information" not in done.stderr
+    assert {path.name for path in tmp_path.glob("lib*")} == {"libuser.so", "libcudart.so.12", "libtorch_cuda.so"}
+
+
+@linux
+def test_cudnn_has_the_version_that_was_locked(tmp_path: Path) -> None:
+    (tmp_path / "map").write_text("libcudnn.so.9 { *; };", encoding="utf-8")
+    compiled(tmp_path, "libcudnn.so.9", 'extern "C" int cudnnGetProperty(int, int*) { return 0; }', "-Wl,--version-script=map")
+    user = 'extern "C" int cudnnGetProperty(int, int*); extern "C" int part(int i) { int n = -1; cudnnGetProperty(i, &n); return n; }'
+    compiled(tmp_path, "libuser.so", user, "-L.", "-l:libcudnn.so.9", "-Wl,-rpath,$ORIGIN")
+    (tmp_path / "libcudnn.so.9").unlink()
+    cpu_torch.stand_ins(tmp_path, "gcc", ("9", "1", "7"))
+    done = loaded(tmp_path / "libuser.so", "print(*map(found.part, range(3)))")
+    assert done.stdout.split() == ["9", "1", "7"], done.stderr
+
+
+@linux
+def test_what_needs_nothing_gets_nothing(tmp_path: Path) -> None:
+    compiled(tmp_path, "libalone.so", 'extern "C" int one() { return 1; }')
+    cpu_torch.stand_ins(tmp_path, "gcc")
+    assert [path.name for path in tmp_path.glob("lib*")] == ["libalone.so"]
+
+
+@linux
+def test_what_cannot_be_read_is_said_in_a_line(tmp_path: Path) -> None:
+    (tmp_path / "libtorch.so").write_bytes(b"not a library")
+    with pytest.raises(cpu_torch.StandInError, match=r"^`\w+`, of the compiler's package, failed .*libtorch.so.*$"):
+        cpu_torch.stand_ins(tmp_path, "gcc")
+
+
+def test_a_wheel_is_unpacked_without_its_cuda_part(tmp_path: Path) -> None:
+    kept = ["torch/__init__.py", "torch/lib/libtorch_cpu.so", "torch/lib/libc10_cuda.so", "torch/lib/libtorch.so",
+            "torch/include/ATen/cuda/CUDAContext.h", "torch/bin/torch_shm_manager"]  # fmt: skip
+    left_out = ["torch/lib/libtorch_cuda.so", "torch/lib/libtorch_cuda_linalg.so", "torch/lib/libcaffe2_nvrtc.so",
+                "torch/lib/libtorch_nvshmem.so", "torch/bin/protoc"]  # fmt: skip
+    with zipfile.ZipFile(tmp_path / "torch.whl", "w") as archive:
+        for name in kept + left_out:
+            member = zipfile.ZipInfo(name)
+            member.external_attr = (0o755 if "/bin/" in name else 0o644) << 16
+            archive.writestr(member, name)
+    cpu_torch.unpack(tmp_path / "torch.whl", tmp_path / "site")
+    assert {path.relative_to(tmp_path / "site").as_posix() for path in (tmp_path / "site").rglob("*.*")} | {
+        "torch/bin/torch_shm_manager"
+    } == set(kept)
+    assert (tmp_path / "site" / "torch" / "bin" / "torch_shm_manager").stat().st_mode & 0o111
+
+
+@pytest.mark.parametrize("version", matrix.load().pytorch)
+def test_no_wheel_of_cuda_is_asked_for(version: str) -> None:
+    lock = venvs.lock_file(f"torch-{version}").read_text(encoding="utf-8")
+    pins = dict(cpu_torch.pins_of(lock))
+    assert sum(map(len, pins.values())) == len(lock), "no line is lost"
+    assert pins["torch"].startswith(f"torch=={version} ")
+    assert any(name.startswith("nvidia-") for name in pins)
+    left = {name for name in pins if not name.startswith(cpu_torch.GPU_WHEELS)}
+    assert left <= {"torch", "filelock", "fsspec", "importlib-metadata", "jinja2", "markupsafe", "mpmath", "networkx", "setuptools",
+                    "sympy", "typing-extensions", "zipp"}  # fmt: skip
+
+
+def test_the_whole_pytorch_is_taken_where_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(venvs, "complete", lambda name: name == "torch-2.8.0")
+    made: list[str] = []
+    monkeypatch.setattr(venvs, "keep", lambda name, *_rest: made.append(name))
+    assert cpu_torch.ensure("2.8.0", "gcc") == "torch-2.8.0"
+    assert not made
+    assert cpu_torch.ensure("2.7.0", "gcc") == "torch-2.7.0-cpu"
+    assert made == ["torch-2.7.0-cpu"]

@@ -1,0 +1,80 @@
+"""What kernels cost: compiling is most of a build, and takes as long as there is code. No GPU takes part."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sage_factory import ROOT
+from sage_factory.inspect import cost
+from sage_factory.what import matrix
+from sage_factory.with_what import nvrtc_nvcc, venvs
+from sageattention import _library
+
+KERNELS = ROOT / "csrc" / "kernels"
+ENTRIES: list[dict[str, Any]] = json.loads((KERNELS / "kernels.json").read_text(encoding="utf-8"))
+CUBINS = next((d for d in _library.KERNEL_DIRECTORIES if (d / "manifest.json").is_file()), _library.KERNEL_DIRECTORIES[0])
+CUDA = matrix.load().development_cuda
+# Instances × architectures, and kB of instructions of all, in the set of the CUDA version that tests take. What a kernel may grow by
+# without a word is a tenth; what is more is worth a line here, and a look at what `build` says that it took.
+BUDGET = {
+    "mask_tiles": (6, 42),
+    "quant_k_int8": (36, 1321),
+    "quant_v_f16": (36, 1337),
+    "quant_v_f8": (24, 902),
+    "sm80_qk_int8_pv_f16": (36, 3640),
+    "sm80_qk_int8_pv_f16_accum_f16": (36, 3922),
+    "sm89_qk_int8_pv_f8": (24, 3802),
+    "sm89_qk_int8_pv_f8_accum_f16": (24, 3880),
+    "sm90_qk_int8_pv_f16": (6, 503),
+}
+
+
+@pytest.mark.parametrize("kernel", [Path(entry["source"]).stem for entry in ENTRIES])
+def test_a_kernel_takes_no_more_than_it_is_known_to(kernel: str) -> None:
+    manifest = CUBINS / "manifest.json"
+    if not manifest.is_file() or json.loads(manifest.read_text(encoding="utf-8"))["cuda"] != CUDA:
+        pytest.skip(f"no kernels of CUDA {CUDA} are installed")
+    files = {path.relative_to(CUBINS).as_posix(): path.read_bytes() for path in CUBINS.rglob("*.cubin")}
+    found = cost.of_set(files)[kernel].values()
+    instances, kilobytes = sum(one.instances for one in found), sum(one.code for one in found) / 1e3
+    assert instances == BUDGET[kernel][0]
+    assert kilobytes < 1.1 * BUDGET[kernel][1], f"{kilobytes:.0f} kB of instructions"
+
+
+def families() -> list[list[str]]:
+    """The architectures of variants.yaml that share PTX, as CMakeLists.txt has it."""
+    said = re.search(r"^set\(families (.*)\)$", (KERNELS / "CMakeLists.txt").read_text(encoding="utf-8"), re.M)
+    assert said
+    there = [name.removeprefix("sm_") for name in matrix.targets(matrix.load().architectures)]
+    found = [[name for name in family.split(",") if name in there] for family in re.findall(r'"([^"]*)"', said[1])]
+    assert sorted(name for family in found for name in family) == sorted(there), (
+        "an architecture of variants.yaml is in no family, or in two"
+    )
+    return found
+
+
+@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: Path(entry["source"]).stem)
+def test_architectures_share_the_ptx_that_would_be_their_own(entry: dict[str, Any], tmp_path: Path) -> None:
+    """What an architecture would be compiled to by itself is what it shares; an entry that says that it is not, has a reason to."""
+    toolkit = venvs.site_packages(f"cuda-{CUDA}")
+    if not (toolkit / "nvidia" / "cuda_nvrtc").is_dir():
+        pytest.skip(f"no CUDA {CUDA} from PyPI here: `python3 scripts/run.py build-cu128` brings it")
+    release = matrix.load().cuda[CUDA].pypi["nvidia-cuda-nvrtc-cu12"]
+    built = [name.removeprefix("sm_") for name in matrix.targets(matrix.load().cuda[CUDA].architectures)]
+    only = [name.removeprefix("sm_") for name in entry.get("architectures", [f"sm_{name}" for name in built])]
+    differ = []
+    for family in families():
+        texts = {}
+        for number in [name for name in family if name in built and name in only]:
+            target = tmp_path / f"{number}.ptx"
+            defined = ["-DSAGE_HEAD_DIM=64", "-DSAGE_DTYPE=__nv_bfloat16"] if "head_dim" in entry else []
+            options = ["-ptx", f"-arch=compute_{number}", "-std=c++17", f"-I{KERNELS.parent}", *defined, "-o", str(target)]
+            assert nvrtc_nvcc.run(toolkit, release, [*options, str(KERNELS / entry["source"])]) == 0
+            texts[number] = re.sub(r"^\.target .*$", "", target.read_text(encoding="utf-8"), flags=re.M)
+        differ += [f"{number} from {next(iter(texts))}" for number in texts if texts[number] != next(iter(texts.values()))]
+    assert bool(differ) == (entry.get("ptx") == "each"), f"PTX differs: {', '.join(differ) or 'nowhere'}"
