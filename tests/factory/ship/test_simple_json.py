@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import dataclasses
+import functools
 import json
 import os
 import re
