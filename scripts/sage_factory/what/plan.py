@@ -51,7 +51,7 @@ class Plan:
         platforms = matrix.load().platforms
         return [
             {
-                "job": f"{build.platform}-torch{build.torch}-cu{build.cuda}",
+                "job": f"{build.package}-{build.platform}-torch{build.torch}-cu{build.cuda}",
                 "runner": platforms[build.platform].runner,
                 "torch": build.torch,
                 "cuda": build.cuda,
