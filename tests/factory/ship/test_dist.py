@@ -18,8 +18,8 @@ WHEELS = sorted((ROOT / "dist" / "wheels").glob("*.whl"))
 # Of one build for every Python the operators are the same bytes: what is loaded in one Python is loaded for all.
 CODE = """
 import ctypes, sys, torch
-assert not ctypes.CDLL(sys.argv[1]).sage_register_operators(b"sageattention")
-print(torch.__version__, *(name for name in torch._C._dispatch_get_all_op_names() if name.startswith("sageattention::")))
+assert not ctypes.CDLL(sys.argv[1]).sage_register_operators(sys.argv[2].encode())
+print(torch.__version__, *(name for name in torch._C._dispatch_get_all_op_names() if name.startswith(f"{sys.argv[2]}::")))
 """
 
 
@@ -28,7 +28,7 @@ def distinct() -> dict[str, list[Path]]:
     by_content: dict[str, list[Path]] = {}
     for path in WHEELS:
         with zipfile.ZipFile(path) as archive:
-            names = [name for name in archive.namelist() if name in ("sageattention/_C.so", "sageattention/_C.dll")]
+            names = [name for name in archive.namelist() if name.split("/")[1:] in (["_C.so"], ["_C.dll"])]
             by_content.setdefault(hashlib.sha256(archive.read(names[0])).hexdigest(), []).append(path)
     return {paths[0].name: paths for paths in by_content.values()}
 
@@ -37,13 +37,14 @@ def distinct() -> dict[str, list[Path]]:
 @pytest.mark.parametrize("name", distinct())
 def test_operators_load_beside_their_pytorch(name: str, tmp_path: Path) -> None:
     with zipfile.ZipFile(ROOT / "dist" / "wheels" / name) as archive:
-        torch = matrix.load().pytorch[json.loads(archive.read("sageattention/_build.json"))["torch"]].compiled_with
-        library = archive.extract("sageattention/_C.so", tmp_path)
+        package = name.partition("-")[0]
+        torch = matrix.load().pytorch[json.loads(archive.read(f"{package}/_build.json"))["torch"]].compiled_with
+        library = archive.extract(f"{package}/_C.so", tmp_path)
     python = venvs.python_of(f"torch-{torch}")
     if not (venvs.VENVS / f"torch-{torch}" / venvs.STAMP).is_file():
         pytest.skip(f"no PyTorch {torch} from PyPI here: a build of it brings it")
-    done = subprocess.run([python, "-W", "ignore", "-c", CODE, library], capture_output=True, text=True, check=False)
+    done = subprocess.run([python, "-W", "ignore", "-c", CODE, library, package], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     found, *operators = done.stdout.split()
     assert found.startswith(torch)
-    assert set(operators) == {"sageattention::attention", "sageattention::attention_varlen"}
+    assert set(operators) == {f"{package}::attention", f"{package}::attention_varlen"}

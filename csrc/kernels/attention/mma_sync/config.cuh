@@ -85,6 +85,7 @@ struct MmaSyncConfig : Kernel {
   // |score| <= 127 * 127 * kHeadDim < 2^22 stays in the mantissa. The constant then folds into the softmax's FMA.
   static constexpr int32_t kMagicBits = 0x4B400000;
   static constexpr float kMagic = 12582912.0f;
+  static constexpr float kCoarsest = 0x1p-4f;  // scale of scores, in log2 units, whose product with kMagic is exact to a twentieth
   static_assert(127 * 127 * kHeadDim < (1 << 22));
 
   // Probabilities are kept relative to a maximum of the row that is renewed only when a thread adds up more than kLimit of them in a

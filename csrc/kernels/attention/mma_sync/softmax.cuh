@@ -259,8 +259,8 @@ __device__ __forceinline__ bool exponentiate_if_simple(const Queries<Config>& q,
   return true;
 }
 
-// The rows' first bases, from the first chunk, of which nothing is to be hidden: sooner than with care. What is no number or large is left
-// to that.
+// The rows' first bases, from the first chunk, of which nothing is to be hidden: sooner than with care. What is no number, large, or so
+// coarse that kMagic times its scale is rounded by more than a little is left to that: no probability might be left of the row.
 template <typename Config>
 __device__ __forceinline__ void find_bases(const Queries<Config>& q, uint32_t k_lane, const KeyBlock<Config>& block, State<Config>& state) {
   int32_t scores[Config::kMFragments][Config::kNFragments][4];
@@ -271,7 +271,7 @@ __device__ __forceinline__ void find_bases(const Queries<Config>& q, uint32_t k_
 #pragma unroll
     for (int i = 0; i < Config::kNFragments * 2; ++i) largest = max(largest, scores[row / 2][i / 2][row % 2 * 2 + i % 2]);
     const float score = max_of_quad((__int_as_float(largest) - Config::kMagic) * block.scale[row]);
-    if (fabsf(score) <= Config::kLargestBase) state.base[row] = score - Config::kLevel;
+    if (fabsf(score) <= Config::kLargestBase && block.scale[row] <= Config::kCoarsest) state.base[row] = score - Config::kLevel;
   }
 }
 
