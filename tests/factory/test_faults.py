@@ -254,7 +254,8 @@ from sage_factory.with_what import venvs
 command, log = [sys.executable, "-c", {code!r}], Path({log!r})
 with alone.alone(Path({lock!r}), "another", print):
     if {pip}:
-        venvs._logged(command, log, "test")
+        venvs.VENVS = log.parent
+        venvs._logged(command, log.name)
     else:
         child.run("sleeping", command, log=log, on_line=lambda line: print(line, file=sys.stderr, flush=True))
 """

@@ -42,7 +42,8 @@ def test_what_it_names_of_cuda_is_in_the_table() -> None:
     assert MANIFEST["tasks"]["build"]["cmd"] == "python scripts build"
     features = {name for name in MANIFEST["feature"] if re.fullmatch(r"cu\d+", name)}
     assert features >= {"cu126", "cu128", "cu129", "cu130"}
-    assert {name for name in MANIFEST["tasks"] if name.startswith("build-")} == {f"build-{name}" for name in features}
+    others = {f"build-{package}" for package in matrix.load().packages} - {"build-sageattention"}
+    assert {name for name in MANIFEST["tasks"] if name.startswith("build-")} == {f"build-{name}" for name in features} | others
     by_tag = {tag(cuda): cuda for cuda in matrix.load().cuda}
     for name in features:
         # Kernels are compiled on Linux alone.
@@ -73,8 +74,10 @@ def test_the_tests_use_the_pytorch_that_their_wheel_is_built_for() -> None:
     torch = matrix.load().default_torch(cuda)
     assert MANIFEST["feature"]["torch"]["dependencies"] == {"pytorch": ".".join(torch.split(".")[:2]) + ".*"}
     assert MANIFEST["tool"]["run"]["environments"]["test"] == ["test", f"torch-{torch}"]
-    for name in ("test", "bench", "predict"):
-        assert MANIFEST["tasks"][name]["depends-on"] == [{"task": f"build-{tag(cuda)}", "environment": tag(cuda)}]
+    needed = [{"task": f"build-{tag(cuda)}", "environment": tag(cuda)}]
+    other = [{"task": "build-sageattn3", "environment": tag(cuda)}]
+    for name, depends in (("test", needed + other), ("bench", needed), ("predict", needed)):
+        assert MANIFEST["tasks"][name]["depends-on"] == depends
 
 
 def test_the_host_compiler_is_the_one_of_the_table() -> None:
