@@ -70,7 +70,9 @@ class Clone:
     def publishable(self) -> None:
         """Make what is built here a profile, since a profile is what is published."""
         with (self.root / "variants.yaml").open("a", encoding="utf-8") as table:
-            table.write(f'  killing: [{{package: sageattention, pytorch: 2.8.0, cuda: "12.8", python: "{PYTHON}", platform: linux-64}}]\n')
+            table.write(
+                f'  killing: [{{package: sageattention, pytorch: 2.8.0, cuda: "12.8", python: "{PYTHON}", platform: linux-64}}]\n'
+            )
 
 
 @dataclass
