@@ -77,7 +77,9 @@ def _named(package: matrix.Package) -> tuple[str, ...]:
 
 def _tag(wheel: Path) -> Tag:
     try:
-        return next(iter(parse_wheel_filename(wheel.name)[3]))
+        # An index's wheel has several platforms, in no order: ours is one that the table names.
+        ours = {platform.wheel for platform in matrix.load().platforms.values()}
+        return min(parse_wheel_filename(wheel.name)[3], key=lambda tag: (tag.platform not in ours, str(tag)))
     except InvalidWheelFilename as error:
         raise ReproduceError(f"the file name is not a wheel's: {error}") from error
 
