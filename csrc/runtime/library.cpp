@@ -35,7 +35,7 @@ void* find(const char* library, const char* function) {
   void* opened = open(library);
   void* found = opened == nullptr ? nullptr : look_up(opened, function);
   if (found == nullptr) {
-    throw std::runtime_error(std::string("sageattention: no ") + function + " in " + library + ": " + failure());
+    throw std::runtime_error(std::string(SAGE_PACKAGE ": no ") + function + " in " + library + ": " + failure());
   }
   return found;
 }

@@ -29,7 +29,7 @@ template <typename... Parts>
 
 // PyTorch has printed why.
 #define SAGE_CHECK_CALL(call) \
-  if ((call) != AOTI_TORCH_SUCCESS) ::sage::fail("sageattention: PyTorch refused " #call)
+  if ((call) != AOTI_TORCH_SUCCESS) ::sage::fail(SAGE_PACKAGE ": PyTorch refused " #call)
 
 // The ABI has one kind of error.
 #define TORCH_CHECK(condition, ...) \
