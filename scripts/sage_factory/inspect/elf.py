@@ -105,7 +105,7 @@ def _newest(numbers: frozenset[str]) -> str:
 
 
 def gpu_faults(name: str, data: bytes, architecture: str) -> Iterator[str]:
-    """Whether `data` is a cubin with code for `architecture`, such as sm_90."""
+    """Whether `data` is a cubin with code for `architecture`, such as sm_90, or for an earlier minor version that it runs."""
     try:
         elf = ELFFile(io.BytesIO(data))
         if elf["e_machine"] not in {EM_CUDA, "EM_CUDA"}:
@@ -113,10 +113,10 @@ def gpu_faults(name: str, data: bytes, architecture: str) -> Iterator[str]:
             return
         # ABI 8 (CUDA 13, and 12.8 for Blackwell) keeps the SM number in the second byte, earlier ones in the first.
         shift = 8 if elf["e_ident"]["EI_ABIVERSION"] >= 8 else 0
-        found = f"sm_{elf['e_flags'] >> shift & 0xFF}"
-        expected = re.sub(r"[a-z]$", "", architecture)
-        if found != expected:
-            yield f"{name} is code for {found}, expected {expected} as its folder says"
+        found, expected = elf["e_flags"] >> shift & 0xFF, int(re.sub(r"\D", "", architecture))
+        runs = architecture[-1].isdigit() and found // 10 == expected // 10 and found < expected
+        if found != expected and not runs:
+            yield f"{name} is code for sm_{found}, expected sm_{expected} as its folder says"
         if not any(s.name.startswith(".text.") and s["sh_size"] for s in elf.iter_sections()):
             yield f"{name} holds no kernel: it has no .text section"
     except Exception as error:  # noqa: BLE001
