@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
+from elftools.elf.elffile import ELFFile
 
 from sage_factory import ROOT
 from sage_factory.inspect import cost
@@ -16,6 +19,7 @@ from sage_factory.with_what import nvrtc_nvcc, venvs
 from sageattention import _library
 
 KERNELS = ROOT / "csrc" / "kernels"
+CMAKE = (KERNELS / "CMakeLists.txt").read_text(encoding="utf-8")
 ENTRIES: list[dict[str, Any]] = [
     entry
     for entry in json.loads((KERNELS / "kernels.json").read_text(encoding="utf-8"))
@@ -53,7 +57,7 @@ def test_a_kernel_takes_no_more_than_it_is_known_to(kernel: str) -> None:
 
 def families() -> list[list[str]]:
     """The architectures of variants.yaml that share PTX, as CMakeLists.txt has it."""
-    said = re.search(r"^set\(families (.*)\)$", (KERNELS / "CMakeLists.txt").read_text(encoding="utf-8"), re.M)
+    said = re.search(r"^set\(families (.*)\)$", CMAKE, re.M)
     assert said
     there = [name.removeprefix("sm_") for name in matrix.targets(matrix.load().architectures)]
     found = [[name for name in family.split(",") if name in there] for family in re.findall(r'"([^"]*)"', said[1])]
@@ -66,15 +70,16 @@ def families() -> list[list[str]]:
 
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: Path(entry["source"]).stem)
-def test_architectures_share_the_ptx_that_would_be_their_own(entry: dict[str, Any], tmp_path: Path) -> None:
-    """What an architecture would be compiled to by itself is what it shares; an entry that says that it is not, has a reason to."""
+def test_architectures_share_what_would_be_their_own(entry: dict[str, Any], tmp_path: Path) -> None:
+    """What an architecture would be compiled to by itself is what it shares: PTX, and of some the instructions too."""
     toolkit = venvs.site_packages(f"cuda-{CUDA}")
     if not (toolkit / "nvidia" / "cuda_nvrtc").is_dir():
         pytest.skip(f"no CUDA {CUDA} from PyPI here: `python3 scripts/run.py build-cu128` brings it")
     release = matrix.load().cuda[CUDA].pypi["nvidia-cuda-nvrtc-cu12"]
     built = [name.removeprefix("sm_") for name in matrix.targets(matrix.load().cuda[CUDA].architectures)]
     only = [name.removeprefix("sm_") for name in entry.get("architectures", [f"sm_{name}" for name in built])]
-    differ = []
+    same = {later: earlier for later, earlier in re.findall(r"^set\(same_as_(\d+) (\d+)\)$", CMAKE, re.M)}
+    assert same == {"89": "86"}
     for family in families():
         texts = {}
         for number in [name for name in family if name in built and name in only]:
@@ -83,5 +88,17 @@ def test_architectures_share_the_ptx_that_would_be_their_own(entry: dict[str, An
             options = ["-ptx", f"-arch=compute_{number}", "-std=c++17", f"-I{KERNELS.parent}", *defined, "-o", str(target)]
             assert nvrtc_nvcc.run(toolkit, release, [*options, str(KERNELS / entry["source"])]) == 0
             texts[number] = re.sub(r"^\.target .*$", "", target.read_text(encoding="utf-8"), flags=re.M)
-        differ += [f"{number} from {next(iter(texts))}" for number in texts if texts[number] != next(iter(texts.values()))]
-    assert bool(differ) == (entry.get("ptx") == "each"), f"PTX differs: {', '.join(differ) or 'nowhere'}"
+        differ = [f"{number} from {next(iter(texts))}" for number in texts if texts[number] != next(iter(texts.values()))]
+        assert not differ, f"PTX differs: {', '.join(differ)}"
+        for later, earlier in same.items():
+            if later in texts and earlier in texts:
+                assert _assembled(toolkit, tmp_path, texts, later) == _assembled(toolkit, tmp_path, texts, earlier)
+
+
+def _assembled(toolkit: Path, folder: Path, texts: dict[str, str], number: str) -> bytes:
+    """The instructions that ptxas makes of a family's PTX for one of its architectures."""
+    output = folder / f"{number}.cubin"
+    command = [toolkit / "nvidia" / "cuda_nvcc" / "bin" / "ptxas", f"-arch=sm_{number}", "-o", output, folder / f"{next(iter(texts))}.ptx"]
+    subprocess.run(command, check=True)
+    (code,) = (s.data() for s in ELFFile(io.BytesIO(output.read_bytes())).iter_sections() if s.name.startswith(".text."))
+    return bytes(code)

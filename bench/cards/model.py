@@ -192,7 +192,6 @@ MEASURED: dict[str, float] = {
     "sm80_qk_int8_pv_f16": 1213,
     "sm80_qk_int8_pv_f16_accum_f16": 1582,
     "sm89_qk_int8_pv_f8": 1559,
-    "sm89_qk_int8_pv_f8_accum_f16": 1559,  # there the same code
     "sm90_qk_int8_pv_f16": 658,
     "quant_k_int8": 31.4,
     "quant_v_f16": 52,
