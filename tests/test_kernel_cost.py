@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import samples
 from elftools.elf.elffile import ELFFile
 
 from sage_factory import ROOT
@@ -53,6 +54,13 @@ def test_a_kernel_takes_no_more_than_it_is_known_to(kernel: str) -> None:
     instances, kilobytes = sum(one.instances for one in found), sum(one.code for one in found) / 1e3
     assert instances == BUDGET[kernel][0]
     assert kilobytes < 1.1 * BUDGET[kernel][1], f"{kilobytes:.0f} kB of instructions"
+
+
+def test_code_that_two_architectures_have_was_compiled_once() -> None:
+    files = {"sm_86/k-d64-fp16.cubin": samples.cubin(86), "sm_89/k-d64-fp16.cubin": samples.cubin(86)}
+    assert cost.of_set(files) == {"k": {"sm_86": cost.Cost(1, 16)}}
+    files["sm_89/k-d64-fp16.cubin"] = samples.cubin(89)
+    assert cost.total(cost.of_set(files)) == cost.Cost(2, 32)
 
 
 def families() -> list[list[str]]:
