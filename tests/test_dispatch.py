@@ -92,13 +92,18 @@ def test_every_function_serves_every_gpu_that_it_can() -> None:
     """Of each function on each GPU, every option is served or every option is refused for the GPU's age."""
     for function, allowed in dispatch.ACCUMULATORS.items():
         oldest = (8, 9) if "fp8" in function else (8, 0)
-        for gpu in [*(dispatch.Gpu(c) for c in [(8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (11, 0), (12, 0), (13, 0)]), dispatch.CPU]:
+        for gpu in [
+            *(dispatch.Gpu(c) for c in [(8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (11, 0), (12, 0), (13, 0)]),
+            dispatch.CPU,
+        ]:
             for accumulators in allowed or (None,):
                 request = dispatch.Request(function, accumulators, 256, masked=True, other_mask=True, packed=True, uneven=True)
                 if gpu.capability >= oldest:
                     assert dispatch.choose(request, gpu).kernel in dispatch.KERNELS
                 else:
-                    with pytest.raises(ValueError, match=r"runs on compute capability 8\.9, 9\.0 and 12\.x; what can: sageattn"):
+                    with pytest.raises(
+                        ValueError, match=r"runs on compute capability 8\.9, 9\.0 and 12\.x; what can: sageattn"
+                    ):
                         dispatch.choose(request, gpu)
 
 

@@ -182,7 +182,11 @@ def nvcc(cuda: matrix.Cuda, suffix: str, found: Compiler, report: Report) -> Thi
     release = cuda.pypi["nvidia-cuda-nvrtc-cu12"]
     place = "libexec/nvrtc_nvcc.py"
     text = f'#!/bin/sh\nexec "{sys.executable}" -IS "$(dirname "$0")/../{place}" "{target}" {release} "$@"\n'
-    texts = {"bin/nvcc": text, "bin/ptxas": _forward(f"{target}/nvidia/cuda_nvcc/bin/ptxas"), place: SHIM.read_text(encoding="utf-8")}
+    texts = {
+        "bin/nvcc": text,
+        "bin/ptxas": _forward(f"{target}/nvidia/cuda_nvcc/bin/ptxas"),
+        place: SHIM.read_text(encoding="utf-8"),
+    }
     return Thin(f"cuda-nvcc_{suffix}", release, texts=texts | stamp)
 
 
