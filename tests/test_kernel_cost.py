@@ -105,14 +105,8 @@ def test_architectures_share_what_would_be_their_own(entry: dict[str, Any], tmp_
 
 def _assembled(toolkit: Path, folder: Path, texts: dict[str, str], number: str) -> bytes:
     """The instructions that ptxas makes of a family's PTX for one of its architectures."""
-    output = folder / f"{number}.cubin"
-    command = [
-        toolkit / "nvidia" / "cuda_nvcc" / "bin" / "ptxas",
-        f"-arch=sm_{number}",
-        "-o",
-        output,
-        folder / f"{next(iter(texts))}.ptx",
-    ]
+    output, ptxas = folder / f"{number}.cubin", toolkit / "nvidia" / "cuda_nvcc" / "bin" / "ptxas"
+    command = [str(ptxas), f"-arch=sm_{number}", "-o", str(output), str(folder / f"{next(iter(texts))}.ptx")]
     subprocess.run(command, check=True)
     (code,) = (s.data() for s in ELFFile(io.BytesIO(output.read_bytes())).iter_sections() if s.name.startswith(".text."))
     return bytes(code)
