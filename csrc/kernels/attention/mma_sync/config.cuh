@@ -108,6 +108,7 @@ struct MmaSyncConfig : Kernel {
   static constexpr bool kHalfRange = cuda::std::is_same_v<Element, __half>;
   static constexpr float kLevel = kValues == Values::kE4m3 ? 4.0f : kScaled ? 3.0f : kHalfRange ? 5.0f : -32.0f;
   static constexpr float kLimit = kValues == Values::kE4m3 ? 448.0f : kScaled ? 512.0f : kHalfRange ? 8192.0f : 0x1p-24f;
+  static_assert(!kScaled || kChunks * 4 * kLimit * (kValues == Values::kE4m3 ? 1.0625f : 1.0f) * QuantV::kLargest < 65504.0f);
   // Stands for -infinity where differences are taken: below any score, and its powers of two are 0.
   static constexpr float kNever = -1e30f;
 
