@@ -163,13 +163,24 @@ def kernel_for(
         ValueError: none serves it.
         RuntimeError: there is no such GPU, or no kernels for it.
     """
-    choice = _remembered(Request(function, pv_accum_dtype, head_dim, masked, other_mask, packed, uneven), device, index)
-    return choice.kernel, choice.or_pytorch
+    return _remembered(function, pv_accum_dtype, head_dim, masked, other_mask, packed, uneven, device, index)
 
 
 @functools.cache
-def _remembered(request: Request, device: str, index: int | None) -> Choice:
-    return choose(request, *gpu_of(device, index), cudnn=_cudnn())
+def _remembered(
+    function: str,
+    pv_accum_dtype: str | None,
+    head_dim: int,
+    masked: bool,
+    other_mask: bool,
+    packed: bool,
+    uneven: bool,
+    device: str,
+    index: int | None,
+) -> tuple[str, bool]:
+    request = Request(function, pv_accum_dtype, head_dim, masked, other_mask, packed, uneven)
+    choice = choose(request, *gpu_of(device, index), cudnn=_cudnn())
+    return choice.kernel, choice.or_pytorch
 
 
 def _cudnn() -> int:

@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 import torch
+import wrong_arguments
 from accuracy import FP4, error_by_size, exact, relative_l1
-from test_api import CU, ERRORS, PACKED, VARLEN_ERRORS, K, Q, V, qkv, randn
+from test_api import CU, PACKED, VARLEN_ERRORS, K, Q, V, qkv, randn
 
 sageattn3 = pytest.importorskip(
     "sageattn3", reason="not installed here: `python3 scripts/run.py test` builds it and installs it"
@@ -165,10 +166,10 @@ def test_packed_sequences() -> None:
 # ── Errors ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize(("arguments", "error", "message"), [pytest.param(*e[1:], id=e[0]) for e in ERRORS])
+@pytest.mark.parametrize(("arguments", "error", "message"), [pytest.param(*e[1:], id=e[0]) for e in wrong_arguments.CASES])
 def test_argument_errors(arguments: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error) as caught:
-        sageattn3_blackwell(**{"q": Q, "k": K, "v": V, **arguments})
+        sageattn3_blackwell(**wrong_arguments.call(arguments))
     assert str(caught.value) == message
 
 
@@ -246,8 +247,8 @@ def test_its_own_kernels_and_no_others() -> None:
 def test_opcheck(layout: str, lse: bool) -> None:
     q, k, v = qkv(1, 4, 9, 40)
     operator = torch.ops.sageattn3.attention.default
-    number = _ops.NUMBERS[KERNEL]
-    torch.library.opcheck(operator, (q, k, v, None, layout == "HND", False, 0.125, True, True, lse, False, number, False))
+    options = _ops.number_of(KERNEL, layout == "HND", False, True, True, lse, per_block_mean=False)
+    torch.library.opcheck(operator, (q, k, v, None, 0.125, options))
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
@@ -285,6 +286,7 @@ def test_both_in_one_process_in_either_order(order: str) -> None:
     said = run(f"""
 import {order}
 import torch
+import wrong_arguments
 q, k, v = (torch.randn(1, 2, 40, 64, generator=torch.Generator().manual_seed(seed)).half() for seed in range(3))
 eight, four = sageattention.sageattn(q, k, v), sageattn3.sageattn3_blackwell(q, k, v)
 print(eight.double().sum().item(), four.double().sum().item())
