@@ -99,15 +99,19 @@ template <typename Config>
 __device__ __forceinline__ void load(const AttentionParams& p, const MmaSyncTile& tile, int block, uint32_t shared, uint32_t stage) {
   const uint32_t v_block = stage + Config::kKBlockBytes;
   if constexpr (Config::kBulkCopies) {
-    // By a shuffle the compiler knows that a warp's lanes go together.
-    if (__shfl_sync(0xffffffffu, threadIdx.x / 32, 0) == 0 && ptx::elect_one()) {
+    // Four warps ask for one part each, by a lane: asked for by one warp they would keep the others waiting at the next barrier.
+    const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);  // by a shuffle: the compiler knows that a warp's lanes go together
+    const auto index = static_cast<uint32_t>(block);
+    const auto ask = [&](uint32_t destination, const void* source, int bytes) {
       const uint32_t arrived = shared + Config::kArrivedOffset;
-      const auto index = static_cast<uint32_t>(block);
-      ptx::mbarrier_arrive_expect(arrived, Config::kStageBytes + Config::kKScaleBytes + Config::kVScaleBytes);
-      ptx::bulk_copy(stage, tile.k + index * uint64_t{Config::kKBlockBytes}, Config::kKBlockBytes, arrived);
-      ptx::bulk_copy(k_scales<Config>(shared, stage), tile.k_scale + index * QuantKInt8::kScales, Config::kKScaleBytes, arrived);
-      ptx::bulk_copy(v_block, tile.v + index * uint64_t{Config::kVBlockBytes}, Config::kVBlockBytes, arrived);
-      ptx::bulk_copy(v_scales<Config>(shared, stage), tile.v_scale + index * uint64_t{Config::kVScaleBytes}, Config::kVScaleBytes, arrived);
+      ptx::mbarrier_arrive_expect(arrived, bytes);
+      ptx::bulk_copy(destination, source, bytes, arrived);
+    };
+    if (warp < Config::kParts && ptx::elect_one()) {
+      if (warp == 0) ask(stage, tile.k + index * uint64_t{Config::kKBlockBytes}, Config::kKBlockBytes);
+      if (warp == 1) ask(v_block, tile.v + index * uint64_t{Config::kVBlockBytes}, Config::kVBlockBytes);
+      if (warp == 2) ask(k_scales<Config>(shared, stage), tile.k_scale + index * QuantKInt8::kScales, Config::kKScaleBytes);
+      if (warp == 3) ask(v_scales<Config>(shared, stage), tile.v_scale + index * uint64_t{Config::kVScaleBytes}, Config::kVScaleBytes);
     }
     return;
   }
@@ -125,13 +129,13 @@ __device__ __forceinline__ void load(const AttentionParams& p, const MmaSyncTile
   ptx::cp_async_commit();
 }
 
-// Where a block of threads is told that what the copy engine brings has arrived. Phase n is that of the n-th block of keys: the lane that
-// asks for it in load() alone arrives, and the phase completes once the bytes are there that it said to expect. By one thread, before a
-// barrier of all.
+// Where a block of threads is told that what the copy engine brings has arrived. Phase n is that of the n-th block of keys: those that ask
+// for its parts in load() alone arrive, each before its bytes can, and it completes once all have and all those bytes are there. By one
+// thread, before a barrier of all.
 template <typename Config>
 __device__ __forceinline__ void prepare_arrival(uint32_t shared) {
   if constexpr (Config::kBulkCopies) {
-    ptx::mbarrier_init(shared + Config::kArrivedOffset, 1);
+    ptx::mbarrier_init(shared + Config::kArrivedOffset, Config::kParts);
     ptx::mbarrier_init_fence();
   }
 }
@@ -139,7 +143,7 @@ __device__ __forceinline__ void prepare_arrival(uint32_t shared) {
 // Waits until what load() has started into a stage is there, for all threads, and all have left the other stage.
 //
 // Of bulk copies: blocks of keys, stages and phases take turns together, so a phase's parity is its stage, and one barrier does for both.
-// Phase n + 1 cannot complete, nor anything be written to the other stage, before load() is called for it, which is after the
+// Nobody arrives in phase n + 1, and nothing is written to the other stage, before load() is called for it, which is after the
 // __syncthreads here for block n. By then every thread has seen phase n complete, so that none can take n + 2 for it, which has the same
 // parity; and has read what it will of block n - 1, which was in that stage. (Reads of shared memory before a barrier need no fence for
 // what the copy engine writes after it; only writes would.) What is asked for last is waited for: nothing is under way when a thread exits.
