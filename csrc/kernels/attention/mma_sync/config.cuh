@@ -79,7 +79,6 @@ struct MmaSyncConfig : Kernel {
   static_assert(kKBlockBytes + kVBlockBytes == kStageBytes && kStageBytes % 1024 == 0);
   static constexpr int kTileOffset = Kernel::kStages * kStageBytes;
   static constexpr int kArrivedOffset = kTileOffset + Kernel::kTileBytes - 8;  // the barrier on which bulk copies count
-  static constexpr int kParts = 4;  // which they bring of a block of keys
   static constexpr int kQScaleOffset = kTileOffset + Kernel::kTileBytes;
   static constexpr int kKScaleOffset = kQScaleOffset + Kernel::kQScaleBytes;
   static constexpr int kUnsmoothedOffset = kKScaleOffset + Kernel::kStages * Kernel::kKScaleBytes;

@@ -99,19 +99,21 @@ template <typename Config>
 __device__ __forceinline__ void load(const AttentionParams& p, const MmaSyncTile& tile, int block, uint32_t shared, uint32_t stage) {
   const uint32_t v_block = stage + Config::kKBlockBytes;
   if constexpr (Config::kBulkCopies) {
-    // Four warps ask for one part each, by a lane: asked for by one warp they would keep the others waiting at the next barrier.
+    // By two warps, of which one lane each: what one has to do keeps the others waiting at the next barrier.
     const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);  // by a shuffle: the compiler knows that a warp's lanes go together
     const auto index = static_cast<uint32_t>(block);
-    const auto ask = [&](uint32_t destination, const void* source, int bytes) {
-      const uint32_t arrived = shared + Config::kArrivedOffset;
-      ptx::mbarrier_arrive_expect(arrived, bytes);
-      ptx::bulk_copy(destination, source, bytes, arrived);
+    const uint32_t arrived = shared + Config::kArrivedOffset;
+    const auto ask = [&](uint32_t numbers, const uint8_t* source, int bytes, uint32_t scales, const void* source_scales, int scale_bytes) {
+      ptx::mbarrier_arrive_expect(arrived, bytes + scale_bytes);
+      ptx::bulk_copy(numbers, source, bytes, arrived);
+      ptx::bulk_copy(scales, source_scales, scale_bytes, arrived);
     };
-    if (warp < Config::kParts && ptx::elect_one()) {
-      if (warp == 0) ask(stage, tile.k + index * uint64_t{Config::kKBlockBytes}, Config::kKBlockBytes);
-      if (warp == 1) ask(v_block, tile.v + index * uint64_t{Config::kVBlockBytes}, Config::kVBlockBytes);
-      if (warp == 2) ask(k_scales<Config>(shared, stage), tile.k_scale + index * QuantKInt8::kScales, Config::kKScaleBytes);
-      if (warp == 3) ask(v_scales<Config>(shared, stage), tile.v_scale + index * uint64_t{Config::kVScaleBytes}, Config::kVScaleBytes);
+    if (warp == 0 && ptx::elect_one()) {
+      ask(stage, tile.k + index * uint64_t{Config::kKBlockBytes}, Config::kKBlockBytes, k_scales<Config>(shared, stage),
+          tile.k_scale + index * QuantKInt8::kScales, Config::kKScaleBytes);
+    } else if (warp == 1 && ptx::elect_one()) {
+      ask(v_block, tile.v + index * uint64_t{Config::kVBlockBytes}, Config::kVBlockBytes, v_scales<Config>(shared, stage),
+          tile.v_scale + index * uint64_t{Config::kVScaleBytes}, Config::kVScaleBytes);
     }
     return;
   }
@@ -129,13 +131,13 @@ __device__ __forceinline__ void load(const AttentionParams& p, const MmaSyncTile
   ptx::cp_async_commit();
 }
 
-// Where a block of threads is told that what the copy engine brings has arrived. Phase n is that of the n-th block of keys: those that ask
-// for its parts in load() alone arrive, each before its bytes can, and it completes once all have and all those bytes are there. By one
+// Where a block of threads is told that what the copy engine brings has arrived. Phase n is that of the n-th block of keys: the two that
+// ask for it in load() alone arrive, each before its bytes can, and it completes once all have and all those bytes are there. By one
 // thread, before a barrier of all.
 template <typename Config>
 __device__ __forceinline__ void prepare_arrival(uint32_t shared) {
   if constexpr (Config::kBulkCopies) {
-    ptx::mbarrier_init(shared + Config::kArrivedOffset, Config::kParts);
+    ptx::mbarrier_init(shared + Config::kArrivedOffset, 2);
     ptx::mbarrier_init_fence();
   }
 }
