@@ -60,13 +60,12 @@ class Expected(NamedTuple):
     since_90: tuple[str, ...] = ()
     shared: str = ""  # host function of head_dim that says the dynamic shared memory; none: 0
     stack: int = 0  # bytes a thread may put aside, outside the loop over keys
-    bulk: bool = False  # where the copy engine brings K and V, if it can
 
 
 F4 = "F2FP.SATFINITE.E2M1.F32.PACK_AB_MERGE_C"  # two numbers to e2m1
 
-# What all mma.sync attention kernels have in common; where V is quantised, the copy engine brings it from 9.0 and CUDA 12.8 on.
-MMA_SYNC = ("{copies}", "LDSM.16.M88.4", "MUFU.EX2")
+# What all mma.sync attention kernels have in common.
+MMA_SYNC = ("LDGSTS.E.BYPASS.128", "LDSM.16.M88.4", "MUFU.EX2")
 
 # Hopper's.
 WGMMA = Expected(
@@ -122,7 +121,6 @@ EXPECTED = {
         (*MMA_SYNC, "LDSM.16.MT88.4"),
         since_90=("ACQBULK",),
         shared="shared_bytes",
-        bulk=True,
     ),
     "sm89_qk_int8_pv_f8": Expected(
         lambda d, _: 2 if d <= 128 else 1,
@@ -130,7 +128,6 @@ EXPECTED = {
         (*MMA_SYNC, "F2FP"),
         since_90=("ACQBULK",),
         shared="shared_bytes",
-        bulk=True,
     ),
     "sm89_qk_int8_pv_f8_accum_f16": Expected(
         lambda d, _: 2 if d <= 128 else 1,
@@ -138,7 +135,6 @@ EXPECTED = {
         (*MMA_SYNC, "F2FP"),
         since_90=("ACQBULK",),
         shared="shared_bytes",
-        bulk=True,
     ),
     "sm90_qk_int8_pv_f16": WGMMA,
     # At head_dim 128 registers are short by two, which are read once a tile of the output.
@@ -278,9 +274,7 @@ def test_the_instructions_are_those_meant(kernel: Kernel) -> None:
     expected, found = EXPECTED[kernel.stem], Counter(instructions(kernel))
     # Of compute capability 9.0 and 10.x only wgmma and tcgen05 multiply e4m3: for mma.sync it is converted to FP16.
     emulated = kernel.capability // 10 in {9, 10}
-    engine = EXPECTED[kernel.stem].bulk and kernel.capability >= 90 and [*map(int, kernel.package.cuda.split("."))] >= [12, 8]
     words = {
-        "copies": "UBLKCP.S.G" if engine else "LDGSTS.E.BYPASS.128",
         "head_dim": kernel.head_dim,
         "row_bits": min(kernel.head_dim, 128),
         "bf16": ".BF16" if kernel.dtype == "bf16" else "",

@@ -15,7 +15,6 @@ from typing import NamedTuple
 from sage_factory.inspect.cubin import Code, Instruction
 
 WARPGROUP = 4  # warps that compute a wgmma together
-COPIES = {"LDGSTS", "UBLKCP"}  # from global to shared memory: by each thread, or by the copy engine, which one lane asks
 
 
 class Product(NamedTuple):
@@ -84,7 +83,7 @@ def _blocks(code: Code) -> dict[int, _Block]:
             [t for t in (*targets, *([end] if falls else [])) if t < len(code.instructions)],
             sum(p.multiply_adds for p in products if p.kind == "int8"),
             sum(p.multiply_adds for p in products if p.kind != "int8"),
-            sum(i.opcode in COPIES for i in instructions),
+            sum(i.opcode == "LDGSTS" for i in instructions),
             any(i.opcode == "STG" for i in instructions),
         )
     return blocks

@@ -50,23 +50,6 @@ __device__ __forceinline__ void mbarrier_wait_unless(uint32_t done, uint32_t bar
 // Waits until the phase of this parity has completed.
 __device__ __forceinline__ void mbarrier_wait(uint32_t barrier, uint32_t parity) { mbarrier_wait_unless(0, barrier, parity); }
 
-// Whether this is the lane of a converged warp that does what one shall do: the compiler then knows that it is but one.
-__device__ __forceinline__ bool elect_one() {
-  uint32_t elected;
-  asm volatile(
-      "{\n.reg .pred elected;\n"
-      "elect.sync _|elected, 0xffffffff;\n"
-      "selp.b32 %0, 1, 0, elected;\n}\n" : "=r"(elected)::"memory");
-  return elected != 0;
-}
-
-// Copies contiguous bytes (a multiple of 16, from and to multiples of 16), which count on the barrier. PTX 8.6: CUDA 12.8.
-__device__ __forceinline__ void bulk_copy(uint32_t shared_destination, const void* source, int bytes, uint32_t barrier) {
-  asm volatile("cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];\n" ::"r"(shared_destination),
-               "l"(source), "r"(bytes), "r"(barrier)
-               : "memory");
-}
-
 // Copies the box of a mapped [batch, head, token, channel] tensor that starts at these coordinates, zeros outside.
 __device__ __forceinline__ void tensor_copy(uint32_t shared_destination, const TensorMap& map, int channel, int token,
                                             int head, int batch, uint32_t barrier) {

@@ -2,8 +2,7 @@
 //
 // A block of warps computes 128 rows of the output; a warp owns 32 of them (16 at head_dim 256) and keeps Q (quantised in
 // registers, one scale a row), the scores of a few keys and the output in registers. K (INT8, from quant_k_int8) and V (as the
-// caller left it, or from quant_v_f8 or quant_v_f16) stream through shared memory, 64 keys a stage, double buffered, with
-// cp.async or by the copy engine.
+// caller left it, or from quant_v_f8 or quant_v_f16) stream through shared memory, 64 keys a stage, double buffered with cp.async.
 #pragma once
 
 #include "kernels/attention/mma_sync/load.cuh"
@@ -27,7 +26,7 @@ __device__ __forceinline__ uint32_t v_offset(int lane) {
 template <typename Config>
 __device__ __forceinline__ void attend(const AttentionParams& p) {
   extern __shared__ __align__(1024) uint8_t memory[];
-  static_assert(Config::kTileOffset + sizeof(MmaSyncTile) <= Config::kArrivedOffset);
+  static_assert(sizeof(MmaSyncTile) <= Config::kTileBytes);
   uint32_t shared = ptx::shared_address(memory);
   ptx::keep(shared);  // what is in shared memory is addressed from it; else each time from a special register, which is slow
   auto& tile = *static_cast<MmaSyncTile*>(__cvta_shared_to_generic(shared + Config::kTileOffset));
@@ -35,10 +34,7 @@ __device__ __forceinline__ void attend(const AttentionParams& p) {
   ptx::keep(lane);  // for the same reason
   if (threadIdx.x < 32) {
     const auto found = MmaSyncTile::find<Config>(p, blockIdx.x);
-    if (lane == 0) {
-      tile = found;
-      prepare_arrival<Config>(shared);
-    }
+    if (lane == 0) tile = found;
   }
   __syncthreads();
   if (tile.qo_len == 0) return;
@@ -73,7 +69,8 @@ __device__ __forceinline__ void attend(const AttentionParams& p) {
   if (block < tile.blocks) load<Config>(p, tile, block, shared, stage);
 #pragma unroll 1
   while (block < tile.blocks) {
-    wait_for_stage<Config>(shared, stage);
+    ptx::cp_async_wait<0>();
+    __syncthreads();  // this stage has arrived for all warps, and all have left the other one
     KeyBlock<Config> keys;
     keys.hidden = hidden_of(p, tile, block);
     keys.unsmoothed = Config::kUnsmoothedBytes > 0 && ptx::load_shared_float(v_scales<Config>(shared, stage) + Config::kUnsmoothedFlag) != 0.0f;

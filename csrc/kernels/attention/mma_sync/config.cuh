@@ -39,13 +39,6 @@ struct MmaSyncConfig : Kernel {
 
   // V with a scale for each channel of a block of keys, from quant_v_f16 or quant_v_f8.
   static constexpr bool kScaled = kValues != Values::kAsGiven;
-  // From 9.0 on the copy engine brings K, V and their scales, which lie in memory as shared memory wants them, where else every thread
-  // copies. Not of CUDA 12.6: its form of that copy costs more.
-#if __CUDA_ARCH__ >= 900 && !(defined(__CUDACC_VER_MAJOR__) && __CUDACC_VER_MAJOR__ * 100 + __CUDACC_VER_MINOR__ < 1208)
-  static constexpr bool kBulkCopies = kScaled;
-#else
-  static constexpr bool kBulkCopies = false;
-#endif
   static constexpr bool kSmooths = Kernel::kUnsmoothedBytes > 0;
   // What P is rounded to.
   using ProbabilityType = cuda::std::conditional_t<kScaled, __half, Element>;
@@ -78,7 +71,6 @@ struct MmaSyncConfig : Kernel {
   static constexpr int kStageBytes = Kernel::stage_bytes(kHeadDim);
   static_assert(kKBlockBytes + kVBlockBytes == kStageBytes && kStageBytes % 1024 == 0);
   static constexpr int kTileOffset = Kernel::kStages * kStageBytes;
-  static constexpr int kArrivedOffset = kTileOffset + Kernel::kTileBytes - 8;  // the barrier on which bulk copies count
   static constexpr int kQScaleOffset = kTileOffset + Kernel::kTileBytes;
   static constexpr int kKScaleOffset = kQScaleOffset + Kernel::kQScaleBytes;
   static constexpr int kUnsmoothedOffset = kKScaleOffset + Kernel::kStages * Kernel::kKScaleBytes;

@@ -5,7 +5,6 @@
 #include "kernels/attention/tile.cuh"
 #include "kernels/element.cuh"
 #include "kernels/ptx/cp_async.cuh"
-#include "kernels/ptx/mbarrier.cuh"
 #include "kernels/swizzle.cuh"
 
 namespace sage {
@@ -98,25 +97,6 @@ __device__ __forceinline__ uint32_t other_stage(uint32_t stages, uint32_t stage)
 template <typename Config>
 __device__ __forceinline__ void load(const AttentionParams& p, const MmaSyncTile& tile, int block, uint32_t shared, uint32_t stage) {
   const uint32_t v_block = stage + Config::kKBlockBytes;
-  if constexpr (Config::kBulkCopies) {
-    // By two warps, of which one lane each: what one has to do keeps the others waiting at the next barrier.
-    const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);  // by a shuffle: the compiler knows that a warp's lanes go together
-    const auto index = static_cast<uint32_t>(block);
-    const uint32_t arrived = shared + Config::kArrivedOffset;
-    const auto ask = [&](uint32_t numbers, const uint8_t* source, int bytes, uint32_t scales, const void* source_scales, int scale_bytes) {
-      ptx::mbarrier_arrive_expect(arrived, bytes + scale_bytes);
-      ptx::bulk_copy(numbers, source, bytes, arrived);
-      ptx::bulk_copy(scales, source_scales, scale_bytes, arrived);
-    };
-    if (warp == 0 && ptx::elect_one()) {
-      ask(stage, tile.k + index * uint64_t{Config::kKBlockBytes}, Config::kKBlockBytes, k_scales<Config>(shared, stage),
-          tile.k_scale + index * QuantKInt8::kScales, Config::kKScaleBytes);
-    } else if (warp == 1 && ptx::elect_one()) {
-      ask(v_block, tile.v + index * uint64_t{Config::kVBlockBytes}, Config::kVBlockBytes, v_scales<Config>(shared, stage),
-          tile.v_scale + index * uint64_t{Config::kVScaleBytes}, Config::kVScaleBytes);
-    }
-    return;
-  }
   copy_block<Config::kKBlockBytes, Config::kThreads>(stage, tile.k, block);
   if (threadIdx.x == 0) {
     static_assert(Config::kKScaleBytes == 16);
@@ -129,36 +109,6 @@ __device__ __forceinline__ void load(const AttentionParams& p, const MmaSyncTile
     load_v<Config>(p, tile, block, v_block);
   }
   ptx::cp_async_commit();
-}
-
-// Where a block of threads is told that what the copy engine brings has arrived. Phase n is that of the n-th block of keys: the two that
-// ask for it in load() alone arrive, each before its bytes can, and it completes once all have and all those bytes are there. By one
-// thread, before a barrier of all.
-template <typename Config>
-__device__ __forceinline__ void prepare_arrival(uint32_t shared) {
-  if constexpr (Config::kBulkCopies) {
-    ptx::mbarrier_init(shared + Config::kArrivedOffset, 2);
-    ptx::mbarrier_init_fence();
-  }
-}
-
-// Waits until what load() has started into a stage is there, for all threads, and all have left the other stage.
-//
-// Of bulk copies: blocks of keys, stages and phases take turns together, so a phase's parity is its stage, and one barrier does for both.
-// Nobody arrives in phase n + 1, and nothing is written to the other stage, before load() is called for it, which is after the
-// __syncthreads here for block n. By then every thread has seen phase n complete, so that none can take n + 2 for it, which has the same
-// parity; and has read what it will of block n - 1, which was in that stage. (Reads of shared memory before a barrier need no fence for
-// what the copy engine writes after it; only writes would.) What is asked for last is waited for: nothing is under way when a thread exits.
-template <typename Config>
-__device__ __forceinline__ void wait_for_stage(uint32_t shared, uint32_t stage) {
-  if constexpr (Config::kBulkCopies) {
-    const uint32_t parity = stage == shared ? 0 : 1;
-    // By a vote: the compiler knows that all lanes leave together.
-    while (__any_sync(0xffffffffu, ptx::mbarrier_test(shared + Config::kArrivedOffset, parity) == 0)) continue;
-  } else {
-    ptx::cp_async_wait<0>();
-  }
-  __syncthreads();
 }
 
 }  // namespace sage

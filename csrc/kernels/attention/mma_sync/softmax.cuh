@@ -173,8 +173,6 @@ __device__ __forceinline__ void exponentiate_with_care(const AttentionParams& p,
                                                        const Queries<Config>& q, uint32_t k_lane, const KeyBlock<Config>& block,
                                                        int first_key, int chunk, Progress& progress, State<Config>& state,
                                                        Probabilities<Config>& probabilities) {
-  ptx::keep(first_key);
-  ptx::keep(k_lane);
   LogScores<Config> scores, x;
   float added[2];
   compute_log_scores<Config, M>(p, tile, q, k_lane + chunk * (Config::kChunkN * Config::kKRowBytes), block.hidden,
