@@ -66,7 +66,7 @@ def chunk_n(head_dim: int, precision: Precision) -> int:
     """Keys whose scores are turned into probabilities together."""
     if precision.tile is not None:
         return precision.tile
-    return 64 if head_dim <= 64 else 16 if precision.twice else 32
+    return 64 if head_dim <= 64 else 32
 
 
 def gather_n(head_dim: int, precision: Precision) -> int:

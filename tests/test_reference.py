@@ -449,7 +449,7 @@ NUMBER = r"(-?(?:0x[\dp-]+|\d[\d.]*(?:e-?\d+)?))f?"
         (
             "attention/mma_sync/config.cuh",
             rf"kChunkN = kHeadDim == 64 \? {NUMBER} : kRoomy \? {NUMBER} : {NUMBER};",
-            [reference.chunk_n(64, F16), reference.chunk_n(128, F16), reference.chunk_n(128, F8)],
+            [reference.chunk_n(64, F16), reference.chunk_n(128, F16), 16],
         ),
         ("element.cuh", rf"scale > {NUMBER} ", [reference.LARGEST_SCALE]),
         ("quant/kv_span.cuh", r"\* (0x[0-9a-f]+)u,", [reference.GOLDEN]),

@@ -46,11 +46,11 @@ struct MmaSyncConfig : Kernel {
   // Keys that a fragment of P holds.
   static constexpr int kStepN = kValues == Values::kE4m3 ? 32 : 16;
   // Keys whose scores are in registers at a time: as many as spill nothing, for the tensor cores lose time wherever products of
-  // integers and of floats take turns. From 10.0 on CUDA 12 needs more registers for the same.
+  // integers and of floats take turns. From 10.0 on CUDA 12 needs more registers for V in 16 bits.
 #if __CUDA_ARCH__ >= 1000
-  static constexpr bool kRoomy = false;
+  static constexpr bool kRoomy = kValues == Values::kE4m3 && !kConvert;
 #else
-  static constexpr bool kRoomy = kValues != Values::kE4m3;
+  static constexpr bool kRoomy = !kConvert;
 #endif
   static constexpr int kChunkN = kHeadDim == 64 ? 64 : kRoomy ? 32 : 16;
   // Keys whose probabilities are gathered before they meet V: all that share V's scales, which FP16 sums are of too.
@@ -95,7 +95,7 @@ struct MmaSyncConfig : Kernel {
   //   FP16, V scaled   2^3. The 64 keys of a sum, of four chunks or fewer, lie with four threads: with |V| <= 4.5 it is at most
   //          4 * 4 * 512 * 4.5 = 36864
   //   e4m3   2^4; 448 is the largest number, and this as far from the subnormal ones as that allows. The 64 keys of a sum, of four
-  //          chunks or one, lie with four threads, and rounding adds a sixteenth: at most 4 * 4 * 448 * 17/16 * 4.5 = 34272
+  //          chunks or fewer, lie with four threads, and rounding adds a sixteenth: at most 4 * 4 * 448 * 17/16 * 4.5 = 34272
   // A power of two, which rounding leaves as it is: a row's largest probability matters most.
   static constexpr bool kHalfRange = cuda::std::is_same_v<Element, __half>;
   static constexpr float kLevel = kValues == Values::kE4m3 ? 4.0f : kScaled ? 3.0f : kHalfRange ? 5.0f : -32.0f;
