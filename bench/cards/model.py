@@ -50,16 +50,17 @@ def shared_bytes(name: str, head_dim: int) -> int:
     if name.startswith("sm90"):
         return 0
     if "fp4" in name:
-        return 2 * -(-fp4_bytes(head_dim) // 1024) * 1024 + 128 + 64
+        return 2 * -(-block_bytes(name, head_dim) // 1024) * 1024 + 128 + 64
+    return 2 * block_bytes(name, head_dim) + 128 + 4 * 128 + (16 * 128 if "pv_f8" in name else 0)
+
+
+def block_bytes(name: str, head_dim: int) -> int:
+    """Of 64 keys: K, V and their scales; in FP4 (csrc/kernels/attention/sm120_qk_fp4_pv_fp4.h) the scores of Q's mean too."""
+    if "fp4" in name:
+        return 36 * head_dim + 16 + 36 * head_dim + 4 * (head_dim + 4) + 4 * 64
     in_8_bits = "pv_f8" in name
     scales = 4 * head_dim + 16 if in_8_bits else head_dim + 16 if "accum" in name else 0
-    stage = 64 * head_dim * (2 if in_8_bits else 3) + scales
-    return 2 * (stage + 16) + 128 + 4 * 128 + (16 * 128 if in_8_bits else 0)
-
-
-def fp4_bytes(head_dim: int) -> int:
-    """Of a block of 64 keys in FP4 (csrc/kernels/attention/sm120_qk_fp4_pv_fp4.h): K, V, V's scales, the scores of Q's mean."""
-    return 36 * head_dim + 16 + 36 * head_dim + 4 * (head_dim + 4) + 4 * 64
+    return 64 * head_dim * (2 if in_8_bits else 3) + scales + 16
 
 
 @cache
@@ -78,10 +79,11 @@ def read_kernel(path: Path, head_dim: int, *, shared: int | None = None, threads
     found, keys = hot_path(code, head_dim, rows // computing)
     shared = shared_bytes(name, head_dim) if shared is None else shared
     blocks = 1 if asynchronous else blocks_per_sm(used, threads, shared, capability)
-    # In FP4 some copies are of few threads alone.
+    # In FP4 some copies are of few threads alone; the copy engine's are of a block of keys.
+    whole = "fp4" in name or any(i.opcode == "UBLKCP" for i in found)
     copies = (
-        2 * fp4_bytes(head_dim) / TILE
-        if "fp4" in name
+        2 * block_bytes(name, head_dim) / TILE
+        if whole
         else 512 * sum(i.opcode == "LDGSTS" for i in found) * computing / (rows * keys)
     )
     # Copied by another warp: K in 8 bits and V in 16, for the two blocks of a cluster at once.
@@ -165,9 +167,14 @@ def _makespan(blocks: list[float], multiprocessors: int, clocks: tuple[float, ..
     return clock
 
 
-def attention_seconds(kernel: Kernel, card: Card, shape: Shape, *, rows_descend: bool = True) -> float:
-    """Of the attention kernel alone. Blocks of threads start as others end, the last rows' first or, if not, each head's in order."""
-    clocks = tuple(c / REACHED for c in load(kernel, card).with_blocks)
+def attention_seconds(
+    kernel: Kernel, card: Card, shape: Shape, *, rows_descend: bool = True, simulated: tuple[float, ...] = ()
+) -> float:
+    """Of the attention kernel alone. Blocks of threads start as others end, the last rows' first or, if not, each head's in order.
+
+    `simulated`: clocks for a tile with 1, 2, … blocks of threads on a multiprocessor, where they are not to be the kernel's.
+    """
+    clocks = tuple(c / REACHED for c in simulated or load(kernel, card).with_blocks)
     blocks = []  # in tiles
     for first in range(0, shape.tokens, kernel.rows):
         keys = min(shape.tokens, first + kernel.rows) if shape.causal else shape.tokens
@@ -187,21 +194,28 @@ class Quantiser(NamedTuple):
     clocks: float = 0.0
 
 
-# Microseconds on the H200 for 2 x 32 heads x 4096 tokens of head_dim 128, float16, each kernel alone (bench/notes-mma-sync.md).
-MEASURED: dict[str, float] = {
-    "sm80_qk_int8_pv_f16": 1213,
-    "sm80_qk_int8_pv_f16_accum_f16": 1582,
-    "sm89_qk_int8_pv_f8": 1559,
-    "sm89_qk_int8_pv_f8_accum_f16": 1559,  # there the same code
-    "sm90_qk_int8_pv_f16": 658,
-    "quant_k_int8": 31.4,
-    "quant_v_f16": 52,
-    "quant_v_f8": 67.9,
+class Measured(NamedTuple):
+    """On the H200, for 2 x 32 heads x 4096 tokens of head_dim 128, float16, the kernel alone (bench/notes-mma-sync.md)."""
+
+    microseconds: float
+    # What was simulated of the code that was measured, for a tile with 1, 2, … blocks of threads: where the code has changed since.
+    simulated: tuple[float, ...] = ()
+
+
+MEASURED = {
+    "sm80_qk_int8_pv_f16": Measured(1184),
+    "sm80_qk_int8_pv_f16_accum_f16": Measured(1749, (9534, 5368)),
+    "sm89_qk_int8_pv_f8": Measured(1569),
+    "sm89_qk_int8_pv_f8_accum_f16": Measured(1569),  # there the same code
+    "sm90_qk_int8_pv_f16": Measured(658),
+    "quant_k_int8": Measured(31.0),
+    "quant_v_f16": Measured(52),
+    "quant_v_f8": Measured(70.3),
 }
 
 
 def _quantiser(name: str, size: float) -> Quantiser:
-    return Quantiser(name, size, MEASURED[name] * 1e-6 * 132 * 1.98e9 / (2 * 32 * 4096 * 128))
+    return Quantiser(name, size, MEASURED[name].microseconds * 1e-6 * 132 * 1.98e9 / (2 * 32 * 4096 * 128))
 
 
 _K, _V_F16, _V_F8 = _quantiser("quant_k_int8", 3), _quantiser("quant_v_f16", 4), _quantiser("quant_v_f8", 3)

@@ -205,7 +205,7 @@ __device__ __forceinline__ void exponentiate_with_care(const AttentionParams& p,
       for (int j = 0; j < Config::kNFragments * 2; ++j) {
         small |= x[j / 2][i * 2 + j % 2] < Config::kRestBelow && scores[j / 2][i * 2 + j % 2] > -INFINITY;
       }
-      const bool some = any_of_row(small), few = any_of_row(added[i] < 4 * Config::kRestBelow) && (look || rise[i] > 0.0f);
+      const bool some = any_of_row(small), few = any_of_row(added[i] < 2 * Config::kNFragments * Config::kRestBelow) && (look || rise[i] > 0.0f);
       const bool never = any_of_row(state.sum[row] > Config::kEnough || fabsf(state.base[row]) > Config::kLargestBase);
       // A row's first base is no jump.
       if (some && !never && (few || (rise[i] >= Config::kJump && rise[i] < -0.5f * Config::kNever))) progress.in_two |= 1u << row;
