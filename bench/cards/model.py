@@ -206,7 +206,6 @@ MEASURED = {
     "sm80_qk_int8_pv_f16": Measured(1184),
     "sm80_qk_int8_pv_f16_accum_f16": Measured(1749, (9534, 5368)),
     "sm89_qk_int8_pv_f8": Measured(1569),
-    "sm89_qk_int8_pv_f8_accum_f16": Measured(1569),  # there the same code
     "sm90_qk_int8_pv_f16": Measured(658),
     "quant_k_int8": Measured(31.0),
     "quant_v_f16": Measured(52),

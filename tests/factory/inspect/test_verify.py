@@ -359,6 +359,14 @@ def test_both_cubin_layouts_are_read(sm: int, abi: int) -> None:
     assert list(elf.gpu_faults("k", data, "sm_75")) == [f"k is code for sm_{sm}, expected sm_75 as its folder says"]
 
 
+@pytest.mark.parametrize(
+    ("sm", "folder", "runs"),
+    [(86, "sm_89", True), (89, "sm_86", False), (86, "sm_89a", False), (89, "sm_90", False), (100, "sm_120", False)],
+)
+def test_code_for_an_earlier_minor_version_serves_a_later_one(sm: int, folder: str, runs: bool) -> None:
+    assert (not list(elf.gpu_faults("k", samples.cubin(sm), folder))) == runs
+
+
 # ── conda packages ────────────────────────────────────────────────────────────────────────────────────────
 
 
