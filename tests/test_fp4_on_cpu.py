@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from model_inputs import sink
 
 from sageattention import reference
 
@@ -182,6 +183,13 @@ def not_numbers() -> Case:
     return Case(q, k, v, smooth_k=False)
 
 
+def small_sink() -> Case:
+    """A first key that most of every row falls on, whose values are a hundredth of the others'."""
+    q, k, v = sink(200, 0.9, queries=70)
+    v[:, :, 0] = 0.01 * randn(128, seed=9)
+    return Case(q.half(), k.half(), v.half())
+
+
 CASES = {
     "exact": exact_numbers(),
     "plain": Case(*(x.half() for x in inputs(1, 1, 1, 128, 64, 64, 64)), smooth_k=False, smooth_v=False),
@@ -192,6 +200,7 @@ CASES = {
     "128": Case(*(x.half() for x in inputs(1, 1, 1, 140, 200, 128, 128))),
     "bfloat16": Case(*(x.bfloat16() for x in inputs(1, 1, 1, 70, 130, 128, 100)), is_causal=True),
     "256": Case(*(x.half() for x in inputs(1, 1, 1, 70, 130, 256, 200))),
+    "sink": small_sink(),
     "packed": packed_sequences(False),
     "packed, causal": packed_sequences(True),
     "mask": masked(),

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from accuracy import FP4, error_by_size, exact, relative_l1
+from model_inputs import sink
 from test_api import CU, ERRORS, PACKED, VARLEN_ERRORS, K, Q, V, qkv, randn
 
 sageattn3 = pytest.importorskip(
@@ -139,6 +140,17 @@ def test_smoothing_is_an_option_and_helps() -> None:
     ]
     assert errors[0] < errors[1]
     assert errors[0] < errors[2]
+
+
+@pytest.mark.parametrize(
+    ("mass", "value", "limit"), [(0.5, 0.1, 0.15), (0.9, 0.01, 0.15), (0.9, 1.0, 0.03), (0.99, 0.01, 0.03)]
+)
+def test_a_first_key_with_most_of_the_mass(mass: float, value: float, limit: float) -> None:
+    """Its value counts as it is: rounded among 15 larger ones, the errors would be 0.54, 0.86, 0.09 and 0.99."""
+    q, k, v = sink(1024, mass)
+    v[:, :, 0] = value * randn(128, seed=9, dtype=torch.float32)
+    q, k, v = (x.bfloat16() for x in (q, k, v))
+    assert relative_l1(sageattn3_blackwell(q, k, v), exact(q, k, v)[0]) <= limit
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
