@@ -11,6 +11,7 @@ import math
 import pytest
 import torch
 from kernels_on_cpu import Case, Kernels, inputs, packed, randn
+from model_inputs import sink
 
 pytestmark = pytest.mark.slow
 
@@ -48,6 +49,13 @@ def not_numbers() -> Case:
     return Case(q, k, v, smooth_k=False)
 
 
+def small_sink() -> Case:
+    """A first key that most of every row falls on, whose values are a hundredth of the others'."""
+    q, k, v = sink(200, 0.9, queries=70)
+    v[:, :, 0] = 0.01 * randn(128, seed=9)
+    return Case(q.half(), k.half(), v.half())
+
+
 CASES = {
     "exact": exact_numbers(),
     "plain": Case(*(x.half() for x in inputs(1, 1, 1, 128, 64, 64, 64)), smooth_k=False, smooth_v=False),
@@ -58,6 +66,7 @@ CASES = {
     "128": Case(*(x.half() for x in inputs(1, 1, 1, 140, 200, 128, 128))),
     "bfloat16": Case(*(x.bfloat16() for x in inputs(1, 1, 1, 70, 130, 128, 100)), is_causal=True),
     "256": Case(*(x.half() for x in inputs(1, 1, 1, 70, 130, 256, 200))),
+    "sink": small_sink(),
     "packed": packed(*LENGTHS, 64, 48, torch.float16),
     "packed, causal": packed(*LENGTHS, 64, 48, torch.float16, is_causal=True),
     "mask": masked(),
