@@ -131,7 +131,7 @@ def main() -> None:
         try:
             for row in result["speed"]:
                 row["predicted"] = predict(card, Shape(**row["shape"]))
-        except CubinError as fault:
+        except (CubinError, ValueError) as fault:  # what was measured is not to be lost for it
             console.print(f"no prediction: {fault}")
         else:
             console.print(comparison(result))
@@ -145,7 +145,7 @@ def main() -> None:
         draw(result, arguments.output.with_suffix(".svg"))
     if card is None or card.name != "H200":
         console.print(
-            f"Nobody here has a {result['environment']['gpu']}: what was promised for it is calculated. Please open an issue with "
+            f"Nobody here has an {result['environment']['gpu']}: what was promised for it is calculated. Please open an issue with "
             f"{arguments.output} attached, whatever it says."
         )
 

@@ -35,22 +35,70 @@ def attend(
     per_block_mean: None where the kernels of the function know no such thing.
     """
     validation.one_of("tensor_layout", tensor_layout, ("HND", "NHD"))
-    validation.tensors(q, k, v, tensor_layout)
     validation.one_of("qk_quant_gran", qk_quant_gran, ("per_thread", "per_warp"))
     if allowed := dispatch.ACCUMULATORS[function]:
         validation.one_of("pv_accum_dtype", pv_accum_dtype, allowed)
-    validation.flags(is_causal=is_causal, smooth_k=smooth_k, smooth_v=smooth_v, return_lse=return_lse)
+    more = {} if per_block_mean is None else {"per_block_mean": per_block_mean}
+    validation.flags(is_causal, smooth_k, smooth_v, return_lse, **more)
+    # fmt: off
+    arguments = (function, pv_accum_dtype, q, k, v, attn_mask, tensor_layout, is_causal, sm_scale, smooth_k, smooth_v, return_lse)
+    # fmt: on
+    if not _operator_checks(q, k, v, attn_mask):
+        _check(q, k, v, attn_mask, tensor_layout)
+        return _attend(*arguments, *more.values())
+    try:
+        return _attend(*arguments, *more.values())
+    except Exception:
+        try:
+            _check(q, k, v, attn_mask, tensor_layout)
+        except (TypeError, ValueError) as refused:
+            raise refused from None
+        raise
+
+
+def _operator_checks(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, attn_mask: torch.Tensor | None) -> bool:
+    """Whether the operator will refuse what `_check` does, in a tenth of the time: `_check` is then for its words.
+
+    On CUDA tensors it does; beside others it may be a stand-in for shapes that is called, which computes whatever comes.
+    """
+    return (
+        type(q) is type(k) is type(v) is torch.Tensor
+        and q.is_cuda
+        and k.is_cuda
+        and v.is_cuda
+        and (attn_mask is None or (type(attn_mask) is torch.Tensor and attn_mask.is_cuda))
+        and q.dtype is not torch.float32  # which is converted, and V's dtype with it
+        and not torch.compiler.is_compiling()
+    )
+
+
+def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, attn_mask: torch.Tensor | None, tensor_layout: str) -> None:
+    validation.tensors(q, k, v, tensor_layout)
     if attn_mask is not None:
         validation.mask(attn_mask, q, k, tensor_layout)
-    factor = q.shape[-1] ** -0.5 if sm_scale is None else validation.number("sm_scale", sm_scale)
+
+
+def _attend(
+    function: str,
+    pv_accum_dtype: str | None,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    attn_mask: torch.Tensor | None,
+    tensor_layout: str,
+    is_causal: bool,
+    sm_scale: float | None,
+    smooth_k: bool,
+    smooth_v: bool,
+    return_lse: bool,
+    *more: bool,
+) -> Result:
+    head_dim = q.shape[-1]
+    factor = head_dim**-0.5 if sm_scale is None else validation.number("sm_scale", sm_scale)
     dtype = q.dtype
     if dtype == torch.float32:
         q, k, v = (_as_bfloat16(x) for x in (q, k, v))
-    kernel, or_pytorch = _choice(function, pv_accum_dtype, q, v, attn_mask, packed=False)
-    more: tuple[bool, ...] = ()
-    if per_block_mean is not None:
-        validation.flags(per_block_mean=per_block_mean)
-        more = (per_block_mean,)
+    kernel, or_pytorch = _choice(function, pv_accum_dtype, head_dim, q, v, attn_mask, packed=False)
     out, lse = _ops.attention(
         q, k, v, attn_mask, tensor_layout, is_causal, factor, smooth_k, smooth_v, return_lse, or_pytorch, kernel, *more
     )
@@ -83,12 +131,12 @@ def attend_packed(
         )
     longest_q = validation.length("max_seqlen_q", max_seqlen_q)
     longest_k = validation.length("max_seqlen_k", max_seqlen_k)
-    validation.flags(is_causal=is_causal, smooth_k=smooth_k, smooth_v=smooth_v, return_lse=return_lse)
+    validation.flags(is_causal, smooth_k, smooth_v, return_lse)
     factor = q.shape[-1] ** -0.5 if sm_scale is None else validation.number("sm_scale", sm_scale)
     dtype = q.dtype
     if dtype == torch.float32:
         q, k, v = (_as_bfloat16(x) for x in (q, k, v))
-    kernel, _ = _choice(function, None, q, v, None, packed=True)
+    kernel, _ = _choice(function, None, q.shape[-1], q, v, None, packed=True)
     out, lse = _ops.attention_varlen(
         q, k, v, cu_seqlens_q, cu_seqlens_k, longest_q, longest_k, is_causal, factor, smooth_k, smooth_v, return_lse, kernel
     )
@@ -104,24 +152,26 @@ def _as_bfloat16(x: torch.Tensor) -> torch.Tensor:
 def _choice(
     function: str,
     pv_accum_dtype: str | None,
+    head_dim: int,
     q: torch.Tensor,
     v: torch.Tensor,
     attn_mask: torch.Tensor | None,
     *,
     packed: bool,
 ) -> tuple[str, bool]:
-    head_dim, v_head_dim = q.shape[-1], v.shape[-1]
+    v_head_dim = v.shape[-1]
     # Branches, so that torch.compile makes constants of what it may not know.
-    largest = max(head_dim, v_head_dim)
+    largest = head_dim if head_dim > v_head_dim else v_head_dim
     size = 64 if largest <= 64 else 128 if largest <= 128 else 256
     uneven = True if head_dim % 8 or v_head_dim % 8 else False  # noqa: SIM210
+    masked = attn_mask is not None
     device = q.device
     return dispatch.kernel_for(  # type: ignore[no-any-return, unused-ignore]
         function,
         pv_accum_dtype,
         size,
-        attn_mask is not None,
-        dispatch.is_other_mask(attn_mask, q),
+        masked,
+        masked and dispatch.is_other_mask(attn_mask, q),
         packed,
         uneven,
         device.type,

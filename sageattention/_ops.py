@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -14,63 +14,84 @@ NUMBERS = library.kernels  # of the attention kernels, by name
 KERNELS = tuple(NUMBERS)
 
 
-@torch.library.register_fake(ATTENTION)
-def _(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    attn_mask: torch.Tensor | None,
+class Options(NamedTuple):
+    """What a call asks for, but for its numbers: the operators take it as one, of which PyTorch hands over each in 0.2 µs.
+
+    csrc/torch/attention.h says what each means.
+    """
+
+    kernel: str
+    heads_first: bool
+    is_causal: bool
+    smooth_k: bool
+    smooth_v: bool
+    return_lse: bool
+    or_pytorch: bool
+    per_block_mean: bool
+
+
+def number_of(
+    kernel: str,
     heads_first: bool,
     is_causal: bool,
-    sm_scale: float,
     smooth_k: bool,
     smooth_v: bool,
     return_lse: bool,
-    or_pytorch: bool,
-    kernel: int,
+    or_pytorch: bool = False,
     per_block_mean: bool = True,
+) -> int:
+    """The number of `Options`: csrc/torch/attention.h has the same bits."""
+    return (
+        heads_first
+        | is_causal << 1
+        | smooth_k << 2
+        | smooth_v << 3
+        | return_lse << 4
+        | or_pytorch << 5
+        | per_block_mean << 6
+        | NUMBERS[kernel] << 8
+    )
+
+
+def options_of(number: int) -> Options:
+    """The `Options` of a number."""
+    return Options(KERNELS[number >> 8], *(number >> bit & 1 == 1 for bit in range(len(Options._fields) - 1)))
+
+
+@torch.library.register_fake(ATTENTION)
+def _(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, attn_mask: torch.Tensor | None, sm_scale: float, options: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    del k, attn_mask, is_causal, sm_scale, smooth_k, smooth_v, or_pytorch, kernel, per_block_mean
-    tokens = 2 if heads_first else 1
-    shape = (q.shape[0], q.shape[3 - tokens], q.shape[tokens]) if return_lse else (0,)
+    del k, attn_mask, sm_scale
+    asked = options_of(options)
+    tokens = 2 if asked.heads_first else 1
+    shape = (q.shape[0], q.shape[3 - tokens], q.shape[tokens]) if asked.return_lse else (0,)
     return q.new_empty((*q.shape[:3], v.shape[3])), q.new_empty(shape, dtype=torch.float32)
 
 
 @torch.library.impl(ATTENTION, "CPU")
 @torch.no_grad()
 def _(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    attn_mask: torch.Tensor | None,
-    heads_first: bool,
-    is_causal: bool,
-    sm_scale: float,
-    smooth_k: bool,
-    smooth_v: bool,
-    return_lse: bool,
-    or_pytorch: bool,
-    kernel: int,
-    per_block_mean: bool = True,
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, attn_mask: torch.Tensor | None, sm_scale: float, options: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    del or_pytorch
-    if not heads_first:
+    asked = options_of(options)
+    if not asked.heads_first:
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     out, lse = reference.attention(
         q,
         k,
         v,
         attn_mask,
-        is_causal=is_causal,
+        is_causal=asked.is_causal,
         sm_scale=sm_scale,
-        smooth_k=smooth_k,
-        smooth_v=smooth_v,
-        per_block_mean=per_block_mean,
-        kernel=KERNELS[kernel],
+        smooth_k=asked.smooth_k,
+        smooth_v=asked.smooth_v,
+        per_block_mean=asked.per_block_mean,
+        kernel=asked.kernel,
     )
-    if not heads_first:
+    if not asked.heads_first:
         out = out.transpose(1, 2)
-    return out.contiguous(), lse if return_lse else lse.new_empty(0)
+    return out.contiguous(), lse if asked.return_lse else lse.new_empty(0)
 
 
 @torch.library.register_fake(VARLEN)
@@ -82,15 +103,11 @@ def _(
     cu_seqlens_k: torch.Tensor,
     max_seqlen_q: int,
     max_seqlen_k: int,
-    is_causal: bool,
     sm_scale: float,
-    smooth_k: bool,
-    smooth_v: bool,
-    return_lse: bool,
-    kernel: int,
+    options: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    del k, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, is_causal, sm_scale, smooth_k, smooth_v, kernel
-    shape = (q.shape[1], q.shape[0]) if return_lse else (0,)
+    del k, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, sm_scale
+    shape = (q.shape[1], q.shape[0]) if options_of(options).return_lse else (0,)
     return q.new_empty((*q.shape[:2], v.shape[2])), q.new_empty(shape, dtype=torch.float32)
 
 
@@ -104,27 +121,24 @@ def _(
     cu_seqlens_k: torch.Tensor,
     max_seqlen_q: int,
     max_seqlen_k: int,
-    is_causal: bool,
     sm_scale: float,
-    smooth_k: bool,
-    smooth_v: bool,
-    return_lse: bool,
-    kernel: int,
+    options: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     del max_seqlen_q, max_seqlen_k
+    asked = options_of(options)
     out, lse = reference.attention_varlen(
         q,
         k,
         v,
         cu_seqlens_q,
         cu_seqlens_k,
-        is_causal=is_causal,
+        is_causal=asked.is_causal,
         sm_scale=sm_scale,
-        smooth_k=smooth_k,
-        smooth_v=smooth_v,
-        kernel=KERNELS[kernel],
+        smooth_k=asked.smooth_k,
+        smooth_v=asked.smooth_v,
+        kernel=asked.kernel,
     )
-    return out, lse if return_lse else lse.new_empty(0)
+    return out, lse if asked.return_lse else lse.new_empty(0)
 
 
 class _NotDifferentiable(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
@@ -162,13 +176,11 @@ def attention(
     per_block_mean: bool = True,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The operator `attention`: csrc/torch/attention.h."""
-    heads_first, number = _LAYOUTS[tensor_layout], NUMBERS[kernel]
-    # fmt: off
-    arguments = (q, k, v, attn_mask, heads_first, is_causal, sm_scale, smooth_k, smooth_v, return_lse, or_pytorch, number, per_block_mean)
-    # fmt: on
-    if _wants_gradient(q, k, v, attn_mask):
-        return _NotDifferentiable.apply(_attention, *arguments)  # type: ignore[no-any-return, unused-ignore]
-    return _attention(*arguments)  # type: ignore[no-any-return, unused-ignore]
+    heads_first = _LAYOUTS[tensor_layout]
+    options = number_of(kernel, heads_first, is_causal, smooth_k, smooth_v, return_lse, or_pytorch, per_block_mean)
+    if torch.is_grad_enabled() and _any_requires_grad(q, k, v, attn_mask):
+        return _NotDifferentiable.apply(_attention, q, k, v, attn_mask, sm_scale, options)  # type: ignore[no-any-return, unused-ignore]
+    return _attention(q, k, v, attn_mask, sm_scale, options)  # type: ignore[no-any-return, unused-ignore]
 
 
 def attention_varlen(
@@ -187,16 +199,12 @@ def attention_varlen(
     kernel: str,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The operator `attention_varlen`: csrc/torch/attention.h."""
-    number = NUMBERS[kernel]
-    # fmt: off
-    arguments = (q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, is_causal, sm_scale, smooth_k, smooth_v,
-                 return_lse, number)
-    # fmt: on
-    if _wants_gradient(q, k, v, None):
+    options = number_of(kernel, False, is_causal, smooth_k, smooth_v, return_lse)
+    arguments = (q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, sm_scale, options)
+    if torch.is_grad_enabled() and _any_requires_grad(q, k, v, None):
         return _NotDifferentiable.apply(_attention_varlen, *arguments)  # type: ignore[no-any-return, unused-ignore]
     return _attention_varlen(*arguments)  # type: ignore[no-any-return, unused-ignore]
 
 
-def _wants_gradient(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, attn_mask: torch.Tensor | None) -> bool:
-    wanted = q.requires_grad or k.requires_grad or v.requires_grad or (attn_mask is not None and attn_mask.requires_grad)
-    return wanted and torch.is_grad_enabled()
+def _any_requires_grad(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, attn_mask: torch.Tensor | None) -> bool:
+    return q.requires_grad or k.requires_grad or v.requires_grad or (attn_mask is not None and attn_mask.requires_grad)

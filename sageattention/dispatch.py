@@ -163,17 +163,30 @@ def kernel_for(
         ValueError: none serves it.
         RuntimeError: there is no such GPU, or no kernels for it.
     """
-    choice = _remembered(Request(function, pv_accum_dtype, head_dim, masked, other_mask, packed, uneven), device, index)
-    return choice.kernel, choice.or_pytorch
+    return _remembered(function, pv_accum_dtype, head_dim, masked, other_mask, packed, uneven, device, index)
 
 
 @functools.cache
-def _remembered(request: Request, device: str, index: int | None) -> Choice:
-    return choose(request, *gpu_of(device, index), cudnn=_cudnn())
+def _remembered(
+    function: str,
+    pv_accum_dtype: str | None,
+    head_dim: int,
+    masked: bool,
+    other_mask: bool,
+    packed: bool,
+    uneven: bool,
+    device: str,
+    index: int | None,
+) -> tuple[str, bool]:
+    request = Request(function, pv_accum_dtype, head_dim, masked, other_mask, packed, uneven)
+    choice = choose(request, *gpu_of(device, index), cudnn=_cudnn())
+    return choice.kernel, choice.or_pytorch
 
 
 def _cudnn() -> int:
-    """The version of cuDNN; 0 where there is none, or where its attention is not called as operators of the stable ABI call it."""
+    """The version of cuDNN; 0 where there is no GPU for it, or where its attention is not called as operators of the stable ABI call it."""
+    if not torch.cuda.is_available():
+        return 0
     if _library.build.stable_abi and not _cudnn_is_known(torch.ops.aten._scaled_dot_product_cudnn_attention.default._schema):
         return 0
     return torch.backends.cudnn.version() or 0 if torch.backends.cudnn.is_available() else 0

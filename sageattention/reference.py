@@ -37,9 +37,9 @@ class Precision(NamedTuple):
     tile: int | None = None  # keys of a chunk, where it is the same for every head_dim
     rounded_sums: bool = False  # the rows' sums are of P as rounded
     largest_v: float | None = None  # V's largest magnitude after its division by a scale for each block and channel
-    sums: torch.dtype = torch.float32  # what products of `summed` keys are added in
-    summed: int = 16
+    sums: torch.dtype = torch.float32  # what products of the keys that are gathered are added in
     twice: bool = False  # blocks in which one key outweighs others are taken a second time
+    first_apart: bool = False  # the first key's value is multiplied as it is
 
 
 class Twice(NamedTuple):
@@ -52,14 +52,12 @@ class Twice(NamedTuple):
     largest: float = 2.0**20
 
 
-_F8 = Precision(torch.float8_e4m3fn, level=4.0, limit=448.0, largest_v=4.5, summed=32, twice=True)
+_F8 = Precision(torch.float8_e4m3fn, level=4.0, limit=448.0, largest_v=4.5, twice=True)
 PRECISION = {
     "sm80_qk_int8_pv_f16": Precision(),
-    "sm80_qk_int8_pv_f16_accum_f16": Precision(
-        torch.float16, level=3.0, limit=1024.0, largest_v=4.5, sums=torch.float16, summed=32
-    ),
+    "sm80_qk_int8_pv_f16_accum_f16": Precision(torch.float16, level=3.0, limit=512.0, largest_v=4.5, sums=torch.float16),
     "sm89_qk_int8_pv_f8": _F8,
-    "sm89_qk_int8_pv_f8_accum_f16": _F8._replace(sums=torch.float16, summed=64),
+    "sm89_qk_int8_pv_f8_accum_f16": _F8._replace(sums=torch.float16),
     "sm90_qk_int8_pv_f16": Precision(level=0.0, bfloat16_level=-60.0, headroom=(12.0, 40.0), tile=64, rounded_sums=True),
 }
 TWICE = Twice()
@@ -69,12 +67,12 @@ def chunk_n(head_dim: int, precision: Precision) -> int:
     """Keys whose scores are turned into probabilities together."""
     if precision.tile is not None:
         return precision.tile
-    return 64 if head_dim <= 64 else 32 if precision.dtype is None else 16
+    return 64 if head_dim <= 64 else 32
 
 
 def gather_n(head_dim: int, precision: Precision) -> int:
-    """Keys whose probabilities are gathered before they meet V: in e4m3 all that share V's scales."""
-    return BLOCK_N if precision.twice else max(chunk_n(head_dim, precision), precision.summed)
+    """Keys whose probabilities are gathered before they meet V: all that share V's scales, where it has any."""
+    return chunk_n(head_dim, precision) if precision.largest_v is None else BLOCK_N
 
 
 def sampled_tokens(length: int, most: int = SAMPLED_TOKENS) -> torch.Tensor:
@@ -142,6 +140,7 @@ class Values(NamedTuple):
     scale: torch.Tensor  # [batch, heads, blocks of 64 keys, head_dim], in SCALE_UNIT where V is scaled
     mean: torch.Tensor  # [batch, heads, 1, head_dim]
     smoothed: torch.Tensor  # [batch, heads, kv_len] bool: the mean was subtracted
+    first: torch.Tensor  # [batch, heads, 1, head_dim] float32: of the first key what `data` lacks, in SCALE_UNIT
 
 
 def quantise_v(v: torch.Tensor, precision: Precision, *, smooth_v: bool) -> Values:
@@ -150,8 +149,9 @@ def quantise_v(v: torch.Tensor, precision: Precision, *, smooth_v: bool) -> Valu
     blocks = -(-v.shape[2] // BLOCK_N)
     mean = torch.zeros_like(values[:, :, :1])
     smoothed = torch.zeros(v.shape[:3], dtype=torch.bool)
+    first = torch.zeros_like(mean)
     if precision.dtype is None or precision.largest_v is None:
-        return Values(values, values.new_ones(*v.shape[:2], blocks, v.shape[3]), mean, smoothed)
+        return Values(values, values.new_ones(*v.shape[:2], blocks, v.shape[3]), mean, smoothed, first)
     if smooth_v and precision.twice:
         mean, spread = sampled_mean(values)
         mean = mean.masked_fill(mean.abs() < WORTH_IT * spread, 0.0)
@@ -162,8 +162,13 @@ def quantise_v(v: torch.Tensor, precision: Precision, *, smooth_v: bool) -> Valu
         ]
         before, after = (x.sum(dim=4) for x in parts)
         grown = torch.nn.functional.pad((after > GROWTH * before).any(dim=3), (0, blocks * BLOCK_N - v.shape[2]))
+        if precision.first_apart:
+            grown[:, :, :1] = False
         smoothed = ~grown.unflatten(2, (blocks, BLOCK_N)).any(dim=3).repeat_interleave(BLOCK_N, 2)[:, :, : v.shape[2]]
         values = torch.where(smoothed.unsqueeze(3), values - mean, values)
+    if precision.first_apart:
+        first = values[:, :, :1] / SCALE_UNIT
+        values = torch.cat([torch.zeros_like(first), values[:, :, 1:]], dim=2)
     padded = torch.nn.functional.pad(values, (0, 0, 0, -v.shape[2] % BLOCK_N)).unflatten(2, (blocks, BLOCK_N))
     magnitude = padded.abs().amax(dim=3).clamp_min(SMALLEST_V)
     if precision.dtype == torch.float16:  # powers of two, of which nothing is rounded
@@ -172,7 +177,7 @@ def quantise_v(v: torch.Tensor, precision: Precision, *, smooth_v: bool) -> Valu
     else:
         factor, scale = precision.largest_v / magnitude, magnitude * (1.0 / precision.largest_v / SCALE_UNIT)
     factor = factor.repeat_interleave(BLOCK_N, 2)[:, :, : v.shape[2]]
-    return Values((values * factor).to(precision.dtype).float(), scale, mean, smoothed)
+    return Values((values * factor).to(precision.dtype).float(), scale, mean, smoothed, first)
 
 
 def weigh(p: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -298,12 +303,9 @@ def attention(
         return scores
 
     def accumulate(p: torch.Tensor, first: int) -> None:
-        step = p.shape[-1] if precision.sums == torch.float32 else precision.summed
-        for some, weights in enumerate(p.split(step, dim=-1)):
-            key = first + some * step
-            product = weigh(weights, values.data[..., key : key + step, :]).to(precision.sums).float()
-            block = key // BLOCK_N
-            rows.out = rows.out + product * values.scale[..., block : block + 1, :]
+        product = weigh(p, values.data[..., first : first + p.shape[-1], :]).to(precision.sums).float()
+        block = first // BLOCK_N
+        rows.out = rows.out + product * values.scale[..., block : block + 1, :]
 
     for first_key in range(0, kv_len, gather):
         gathered = queries.new_zeros(*queries.shape[:-1], 0)

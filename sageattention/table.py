@@ -25,7 +25,7 @@ TABLE = (
     Row("sageattn", None, "GPUs of 8.9 and 12.x", "sm89_qk_int8_pv_f8",
         "FP8 P and V: this GPU multiplies them twice as fast as 16-bit ones"),
     Row("sageattn", None, "GeForce of 8.6", "sm80_qk_int8_pv_f16_accum_f16",
-        "sums of 32 keys in float16: as exact as with float32 sums, which GeForce adds at half the rate"),
+        "sums of 64 keys in float16: as exact as with float32 sums, which GeForce adds at half the rate"),
     Row("sageattn", None, "8.0 and later", "sm80_qk_int8_pv_f16",
         "mma.sync with 16-bit P and V and float32 sums, which runs everywhere"),
 
@@ -34,7 +34,7 @@ TABLE = (
     Row("sageattn_qk_int8_pv_fp16_cuda", "fp32", "8.0 and later", "sm80_qk_int8_pv_f16",
         "float32 sums"),
     Row("sageattn_qk_int8_pv_fp16_cuda", "fp16+fp32", "8.0 and later", "sm80_qk_int8_pv_f16_accum_f16",
-        "asked for: sums of 32 keys in float16, which cannot overflow, added up in float32: up to twice as fast on GeForce"),
+        "asked for: sums of 64 keys in float16, which cannot overflow, added up in float32: up to twice as fast on GeForce"),
     Row("sageattn_qk_int8_pv_fp16_cuda", "fp16", "8.0 and later", "sm80_qk_int8_pv_f16_accum_f16",
         "asked for: served like fp16+fp32, which is as fast and overflows less"),
 

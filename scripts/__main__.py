@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import signal
-import sys
 from types import FrameType
 
 from sage_factory import text
-from sage_factory.commands import main
+from sage_factory.commands import leave, main
 
 
 def interrupt(_number: int, _frame: FrameType | None) -> None:
@@ -18,4 +17,4 @@ def interrupt(_number: int, _frame: FrameType | None) -> None:
 if __name__ == "__main__":
     text.utf8()
     signal.signal(signal.SIGTERM, interrupt)
-    sys.exit(main())
+    leave(main())

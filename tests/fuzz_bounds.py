@@ -59,7 +59,7 @@ def rounding(kernel: str, dtype: torch.dtype) -> Rounding:
     precision = reference.PRECISION[kernel]
     variance = unit(precision.dtype or dtype) ** 2 / 3 * (1 if precision.dtype is None else 2)
     if precision.sums == torch.float16:
-        variance += precision.summed * unit(torch.float16) ** 2  # each sum is rounded, as a whole, and more than once
+        variance += reference.BLOCK_N * unit(torch.float16) ** 2  # each sum is rounded, as a whole, and more than once
     smallest = 0.0
     if precision.dtype == torch.float8_e4m3fn and precision.largest_v is not None:
         smallest = 2.0**-10 / precision.largest_v / math.sqrt(3)

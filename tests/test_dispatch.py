@@ -279,7 +279,8 @@ def test_compile_for_a_gpu(monkeypatch: pytest.MonkeyPatch, dynamic: bool) -> No
     assert out.device == lse.device == q.device
     assert out.shape == q.shape
     (call,) = [node for node in graphs[0].graph.nodes if node.target is torch.ops.sageattention.attention.default]
-    assert call.args[10:12] == (False, _ops.NUMBERS[F8_SUMS])
+    asked = _ops.options_of(call.args[5])
+    assert (asked.or_pytorch, asked.kernel, asked.return_lse) == (False, F8_SUMS, True)
 
 
 def test_the_stable_abi_knows_cudnns_attention() -> None:

@@ -16,7 +16,7 @@ kernels = pytest.mark.parametrize("kernel", TOLERANCES)
 
 @kernels
 @pytest.mark.parametrize(("place", "width", "v_offset"), [(0, 1, 0.0), (0, 1, 8.0), (1000, 1, 0.0), (0, 16, 0.0), (5, 40, 8.0)])
-@pytest.mark.parametrize(("tokens", "mass"), [(4096, 0.5), (4096, 0.9), (4096, 0.99), (16384, 0.9), (16384, 0.99)])
+@pytest.mark.parametrize(("tokens", "mass"), [(4096, 0.5), (4096, 0.9), (4096, 0.99), (16384, 0.5), (16384, 0.9), (16384, 0.99)])
 def test_sinks(kernel: str, tokens: int, mass: float, place: int, width: int, v_offset: float) -> None:
     if tokens > 4096 and (place or v_offset):
         pytest.skip("takes long; a GPU's test has it")
@@ -25,6 +25,20 @@ def test_sinks(kernel: str, tokens: int, mass: float, place: int, width: int, v_
     limit = 0.045 if "f8" in kernel else 0.03
     assert plain <= limit
     assert smoothed <= min(limit, 1.2 * plain + 2e-4)
+
+
+@pytest.mark.parametrize("kernel", [name for name in TOLERANCES if name.endswith("_accum_f16")])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("mass", "v_offset"), [(None, 0.0), (None, 8.0), (0.5, 0.0), (0.9, 0.0), (0.99, 0.0), (0.9, 8.0)])
+def test_float16_sums_are_as_exact_as_float32_ones(kernel: str, mass: float | None, v_offset: float, dtype: torch.dtype) -> None:
+    tokens = 4096
+    if mass is None:
+        q, k, v = (model_inputs.randn(1, 1, n, 128, seed=i) for i, n in enumerate((48, tokens, tokens)))
+        inputs = Inputs(q, k, v + v_offset * model_inputs.randn(128, seed=4)).to("cpu", dtype)
+    else:
+        inputs = model_inputs.sink(tokens, mass, v_offset=v_offset).to("cpu", dtype)
+    in_float16, in_float32 = (model_inputs.error(name, inputs) for name in (kernel, kernel.removesuffix("_accum_f16")))
+    assert in_float16 <= 1.2 * in_float32
 
 
 @kernels

@@ -5,6 +5,7 @@ The kernels are compared with it on a GPU (tests/gpu), so what holds here is wha
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -325,6 +326,21 @@ def test_the_limit_that_renews_maxima_does_not_matter(monkeypatch: pytest.Monkey
     assert not torch.equal(lazy, eager)  # the limit is in use
 
 
+@pytest.mark.parametrize("kernel", [name for name, how in reference.PRECISION.items() if how.sums == torch.float16])
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("value", [4.5, -4.5])
+def test_the_largest_sums_that_may_be_are_numbers_in_float16(kernel: str, head_dim: int, value: float) -> None:
+    """All keys but the first block's have P just below what renews the row's maximum, and the largest values of one sign."""
+    precision = reference.PRECISION[kernel]
+    each = precision.limit / (reference.chunk_n(head_dim, precision) // 4)  # a thread holds a quarter of a row's chunk
+    q, k = torch.zeros(1, 1, 8, head_dim), torch.zeros(1, 1, 320, head_dim)
+    q[..., 0], k[:, :, 64:, 0] = 1.0, math.log2(each * 0.99) - precision.level
+    v = torch.full((1, 1, 320, head_dim), value, dtype=torch.float16)
+    options: dict[str, Any] = {"is_causal": False, "sm_scale": math.log(2.0), "smooth_k": False, "kernel": kernel}
+    out, _ = reference.attention(q.half(), k.half(), v, **options)
+    torch.testing.assert_close(out, v[:, :, :8], rtol=1 / 16, atol=0)  # e4m3 rounds P
+
+
 @given(
     kv_len=LENGTHS,
     head_dim=st.integers(1, 128),
@@ -433,7 +449,7 @@ NUMBER = r"(-?(?:0x[\dp-]+|\d[\d.]*(?:e-?\d+)?))f?"
         (
             "attention/mma_sync/config.cuh",
             rf"kChunkN = kHeadDim == 64 \? {NUMBER} : kRoomy \? {NUMBER} : {NUMBER};",
-            [reference.chunk_n(64, F16), reference.chunk_n(128, F16), reference.chunk_n(128, F8)],
+            [reference.chunk_n(64, F16), reference.chunk_n(128, F16), 16],
         ),
         ("element.cuh", rf"scale > {NUMBER} ", [reference.LARGEST_SCALE]),
         ("quant/kv_span.cuh", r"\* (0x[0-9a-f]+)u,", [reference.GOLDEN]),

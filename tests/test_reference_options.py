@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import re
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -316,3 +319,17 @@ def test_nothing_packed() -> None:
     out, lse = sageattn_varlen(q, kv, kv, cu, cu, 0, 0, return_lse=True)
     assert out.shape == (0, 2, 64)
     assert lse.shape == (2, 0)
+
+
+def test_options_are_the_numbers_that_the_operators_take() -> None:
+    """csrc/torch/attention.h reads the same bits, and nothing else says so to both."""
+    header = (Path(__file__).parents[1] / "csrc" / "torch" / "attention.h").read_text(encoding="utf-8")
+    bits = {name: int(bit) for name, bit in re.findall(r"(\w+)\(bits & (\d+)\)", header)}
+    flags = _ops.Options._fields[1:]
+    assert list(bits) == list(flags)
+    for kernel in _ops.KERNELS:
+        for wanted in itertools.product([False, True], repeat=len(flags)):
+            number = _ops.number_of(kernel, *wanted)
+            assert _ops.options_of(number) == (kernel, *wanted)
+            assert {name: number & bit > 0 for name, bit in bits.items()} == dict(zip(flags, wanted, strict=True))
+            assert number >> int(re.findall(r"kernel\(bits >> (\d+)\)", header)[0]) == _ops.NUMBERS[kernel]

@@ -50,21 +50,22 @@ def shared_bytes(name: str, head_dim: int) -> int:
     if name.startswith("sm90"):
         return 0
     if "fp4" in name:
-        return 2 * -(-fp4_bytes(head_dim) // 1024) * 1024 + 128 + 64
+        return 2 * -(-block_bytes(name, head_dim) // 1024) * 1024 + 128 + 64
+    return 2 * block_bytes(name, head_dim) + 128 + 4 * 128 + (16 * 128 if "pv_f8" in name else 0)
+
+
+def block_bytes(name: str, head_dim: int) -> int:
+    """Of 64 keys: K, V and their scales; in FP4 (csrc/kernels/attention/sm120_qk_fp4_pv_fp4.h) the scores of Q's mean too."""
+    if "fp4" in name:
+        return 36 * head_dim + 16 + 36 * head_dim + 4 * (head_dim + 4) + 4 * 64
     in_8_bits = "pv_f8" in name
     scales = 4 * head_dim + 16 if in_8_bits else head_dim + 16 if "accum" in name else 0
-    stage = 64 * head_dim * (2 if in_8_bits else 3) + scales
-    return 2 * (stage + 16) + 128 + 4 * 128 + (16 * 128 if in_8_bits else 0)
-
-
-def fp4_bytes(head_dim: int) -> int:
-    """Of a block of 64 keys in FP4 (csrc/kernels/attention/sm120_qk_fp4_pv_fp4.h): K, V, V's scales, the scores of Q's mean."""
-    return 36 * head_dim + 16 + 36 * head_dim + 4 * (head_dim + 4) + 4 * 64
+    return 64 * head_dim * (2 if in_8_bits else 3) + scales + 16
 
 
 @cache
 def read_kernel(path: Path, head_dim: int, *, shared: int | None = None, threads: int = 0) -> Kernel:
-    """A kernel of which a block of threads computes 128 rows, or with wgmma 64 for each warpgroup but the first, which loads.
+    """A kernel of which a block of threads computes 128 rows, or with wgmma 64 for each warpgroup that computes.
 
     `shared` bytes and `threads` of a block, where it is not one of ours, and the cubin does not say. Raises ValueError where the
     loop is not found.
@@ -73,15 +74,17 @@ def read_kernel(path: Path, head_dim: int, *, shared: int | None = None, threads
     used, code = resources(path), disassemble(path)
     threads = used.threads or threads
     asynchronous = any("GMMA" in i.name for i in code.instructions)
-    computing = threads // 32 - (4 if asynchronous else 0)
+    loads = any(i.opcode == "UTMALDG" for i in code.instructions)  # the first warpgroup, by tensor maps, for the others
+    computing = threads // 32 - (4 if loads else 0)
     rows = computing * 16 if asynchronous else 128
     found, keys = hot_path(code, head_dim, rows // computing)
     shared = shared_bytes(name, head_dim) if shared is None else shared
     blocks = 1 if asynchronous else blocks_per_sm(used, threads, shared, capability)
-    # In FP4 some copies are of few threads alone.
+    # In FP4 some copies are of few threads alone; the copy engine's are of a block of keys.
+    whole = "fp4" in name or any(i.opcode == "UBLKCP" for i in found)
     copies = (
-        2 * fp4_bytes(head_dim) / TILE
-        if "fp4" in name
+        2 * block_bytes(name, head_dim) / TILE
+        if whole
         else 512 * sum(i.opcode == "LDGSTS" for i in found) * computing / (rows * keys)
     )
     # Copied by another warp: K in 8 bits and V in 16, for the two blocks of a cluster at once.
@@ -165,9 +168,14 @@ def _makespan(blocks: list[float], multiprocessors: int, clocks: tuple[float, ..
     return clock
 
 
-def attention_seconds(kernel: Kernel, card: Card, shape: Shape, *, rows_descend: bool = True) -> float:
-    """Of the attention kernel alone. Blocks of threads start as others end, the last rows' first or, if not, each head's in order."""
-    clocks = tuple(c / REACHED for c in load(kernel, card).with_blocks)
+def attention_seconds(
+    kernel: Kernel, card: Card, shape: Shape, *, rows_descend: bool = True, simulated: tuple[float, ...] = ()
+) -> float:
+    """Of the attention kernel alone. Blocks of threads start as others end, the last rows' first or, if not, each head's in order.
+
+    `simulated`: clocks for a tile with 1, 2, … blocks of threads on a multiprocessor, where they are not to be the kernel's.
+    """
+    clocks = tuple(c / REACHED for c in simulated or load(kernel, card).with_blocks)
     blocks = []  # in tiles
     for first in range(0, shape.tokens, kernel.rows):
         keys = min(shape.tokens, first + kernel.rows) if shape.causal else shape.tokens
@@ -185,31 +193,39 @@ class Quantiser(NamedTuple):
     bytes: float  # read and written for an element
     # Clocks of a multiprocessor for an element: measured on the H200, where they and not memory are the limit; 0: not known.
     clocks: float = 0.0
+    of_means: float = 0.0  # bytes for each key and 128 queries
 
 
-# Microseconds on the H200 for 2 x 32 heads x 4096 tokens of head_dim 128, float16, each kernel alone (bench/notes-mma-sync.md).
-MEASURED: dict[str, float] = {
-    "sm80_qk_int8_pv_f16": 1213,
-    "sm80_qk_int8_pv_f16_accum_f16": 1582,
-    "sm89_qk_int8_pv_f8": 1559,
-    "sm90_qk_int8_pv_f16": 658,
-    "quant_k_int8": 31.4,
-    "quant_v_f16": 52,
-    "quant_v_f8": 67.9,
+class Measured(NamedTuple):
+    """On the H200, for 2 x 32 heads x 4096 tokens of head_dim 128, float16, the kernel alone (bench/notes-mma-sync.md)."""
+
+    microseconds: float
+    # What was simulated of the code that was measured, for a tile with 1, 2, … blocks of threads: where the code has changed since.
+    simulated: tuple[float, ...] = ()
+
+
+MEASURED = {
+    "sm80_qk_int8_pv_f16": Measured(1184),
+    "sm80_qk_int8_pv_f16_accum_f16": Measured(1749, (9534, 5368)),
+    "sm89_qk_int8_pv_f8": Measured(1569),
+    "sm90_qk_int8_pv_f16": Measured(658),
+    "quant_k_int8": Measured(31.0),
+    "quant_v_f16": Measured(52),
+    "quant_v_f8": Measured(70.3),
 }
 
 
 def _quantiser(name: str, size: float) -> Quantiser:
-    return Quantiser(name, size, MEASURED[name] * 1e-6 * 132 * 1.98e9 / (2 * 32 * 4096 * 128))
+    return Quantiser(name, size, MEASURED[name].microseconds * 1e-6 * 132 * 1.98e9 / (2 * 32 * 4096 * 128))
 
 
 _K, _V_F16, _V_F8 = _quantiser("quant_k_int8", 3), _quantiser("quant_v_f16", 4), _quantiser("quant_v_f8", 3)
-# Not measured. Bytes: what is read of 16 bits, and written in four with scales; of Q's means' scores, at 4096 tokens of head_dim 128.
-# Clocks: instructions executed for an element (40 and 90), a lane each.
+# Not measured. Bytes: what is read of 16 bits, and written in four with scales. Clocks: instructions executed for an element (40 and
+# 90), a lane each.
 _FP4 = (
     Quantiser("quant_k_fp4", 2.6, 40 / 128),
     Quantiser("mean_q", 2),
-    Quantiser("mean_scores", 3),
+    Quantiser("mean_scores", 2, of_means=4),
     Quantiser("quant_v_fp4", 2.7, 90 / 128),
 )
 # What goes before each attention kernel.
@@ -227,9 +243,10 @@ def quantisation_seconds(quantisers: tuple[Quantiser, ...], card: Card, shape: S
     """Of kernels one after the other; `overlapped`: each is launched ahead of the last one's end."""
     seconds = 0.0 if overlapped else LAUNCH * len(quantisers)
     for quantiser in quantisers:
-        memory = quantiser.bytes / (card.gb_s * 1e9)
-        units = quantiser.clocks / (card.multiprocessors * card.ghz * 1e9)
-        seconds += shape.elements * max(memory, units)
+        moved = quantiser.bytes * shape.elements + quantiser.of_means * shape.batch * shape.heads * shape.tokens**2 / 128
+        memory = moved / (card.gb_s * 1e9)
+        units = quantiser.clocks * shape.elements / (card.multiprocessors * card.ghz * 1e9)
+        seconds += max(memory, units)
     return seconds
 
 

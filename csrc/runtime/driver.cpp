@@ -46,12 +46,11 @@ const Driver& Driver::get() {
   return driver;
 }
 
-void Driver::check(CUresult result, const char* what) const {
-  if (result == kCudaSuccess) return;
+void Driver::fail(CUresult result, const char* what, const char* which) const {
   const char* text = nullptr;
   if (cuGetErrorString(result, &text) != kCudaSuccess || text == nullptr) text = "unknown error";
-  throw std::runtime_error(std::string(SAGE_PACKAGE ": ") + what + ": " + text + " (CUDA driver error " +
-                           std::to_string(result) + ")");
+  throw std::runtime_error(std::string(SAGE_PACKAGE ": ") + what + (*which == '\0' ? "" : " ") + which + ": " + text +
+                           " (CUDA driver error " + std::to_string(result) + ")");
 }
 
 }  // namespace sage::runtime

@@ -70,8 +70,13 @@ struct Driver {
   // Opens libcuda at the first call; throws if there is none.
   static const Driver& get();
 
-  // Throws std::runtime_error("<what>: <the driver's words>") unless `result` is success.
-  void check(CUresult result, const char* what) const;
+  // Throws std::runtime_error("<what> <which>: <the driver's words>") unless `result` is success.
+  void check(CUresult result, const char* what, const char* which = "") const {
+    if (result != kCudaSuccess) fail(result, what, which);
+  }
+
+ private:
+  [[noreturn]] void fail(CUresult result, const char* what, const char* which) const;
 };
 
 }  // namespace sage::runtime

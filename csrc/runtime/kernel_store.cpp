@@ -18,21 +18,18 @@ std::string join(const std::vector<std::string>& words) {
   return text.empty() ? "none" : text;
 }
 
-// The 80 of sm_80, the 90 of sm_90a.
-int built_for(const std::string& folder) {
-  return static_cast<int>(std::strtol(folder.c_str() + folder.find('_') + 1, nullptr, 10));
+Architecture architecture_of(const std::string& folder) {
+  return {static_cast<int>(std::strtol(folder.c_str() + folder.find('_') + 1, nullptr, 10)), folder.back() == 'a',
+          folder.compare(0, 8, "compute_") == 0};
 }
 
-// How well code built for `folder` suits a device: 0 not at all, else larger is better.
+// How well code built for an architecture suits a device: 0 not at all, else larger is better.
 //   sm_XYa  runs on X.Y alone; sm_XY on X.Y and later minors of X; compute_XY (PTX) on X.Y and everything later.
-int fitness(const std::string& folder, int capability) {
-  const int number = built_for(folder);
-  const bool exact_only = folder.back() == 'a';
-  const bool ptx = folder.compare(0, 8, "compute_") == 0;
-  if (number > capability || (exact_only && number != capability)) return 0;
-  if (ptx) return 1 + number;
-  if (number / 10 != capability / 10) return 0;
-  return 1000 + 2 * number + (exact_only ? 1 : 0);
+int fitness(const Architecture& code, int capability) {
+  if (code.number > capability || (code.that_alone && code.number != capability)) return 0;
+  if (code.ptx) return 1 + code.number;
+  if (code.number / 10 != capability / 10) return 0;
+  return 1000 + 2 * code.number + (code.that_alone ? 1 : 0);
 }
 
 std::string read_kernel(const std::string& path) {
@@ -88,60 +85,58 @@ void KernelStore::set_directory(std::string directory, std::vector<std::string> 
   libraries_.clear();
 }
 
-KernelStore::Device& KernelStore::device(int index) {
-  Device& device = devices_[index];
-  if (device.context == nullptr) {
-    const Driver& driver = Driver::get();
-    const auto attribute = [&](int which) {
-      int value = 0;
-      driver.check(driver.cuDeviceGetAttribute(&value, which, index), "reading the compute capability");
-      return value;
-    };
-    device.capability = attribute(kDeviceAttributeComputeCapabilityMajor) * 10 +
-                        attribute(kDeviceAttributeComputeCapabilityMinor);
-    device.multiprocessors = attribute(kDeviceAttributeMultiprocessorCount);
-    // Retained for the life of the process, as PyTorch does.
-    driver.check(driver.cuDevicePrimaryCtxRetain(&device.context, index), "retaining the device's primary context");
-  }
-  if (device.architecture.empty()) {
-    int best = 0;
-    for (const std::string& folder : architectures_) {
-      const int fit = fitness(folder, device.capability);
-      if (fit > best) {
-        best = fit;
-        device.architecture = folder;
-      }
-    }
-    if (best == 0) {
-      throw std::runtime_error(SAGE_PACKAGE ": no kernel for compute capability " +
-                               std::to_string(device.capability / 10) + "." + std::to_string(device.capability % 10) +
-                               " (device " + std::to_string(index) + "); this build has " + join(architectures_) +
-                               " in " + directory_);
+KernelStore::Used& KernelStore::used(int index) {
+  const auto known = devices_.find(index);
+  if (known != devices_.end()) return known->second;
+
+  const Driver& driver = Driver::get();
+  const auto attribute = [&](int which) {
+    int value = 0;
+    driver.check(driver.cuDeviceGetAttribute(&value, which, index), "reading the compute capability");
+    return value;
+  };
+  const int major = attribute(kDeviceAttributeComputeCapabilityMajor), minor = attribute(kDeviceAttributeComputeCapabilityMinor);
+  Used device{};
+  device.multiprocessors = attribute(kDeviceAttributeMultiprocessorCount);
+  int best = 0;
+  for (const std::string& folder : architectures_) {
+    const int fit = fitness(architecture_of(folder), major * 10 + minor);
+    if (fit > best) {
+      best = fit;
+      device.folder = folder;
+      device.built_for = architecture_of(folder);
     }
   }
-  return device;
+  if (best == 0) {
+    throw std::runtime_error(SAGE_PACKAGE ": no kernel for compute capability " + std::to_string(major) + "." +
+                             std::to_string(minor) + " (device " + std::to_string(index) + "); this build has " +
+                             join(architectures_) + " in " + directory_);
+  }
+  // Retained for the life of the process, as PyTorch does.
+  driver.check(driver.cuDevicePrimaryCtxRetain(&device.context, index), "retaining the device's primary context");
+  return devices_.emplace(index, std::move(device)).first->second;
 }
 
-CUkernel KernelStore::kernel(Device& device, const Launch& launch) {
+CUkernel KernelStore::kernel(Used& device, const Launch& launch) {
   const auto found = device.kernels.find(launch.instance);
   if (found != device.kernels.end()) return found->second;
 
   const Driver& driver = Driver::get();
   const UncapturedScope uncaptured(driver);
-  CUlibrary& library = libraries_[{device.architecture, launch.instance}];
-  const bool ptx = device.architecture.compare(0, 8, "compute_") == 0;
-  const std::string path = directory_ + "/" + device.architecture + "/" + launch.instance + (ptx ? ".ptx" : ".cubin");
+  CUlibrary& library = libraries_[{device.folder, launch.instance}];
+  const std::string path =
+      directory_ + "/" + device.folder + "/" + launch.instance + (device.built_for.ptx ? ".ptx" : ".cubin");
   if (library == nullptr) {
     const std::string code = read_kernel(path);
     driver.check(driver.cuLibraryLoadData(&library, code.c_str(), nullptr, nullptr, 0, nullptr, nullptr, 0),
-                 ("loading " + path).c_str());
+                 "loading", path.c_str());
   }
   CUkernel kernel = nullptr;
   driver.check(driver.cuLibraryGetKernel(&kernel, library, launch.entry),
-               (std::string("finding the kernel ") + launch.entry + " in " + path).c_str());
+               ("finding the kernel " + std::string(launch.entry) + " in").c_str(), path.c_str());
   driver.check(driver.cuKernelSetAttribute(kFunctionAttributeMaxDynamicSharedBytes,
                                            static_cast<int>(launch.shared_bytes), kernel, launch.device),
-               ("asking for shared memory for " + launch.instance).c_str());
+               "asking for shared memory for", launch.instance.c_str());
   device.kernels.emplace(launch.instance, kernel);
   return kernel;
 }
@@ -149,11 +144,11 @@ CUkernel KernelStore::kernel(Device& device, const Launch& launch) {
 void KernelStore::launch(const Launch& launch, void* params) {
   const Driver& driver = Driver::get();
   std::unique_lock<std::mutex> lock(mutex_);
-  Device& device = this->device(launch.device);
+  Used& device = used(launch.device);
   const CurrentContext current(driver, device.context);
   const CUkernel kernel = this->kernel(device, launch);
   // Code compiled for 9.0 or later has griddepcontrol.wait; PTX of 8.0 has not.
-  const bool waits = built_for(device.architecture) >= 90;
+  const bool waits = device.built_for.number >= 90;
   lock.unlock();
   CUlaunchAttribute attributes[2]{};
   uint32_t count = 0;
@@ -178,22 +173,17 @@ void KernelStore::launch(const Launch& launch, void* params) {
   config.attributes = attributes;
   config.attribute_count = count;
   void* arguments[] = {params};
-  driver.check(driver.cuLaunchKernelEx(&config, kernel, arguments, nullptr), ("launching " + launch.instance).c_str());
+  driver.check(driver.cuLaunchKernelEx(&config, kernel, arguments, nullptr), "launching", launch.instance.c_str());
 }
 
-CUcontext KernelStore::context(int device) {
+KernelStore::Device KernelStore::device(int index) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  return this->device(device).context;
+  return used(index);
 }
 
-int KernelStore::multiprocessors(int device) {
+std::string KernelStore::architecture(int index) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  return this->device(device).multiprocessors;
-}
-
-std::string KernelStore::architecture(int device) {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  return this->device(device).architecture;
+  return used(index).folder;
 }
 
 }  // namespace sage::runtime

@@ -26,8 +26,21 @@ struct Launch {
   uint32_t cluster = 1;  // blocks of a cluster, of which `grid` is a multiple (sm_90 on)
 };
 
+// What code in a folder was built for: sm_90a, sm_80, compute_80.
+struct Architecture {
+  int number = 0;           // 90
+  bool that_alone = false;  // sm_90a
+  bool ptx = false;         // compute_80
+};
+
 class KernelStore {
  public:
+  struct Device {
+    int multiprocessors;
+    CUcontext context;  // the primary one, which is PyTorch's too
+    Architecture built_for;
+  };
+
   // The process's only store. Safe to use from several threads.
   static KernelStore& get();
 
@@ -37,31 +50,25 @@ class KernelStore {
   // `params` is the kernel's one argument. Asynchronous on the stream; the current context is left as it was.
   void launch(const Launch& launch, void* params);
 
-  // The device's primary context, which is PyTorch's too.
-  CUcontext context(int device);
+  // A device and what its kernels were built for; throws, naming the folders there are, if it can run none of them.
+  Device device(int index);
 
-  // Streaming multiprocessors of a device.
-  int multiprocessors(int device);
-
-  // Folder whose kernels `device` runs; throws, naming the folders there are, if it can run none.
-  std::string architecture(int device);
+  // The folder whose kernels a device runs; throws as `device` does.
+  std::string architecture(int index);
 
  private:
-  struct Device {
-    int capability = 0;
-    int multiprocessors = 0;
-    CUcontext context = nullptr;
-    std::string architecture;
+  struct Used : Device {
+    std::string folder;
     std::map<std::string, CUkernel> kernels;  // by instance
   };
 
-  Device& device(int index);
-  CUkernel kernel(Device& device, const Launch& launch);
+  Used& used(int index);
+  CUkernel kernel(Used& device, const Launch& launch);
 
   std::mutex mutex_;
   std::string directory_;
   std::vector<std::string> architectures_;
-  std::map<int, Device> devices_;
+  std::map<int, Used> devices_;
   std::map<std::pair<std::string, std::string>, CUlibrary> libraries_;  // by architecture and instance
 };
 

@@ -88,8 +88,10 @@ bool copy_engine_reads(const Tensor& tensor, const TensorView& view) {
 int32_t kernel_head_dim(int32_t head_dim) { return head_dim <= 64 ? 64 : head_dim <= 128 ? 128 : 256; }
 
 std::string instance_name(const char* stem, int32_t kernel_head_dim, const Tensor& tensor) {
-  return std::string(stem) + "-d" + std::to_string(kernel_head_dim) +
-         (tensor.scalar_type() == kHalf ? "-fp16" : "-bf16");
+  std::string name;
+  name.reserve(64);  // one allocation: every call makes this name, for each of its launches
+  name.append(stem).append(kernel_head_dim == 64 ? "-d64" : kernel_head_dim == 128 ? "-d128" : "-d256");
+  return name.append(tensor.scalar_type() == kHalf ? "-fp16" : "-bf16");
 }
 
 runtime::CUstream current_stream(int device) {

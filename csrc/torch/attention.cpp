@@ -36,11 +36,9 @@ struct Call {
   AttentionShape shape;
   Tensor q, k, v;
   Tensor cu_seqlens_q, cu_seqlens_k;  // undefined: not packed; else shape.batch counts sequences
-  bool is_causal;
   double sm_scale;
-  bool smooth_k, smooth_v;
-  bool per_block_mean;
-  runtime::CUstream stream;
+  AttentionOptions options;
+  runtime::CUstream stream = nullptr;
 
   bool packed() const { return cu_seqlens_q.defined(); }
   int device() const { return q.get_device(); }
@@ -64,11 +62,11 @@ struct Call {
   // Blocks of threads that compute neighbouring rows and share what they read of K and V: a pair, unless too much of its time one
   // would have no rows or, under a causal mask, wait for the other's keys.
   int32_t cluster() const {
-    const bool even = row_blocks() % 2 == 0 && !is_causal;
+    const bool even = row_blocks() % 2 == 0 && !options.is_causal;
     return kernel.persistent && !packed() && (even || row_blocks() >= 16) ? 2 : 1;
   }
   // Means of Q for each head of a batch element or packed sequence.
-  int32_t means() const { return per_block_mean && !packed() ? row_blocks() : 1; }
+  int32_t means() const { return options.per_block_mean && !packed() ? row_blocks() : 1; }
   // Tiles of the output: rows of a cluster.
   int64_t row_tiles() const {
     // Of packed queries those beyond the last sequence count as one more.
@@ -131,11 +129,11 @@ struct Workspace {
         take(k_int8, spans * QuantKInt8::kSpanN * head_dim);
         take(k_scale, spans * kBlocks * QuantKInt8::kScales);
       }
-      take(k_mean, call.smooth_k ? means : 0);
+      take(k_mean, call.options.smooth_k ? means : 0);
       if (call.kernel.quant_v != nullptr) {
         take(v, spans * kBlocks * call.kernel.v_block_bytes(call.head_dim()));
         take(v_scale, spans * kBlocks * call.kernel.v_scale_bytes(call.head_dim()));
-        take(v_mean, call.smooth_v && call.kernel.v_smooths ? means : 0);
+        take(v_mean, call.options.smooth_v && call.kernel.v_smooths ? means : 0);
       }
       take(next_tile, call.kernel.persistent ? 1 : 0);
     };
@@ -285,7 +283,7 @@ LookedAt look_at_mask(const Call& call, const Tensor& attn_mask) {
 
   MaskTiles::Params params{};
   params.heads = looked.heads;
-  params.causal = bits && call.is_causal ? 1 : 0;
+  params.causal = bits && call.options.is_causal ? 1 : 0;
   params.rows = params.causal != 0 ? shape.qo_len : looked.rows;
   params.keys = shape.kv_len;
   params.vectors = has_even_rows(looked.data, strides) ? 1 : 0;
@@ -339,7 +337,7 @@ AttentionParams attention_params(const Call& call, const Tensor& out, const Tens
   params.kv_len = call.shape.kv_len;
   params.head_dim = call.shape.head_dim;
   params.v_head_dim = call.shape.v_head_dim;
-  params.causal = call.is_causal ? 1 : 0;
+  params.causal = call.options.is_causal ? 1 : 0;
   params.scale_log2 = static_cast<float>(call.sm_scale * kLog2E);
   params.v_quantised = workspace.v;
   params.v_scale = workspace.v_scale;
@@ -352,11 +350,10 @@ AttentionParams attention_params(const Call& call, const Tensor& out, const Tens
 // Whether the kernel can do what is asked of it. Throws ValueError or TypeError if not.
 void check_kernel(const Call& call) {
   const AttentionKernel& kernel = call.kernel;
-  const std::string architecture = runtime::KernelStore::get().architecture(call.device());
-  const int built_for = std::stoi(architecture.substr(architecture.find('_') + 1));
-  TORCH_CHECK_VALUE(kernel.that_alone ? built_for == kernel.since && architecture.back() == 'a' : built_for >= kernel.since,
+  const runtime::Architecture built_for = runtime::KernelStore::get().device(call.device()).built_for;
+  TORCH_CHECK_VALUE(kernel.that_alone ? built_for.number == kernel.since && built_for.that_alone : built_for.number >= kernel.since,
                     "kernel: ", kernel.name, " is compiled for sm_", kernel.since, kernel.that_alone ? "a alone" : " and later",
-                    "; here is ", architecture);
+                    "; here is ", runtime::KernelStore::get().architecture(call.device()));
   TORCH_CHECK_VALUE(!kernel.persistent || (call.shape.head_dim % 8 == 0 && call.shape.v_head_dim % 8 == 0),
                     "q, v: the kernel ", kernel.name, " wants multiples of 8 as head_dim, got ", call.shape.head_dim, " and ",
                     call.shape.v_head_dim);
@@ -368,7 +365,7 @@ void check_kernel(const Call& call) {
 // cuDNN's wants rows that start on 16 bytes.
 bool is_for_pytorch(const Call& call) {
   const AttentionShape& shape = call.shape;
-  const int32_t few_queries = call.is_causal ? call.kernel.few_causal_queries : call.kernel.few_queries;
+  const int32_t few_queries = call.options.is_causal ? call.kernel.few_causal_queries : call.kernel.few_queries;
   if (shape.qo_len > few_queries && shape.kv_len > call.kernel.few_keys) return false;
   for (const Tensor* tensor : {&call.q, &call.k, &call.v}) {
     if (!copy_engine_reads(*tensor, view(*tensor, shape.heads_first))) return false;
@@ -394,11 +391,12 @@ Tensor batched(const Tensor& x) {
   return x.as_strided({1, x.size(0), x.size(1), x.size(2)}, {x.numel(), x.stride(0), x.stride(1), x.stride(2)});
 }
 
-std::tuple<Tensor, Tensor> pytorch_attention(const Call& call, bool return_lse) {
+std::tuple<Tensor, Tensor> pytorch_attention(const Call& call) {
   const AttentionShape& shape = call.shape;
   const auto turned = [&](const Tensor& x) { return shape.heads_first ? x : transposed(x); };
+  const bool return_lse = call.options.return_lse;
   const auto [result, lse] =
-      cudnn_attention(turned(call.q), turned(call.k), turned(call.v), return_lse, call.is_causal, call.sm_scale);
+      cudnn_attention(turned(call.q), turned(call.k), turned(call.v), return_lse, call.options.is_causal, call.sm_scale);
   const Tensor out = turned(result);
   const int64_t heads = shape.q_heads, rows = shape.qo_len;
   // Some releases of PyTorch add a dimension of 1.
@@ -427,7 +425,7 @@ void run(Call& call, const Tensor& out, const Tensor& lse, const std::optional<T
     for (Tensor* tensor : {&call.q, &call.v}) {
       if (!copy_engine_reads(*tensor, view(*tensor, call.shape.heads_first))) *tensor = copied(*tensor);
     }
-    grid = std::min(grid, static_cast<uint32_t>(store.multiprocessors(call.device())) / cluster * cluster);
+    grid = std::min(grid, static_cast<uint32_t>(store.device(call.device()).multiprocessors) / cluster * cluster);
   }
   const Workspace workspace(call);
   if (kernel.fp4) {
@@ -441,9 +439,9 @@ void run(Call& call, const Tensor& out, const Tensor& lse, const std::optional<T
   params.mask = looked.mask;
 
   const bool masked = kernel.persistent && attn_mask.has_value();
-  const std::string name = std::string(kernel.name) + (masked ? "_masked" : "");
-  runtime::Launch launch{instance_name(name.c_str(), head_dim, call.q),
-                         name.c_str(),
+  const char* name = masked ? kernel.masked : kernel.name;
+  runtime::Launch launch{instance_name(name, head_dim, call.q),
+                         name,
                          call.device(),
                          call.stream,
                          grid,
@@ -488,34 +486,29 @@ void run(Call& call, const Tensor& out, const Tensor& lse, const std::optional<T
 
 }  // namespace
 
-std::tuple<Tensor, Tensor> attention(const Tensor& q, const Tensor& k, const Tensor& v,
-                                             const std::optional<Tensor>& attn_mask, bool heads_first,
-                                             bool is_causal, double sm_scale, bool smooth_k, bool smooth_v,
-                                             bool return_lse, bool or_pytorch, int64_t kernel_number, bool per_block_mean) {
-  const AttentionKernel& kernel = attention_kernel(kernel_number);
-  const AttentionShape shape = check_attention(q, k, v, heads_first, kernel.largest_head_dim);
+std::tuple<Tensor, Tensor> attention(const Tensor& q, const Tensor& k, const Tensor& v, const std::optional<Tensor>& attn_mask,
+                                     double sm_scale, int64_t bits) {
+  const AttentionOptions options(bits);
+  const AttentionKernel& kernel = attention_kernel(options.kernel);
+  const AttentionShape shape = check_attention(q, k, v, options.heads_first, kernel.largest_head_dim);
   TORCH_CHECK_VALUE(shape.kv_len >= 1 || q.numel() == 0, "k: expected at least one token, got none");
   TORCH_CHECK_VALUE(kernel.masks || !attn_mask.has_value(), "attn_mask: the kernel ", kernel.name, " takes none");
-  Call call{kernel, shape, q, k, v, {}, {}, is_causal, sm_scale, smooth_k, smooth_v, per_block_mean, nullptr};
-  if (or_pytorch && !attn_mask.has_value() && is_for_pytorch(call)) return pytorch_attention(call, return_lse);
-  std::vector<int64_t> sizes = q.sizes().vec();
-  sizes.back() = shape.v_head_dim;
-  const Tensor lse =
-      return_lse ? call.empty({shape.batch, shape.q_heads, shape.qo_len}, kFloat) : call.empty({0}, kFloat);
-  const Tensor out = call.empty(sizes, q.scalar_type());
+  Call call{kernel, shape, q, k, v, {}, {}, sm_scale, options};
+  if (options.or_pytorch && !attn_mask.has_value() && is_for_pytorch(call)) return pytorch_attention(call);
+  const Tensor out = call.empty({q.size(0), q.size(1), q.size(2), shape.v_head_dim}, q.scalar_type());
+  const Tensor lse = options.return_lse ? call.empty({shape.batch, shape.q_heads, shape.qo_len}, kFloat) : call.empty({0}, kFloat);
   run(call, out, lse, attn_mask);
   return {out, lse};
 }
 
-std::tuple<Tensor, Tensor> attention_varlen(const Tensor& q, const Tensor& k, const Tensor& v,
-                                                    const Tensor& cu_seqlens_q, const Tensor& cu_seqlens_k,
-                                                    int64_t max_seqlen_q, int64_t max_seqlen_k, bool is_causal,
-                                                    double sm_scale, bool smooth_k, bool smooth_v, bool return_lse,
-                                                    int64_t kernel_number) {
+std::tuple<Tensor, Tensor> attention_varlen(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens_q,
+                                            const Tensor& cu_seqlens_k, int64_t max_seqlen_q, int64_t max_seqlen_k,
+                                            double sm_scale, int64_t bits) {
   // Grids are sized without them: kernels/sequences.h.
   static_cast<void>(max_seqlen_q);
   static_cast<void>(max_seqlen_k);
-  const AttentionKernel& kernel = attention_kernel(kernel_number);
+  const AttentionOptions options(bits);
+  const AttentionKernel& kernel = attention_kernel(options.kernel);
   TORCH_CHECK_VALUE(kernel.packed, "kernel: ", kernel.name, " takes no packed sequences");
   check_cu_seqlens("cu_seqlens_q", cu_seqlens_q, q);
   check_cu_seqlens("cu_seqlens_k", cu_seqlens_k, q);
@@ -524,12 +517,11 @@ std::tuple<Tensor, Tensor> attention_varlen(const Tensor& q, const Tensor& k, co
   for (const Tensor* tensor : {&q, &k, &v}) {
     TORCH_CHECK_VALUE(tensor->dim() == 3, "q, k, v: expected [tokens, heads, head_dim], got ", tensor->sizes());
   }
-  Call call{kernel,    {},       batched(q), batched(k), batched(v), cu_seqlens_q, cu_seqlens_k,
-            is_causal, sm_scale, smooth_k,   smooth_v,   false,      nullptr};
+  Call call{kernel, {}, batched(q), batched(k), batched(v), cu_seqlens_q, cu_seqlens_k, sm_scale, options};
   call.shape = check_attention(call.q, call.k, call.v, /*heads_first=*/false, kernel.largest_head_dim);
   call.shape.batch = static_cast<int32_t>(cu_seqlens_q.size(0) - 1);
   const Tensor out = call.empty({q.size(0), q.size(1), v.size(2)}, q.scalar_type());
-  const Tensor lse = return_lse ? call.empty({q.size(1), q.size(0)}, kFloat) : call.empty({0}, kFloat);
+  const Tensor lse = options.return_lse ? call.empty({q.size(1), q.size(0)}, kFloat) : call.empty({0}, kFloat);
   run(call, batched(out), lse, std::nullopt);
   return {out, lse};
 }

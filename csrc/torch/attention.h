@@ -9,20 +9,33 @@
 
 namespace sage {
 
-// `kernel` is the attention kernel's number in attention_kernels.cpp: which one suits is decided in Python. With `or_pytorch` it gives
-// way to PyTorch's own attention for few queries or keys, where that is faster: lengths are looked at here, where they are known
-// in compiled graphs too. `per_block_mean`: FP4 kernels subtract a mean of Q for each 128 rows, else one of all.
-std::tuple<Tensor, Tensor> attention(const Tensor& q, const Tensor& k, const Tensor& v,
-                                             const std::optional<Tensor>& attn_mask, bool heads_first,
-                                             bool is_causal, double sm_scale, bool smooth_k, bool smooth_v,
-                                             bool return_lse, bool or_pytorch, int64_t kernel, bool per_block_mean);
+// What a call asks for, but for its numbers: bits of one argument, since PyTorch takes 0.2 µs to hand each over. sageattention/_ops.py
+// has the same.
+struct AttentionOptions {
+  explicit AttentionOptions(int64_t bits)
+      : heads_first(bits & 1),
+        is_causal(bits & 2),
+        smooth_k(bits & 4),
+        smooth_v(bits & 8),
+        return_lse(bits & 16),
+        or_pytorch(bits & 32),
+        per_block_mean(bits & 64),
+        kernel(bits >> 8) {}
+
+  bool heads_first, is_causal, smooth_k, smooth_v;
+  bool return_lse;      // else log-sum-exp is an empty tensor
+  bool or_pytorch;      // for few queries or keys PyTorch's own attention, where that is faster: lengths are known here in compiled graphs too
+  bool per_block_mean;  // FP4 kernels subtract a mean of Q for each 128 rows, else one of all
+  int64_t kernel;       // the attention kernel's number in attention_kernels.cpp: which one suits is decided in Python
+};
+
+std::tuple<Tensor, Tensor> attention(const Tensor& q, const Tensor& k, const Tensor& v, const std::optional<Tensor>& attn_mask,
+                                     double sm_scale, int64_t options);
 
 // Sequences of q_heads x qo_len and kv_heads x kv_len tokens one after the other: q [tokens, q_heads, head_dim], and so on;
 // sequence i has the tokens cu_seqlens[i] to cu_seqlens[i + 1]. Log-sum-exp is [q_heads, tokens].
-std::tuple<Tensor, Tensor> attention_varlen(const Tensor& q, const Tensor& k, const Tensor& v,
-                                                    const Tensor& cu_seqlens_q, const Tensor& cu_seqlens_k,
-                                                    int64_t max_seqlen_q, int64_t max_seqlen_k, bool is_causal,
-                                                    double sm_scale, bool smooth_k, bool smooth_v, bool return_lse,
-                                                    int64_t kernel);
+std::tuple<Tensor, Tensor> attention_varlen(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens_q,
+                                            const Tensor& cu_seqlens_k, int64_t max_seqlen_q, int64_t max_seqlen_k,
+                                            double sm_scale, int64_t options);
 
 }  // namespace sage

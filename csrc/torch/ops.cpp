@@ -15,14 +15,10 @@
 namespace {
 
 constexpr sage::Operator kOperators[] = {
-    SAGE_OPERATOR(attention,
-                  "(Tensor q, Tensor k, Tensor v, Tensor? attn_mask, bool heads_first, bool is_causal, float sm_scale, "
-                  "bool smooth_k, bool smooth_v, bool return_lse, bool or_pytorch, int kernel, bool per_block_mean=True) -> "
-                  "(Tensor, Tensor)"),
+    SAGE_OPERATOR(attention, "(Tensor q, Tensor k, Tensor v, Tensor? attn_mask, float sm_scale, int options) -> (Tensor, Tensor)"),
     SAGE_OPERATOR(attention_varlen,
                   "(Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor cu_seqlens_k, SymInt max_seqlen_q, "
-                  "SymInt max_seqlen_k, bool is_causal, float sm_scale, bool smooth_k, bool smooth_v, bool return_lse, "
-                  "int kernel) -> (Tensor, Tensor)"),
+                  "SymInt max_seqlen_k, float sm_scale, int options) -> (Tensor, Tensor)"),
 };
 
 // What the thread's last call has to say.

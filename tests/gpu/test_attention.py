@@ -283,6 +283,7 @@ def test_compile_fullgraph() -> None:
 
 
 def test_opcheck(kernel: str) -> None:
+    number_of = sageattention._ops.number_of
     for layout in ("HND", "NHD"):
         for lse in (False, True):
             q, k, v = qkv(1, 2, 70, 64)
@@ -290,7 +291,7 @@ def test_opcheck(kernel: str) -> None:
                 q, k, v = (x.transpose(1, 2) for x in (q, k, v))
             torch.library.opcheck(
                 torch.ops.sageattention.attention.default,
-                (q, k, v, None, layout == "HND", False, 0.125, True, False, lse, False, sageattention._ops.NUMBERS[kernel]),
+                (q, k, v, None, 0.125, number_of(kernel, layout == "HND", False, True, False, lse)),
             )
 
 
@@ -345,8 +346,10 @@ def test_mixed_devices_are_refused(kernel: str) -> None:
 def test_operator_checks_memory_safety_itself(kernel: str) -> None:
     q, k, v = qkv(1, 2, 64, 64)
 
-    def call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, number: int = sageattention._ops.NUMBERS[kernel]) -> None:
-        torch.ops.sageattention.attention(q, k, v, None, True, False, 0.1, True, False, False, False, number)
+    options = sageattention._ops.number_of(kernel, True, False, True, False, False)
+
+    def call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: int = options) -> None:
+        torch.ops.sageattention.attention(q, k, v, None, 0.1, options)
 
     with pytest.raises(REFUSED_VALUE, match="v: expected the shape of k"):
         call(q, k, v[:, :, :32])
@@ -357,7 +360,7 @@ def test_operator_checks_memory_safety_itself(kernel: str) -> None:
         call(q.float(), k.float(), v.float())
     there = len(sageattention._ops.NUMBERS)
     with pytest.raises(REFUSED_VALUE, match=f"kernel: expected a number below {there}, got {there}"):
-        call(q, k, v, there)
+        call(q, k, v, there << 8)
 
 
 def test_backward_is_an_error() -> None:

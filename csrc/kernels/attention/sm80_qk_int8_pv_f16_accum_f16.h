@@ -1,4 +1,4 @@
-// Attention with INT8 QK^T and FP16 PV, summed in FP16 for 32 keys at a time, on mma.sync: what host and device agree on.
+// Attention with INT8 QK^T and FP16 PV, summed in FP16 for 64 keys at a time, on mma.sync: what host and device agree on.
 #pragma once
 
 #include "kernels/attention/mma_sync/layout.h"

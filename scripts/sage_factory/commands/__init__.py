@@ -9,10 +9,12 @@ from __future__ import annotations
 import argparse
 import errno
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
+from typing import NoReturn
 
 from sage_factory import ROOT, FactoryError
 from sage_factory.with_what import tasks
@@ -77,6 +79,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         said = f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}"
         hint = ": free some space and run it again" if error.errno == errno.ENOSPC else ""
         return _failed(said + hint, getattr(command, "ERROR", 1))
+
+
+def leave(status: int) -> NoReturn:
+    """End the process with what `main` answered.
+
+    Not by the interpreter's own end: threads of rattler and rattler-build may outlive it, and then abort a process that is done.
+    """
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except OSError:  # nobody reads what was said
+        status = status or 1
+    os._exit(status)
 
 
 def _failed(said: str, status: int) -> int:

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import sys
 from pathlib import Path
 
 from rattler_build import RattlerBuildError
@@ -29,14 +27,11 @@ def options(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.child:
         child.end_with_parent()
-    status = 0
     try:
         variant = json.loads(args.variant.read_text(encoding="utf-8"))
         package = engine.make(engine.render(variant)[args.name], args.channel, args.output.resolve(), args.seconds)
         print(f"package: {package}", flush=True)
     except (FactoryError, RattlerBuildError, OSError) as error:
         print(f"error: {error}", flush=True)
-        status = 1
-    sys.stderr.flush()
-    # No return: threads of the build engine may outlive the interpreter, and then abort a process that has succeeded.
-    os._exit(status)
+        return 1
+    return 0

@@ -90,3 +90,20 @@ def test_lint_without_its_tools_says_how_to_run_it(tmp_path: os.PathLike[str]) -
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 1
     assert done.stderr == "error: no mypy and no ruff here: run `python3 scripts/run.py lint`\n"
+
+
+def test_what_outlives_the_interpreter_does_not_change_the_exit_status() -> None:
+    aborting = "import atexit, os, sys; atexit.register(os.abort)"  # as a thread of a library may, at the interpreter's end
+    code = f"{aborting}; from sage_factory import commands; print('said', end=''); commands.leave(3)"
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "scripts")}
+    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, check=False, env=environment)
+    assert (done.returncode, done.stdout) == (3, b"said")
+
+
+def test_what_nobody_could_read_is_no_success() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "scripts")}
+    code = "from sage_factory import commands; print('said', end=''); commands.leave(0)"
+    assert subprocess.run([sys.executable, "-c", code], stdout=writer, check=False, env=environment).returncode == 1
+    os.close(writer)

@@ -137,7 +137,7 @@ import samples
 from sage_factory import commands
 from sage_factory.what import matrix
 matrix.builds = samples.chosen
-sys.exit(commands.main(["publish", *sys.argv[1:]]))
+commands.leave(commands.main(["publish", *sys.argv[1:]]))
 """
 
 

@@ -40,15 +40,15 @@ struct MmaSyncConfig : Kernel {
   // Keys that a fragment of P holds.
   static constexpr int kStepN = kValues == Values::kE4m3 ? 32 : 16;
   // Keys whose scores are in registers at a time: as many as spill nothing, for the tensor cores lose time wherever products of
-  // integers and of floats take turns. From 10.0 on CUDA 12 needs more registers for the same.
+  // integers and of floats take turns. From 10.0 on CUDA 12 needs more registers for V in 16 bits.
 #if __CUDA_ARCH__ >= 1000
-  static constexpr bool kRoomy = false;
+  static constexpr bool kRoomy = kValues == Values::kE4m3 && !kConvert;
 #else
-  static constexpr bool kRoomy = kValues == Values::kAsGiven;
+  static constexpr bool kRoomy = !kConvert;
 #endif
   static constexpr int kChunkN = kHeadDim == 64 ? 64 : kRoomy ? 32 : 16;
-  // Keys whose probabilities are gathered before they meet V: in 8 bits all that share V's scales, with FP16 sums those of a sum.
-  static constexpr int kGatherN = kValues == Values::kE4m3 ? Kernel::kBlockN : kScaled && kChunkN == 16 ? 32 : kChunkN;
+  // Keys whose probabilities are gathered before they meet V: all that share V's scales, which FP16 sums are of too.
+  static constexpr int kGatherN = kScaled ? Kernel::kBlockN : kChunkN;
   static constexpr int kChunks = kGatherN / kChunkN;
   static constexpr int kMFragments = kWarpM / 16;
   static constexpr int kNFragments = kChunkN / 8;
@@ -86,14 +86,15 @@ struct MmaSyncConfig : Kernel {
   // chunk; the final division makes the result exact whatever it was. At that maximum they are 2^kLevel:
   //   fp16   2^5; the limit is 2^8 above. As many as 2^19 below are not yet subnormal
   //   bf16   2^-32: sums over all keys of products with the largest numbers of its range are numbers
-  //   FP16, V scaled   2^3. The 32 keys of a sum, of two chunks, lie with four threads: with |V| <= 4.5 it is at most
-  //          2 * 4 * 1024 * 4.5 = 36864
+  //   FP16, V scaled   2^3. The 64 keys of a sum, of four chunks or fewer, lie with four threads: with |V| <= 4.5 it is at most
+  //          4 * 4 * 512 * 4.5 = 36864
   //   e4m3   2^4; 448 is the largest number, and this as far from the subnormal ones as that allows. The 64 keys of a sum, of four
-  //          chunks or one, lie with four threads, and rounding adds a sixteenth: at most 4 * 4 * 448 * 17/16 * 4.5 = 34272
+  //          chunks or fewer, lie with four threads, and rounding adds a sixteenth: at most 4 * 4 * 448 * 17/16 * 4.5 = 34272
   // A power of two, which rounding leaves as it is: a row's largest probability matters most.
   static constexpr bool kHalfRange = cuda::std::is_same_v<Element, __half>;
   static constexpr float kLevel = kValues == Values::kE4m3 ? 4.0f : kScaled ? 3.0f : kHalfRange ? 5.0f : -32.0f;
-  static constexpr float kLimit = kValues == Values::kE4m3 ? 448.0f : kScaled ? 1024.0f : kHalfRange ? 8192.0f : 0x1p-24f;
+  static constexpr float kLimit = kValues == Values::kE4m3 ? 448.0f : kScaled ? 512.0f : kHalfRange ? 8192.0f : 0x1p-24f;
+  static_assert(!kScaled || kChunks * 4 * kLimit * (kValues == Values::kE4m3 ? 1.0625f : 1.0f) * QuantV::kLargest < 65504.0f);
   // Stands for -infinity where differences are taken: below any score, and its powers of two are 0.
   static constexpr float kNever = -1e30f;
 

@@ -6,11 +6,11 @@
 
 namespace sage {
 
-// V in 16 bits. With float32 sums the tensor cores add to the output itself; FP16 sums are those of 32 keys, times V's scale.
+// V in 16 bits. With float32 sums the tensor cores add to the output itself; FP16 sums are those of a stage's keys, times V's scale.
 template <typename Config>
 __device__ __forceinline__ void accumulate_f16(const Probabilities<Config>& probabilities, uint32_t v_lane, uint32_t v_scale, int positive,
                                                State<Config>& state) {
-  constexpr int kSteps = Config::kSums == Sums::kFloat ? 1 : 2;  // of a sum
+  constexpr int kSteps = Config::kSums == Sums::kFloat ? 1 : Config::kPvSteps;  // of a sum
   if constexpr (Config::kScaled) ptx::keep(v_scale);
 #pragma unroll
   for (int first = 0; first < Config::kPvSteps; first += kSteps) {

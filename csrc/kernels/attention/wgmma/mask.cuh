@@ -36,7 +36,10 @@ class SeenTiles {
       first_ += 32;
       look();
     }
-    if (left_ == 0) return {};
+    if (left_ == 0) {
+      __syncwarp();  // as the shuffle does otherwise: all lanes have read the tile's description before the first one goes on
+      return {};
+    }
     const int lane = __ffs(left_) - 1;
     left_ &= left_ - 1;
     return {first_ + lane, static_cast<int>(__shfl_sync(0xffffffffu, states_, lane) >> 2 * Config::kConsumers * ptx::cluster_rank())};

@@ -1,0 +1,43 @@
+"""What is wrong with a call is said in the same words on a GPU, where the operator finds it and Python only words it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import wrong_arguments
+from functions import FUNCTIONS
+
+import sageattention
+from sageattention import sageattn
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
+]
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+@pytest.mark.parametrize(("arguments", "error", "message"), [pytest.param(*e[1:], id=e[0]) for e in wrong_arguments.CASES])
+def test_argument_errors(function: Callable[..., Any], arguments: dict[str, Any], error: type[Exception], message: str) -> None:
+    if torch.cuda.get_device_capability() < (8, 9) and "fp8" in function.__name__:
+        pytest.skip("FP8 kernels are for compute capability 8.9 and later")
+    with pytest.raises(error) as caught:
+        function(**wrong_arguments.call(arguments, "cuda"))
+    assert str(caught.value) == message.replace("device cpu", "device cuda:0")
+    assert caught.value.__suppress_context__ or caught.value.__context__ is None
+
+
+def test_an_error_keeps_no_tensor_alive() -> None:
+    """Whoever runs out of memory and tries again with less must find free what the call held."""
+    q = torch.randn(1, 2, 64, 64, device="cuda").half()
+    before = torch.cuda.memory_allocated()
+    for _ in range(3):
+        big = torch.zeros(1, 2, 64, 300, device="cuda").half()
+        with pytest.raises(ValueError, match="head_dim"):
+            sageattn(big, big, big)
+        del big
+        assert torch.cuda.memory_allocated() == before
+    assert sageattention.sageattn(q, q, q).shape == q.shape

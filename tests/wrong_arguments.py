@@ -1,0 +1,96 @@
+"""Calls that are refused, and what is said of them: on CPU tensors (test_api.py) as on a GPU's (gpu/test_errors.py)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+Q, K, V = torch.randn(3, 2, 4, 10, 64, generator=torch.Generator().manual_seed(0)).half()
+# What it is called, the arguments that are not those of a good call, the error and its words.
+CASES: list[tuple[str, dict[str, Any], type[Exception], str]] = [
+    ("layout", {"tensor_layout": "BHSD"}, ValueError, "tensor_layout: expected one of 'HND', 'NHD', got 'BHSD'"),
+    ("layout no string", {"tensor_layout": 1}, ValueError, "tensor_layout: expected one of 'HND', 'NHD', got 1"),
+    ("q no tensor", {"q": [1.0]}, TypeError, "q: expected a torch.Tensor, got list"),
+    ("v no tensor", {"v": None}, TypeError, "v: expected a torch.Tensor, got NoneType"),
+    ("q rank", {"q": Q[0]}, ValueError, "q: expected 4 dimensions [batch, heads, tokens, head_dim], got 3: (4, 10, 64)"),
+    (
+        "k rank NHD", {"k": K[..., None], "tensor_layout": "NHD"}, ValueError,
+        "k: expected 4 dimensions [batch, tokens, heads, head_dim], got 5: (2, 4, 10, 64, 1)",
+    ),
+    (
+        "q dtype", {"q": Q.double()}, TypeError,
+        "q: expected dtype float16, bfloat16 or float32, got torch.float64; convert it, with x.to(…)",
+    ),
+    (
+        "k dtype", {"k": K.to(torch.int8)}, TypeError,
+        "k: expected dtype float16, bfloat16 or float32, got torch.int8; convert it, with x.to(…)",
+    ),
+    (
+        "dtypes differ", {"v": V.bfloat16()}, TypeError,
+        "v: expected dtype torch.float16 as q, got torch.bfloat16; convert it, with x.to(q.dtype)",
+    ),
+    ("devices differ", {"k": K.to("meta")}, ValueError, "k: expected device cpu as q, got meta; move it, with x.to(q.device)"),
+    (
+        "strided channels", {"v": torch.empty(2, 4, 10, 128, dtype=torch.float16)[..., ::2]}, ValueError,
+        "v: expected a contiguous last dimension, got stride 2; call .contiguous() on it",
+    ),
+    (
+        "transposed channels", {"q": Q.transpose(2, 3)}, ValueError,
+        "q: expected a contiguous last dimension, got stride 64; call .contiguous() on it",
+    ),
+    (
+        "k and v differ", {"v": V[:, :, :9]}, ValueError,
+        "v: expected the shape of k but for head_dim, (2, 4, 10, 64), got (2, 4, 9, 64)",
+    ),
+    ("batch", {"k": K[:1], "v": V[:1]}, ValueError, "k: expected batch 2 as q, got 1"),
+    ("head_dim differs", {"k": K[..., :32], "v": V[..., :32]}, ValueError, "k: expected head_dim 64 as q, got 32"),
+    (
+        "head_dim", dict.fromkeys("qkv", torch.empty(1, 1, 5, 257, dtype=torch.float16)), ValueError,
+        "q: expected head_dim 1 to 256, got 257",
+    ),
+    (
+        "no head_dim", dict.fromkeys("qkv", torch.empty(1, 1, 5, 0, dtype=torch.float16)), ValueError,
+        "q: expected head_dim 1 to 256, got 0",
+    ),
+    ("heads", {"k": K[:, :3], "v": V[:, :3]}, ValueError, "k: expected a number of heads that divides q's 4, got 3"),
+    ("more kv heads", {"q": Q[:, :2]}, ValueError, "k: expected a number of heads that divides q's 2, got 4"),
+    ("no kv heads", {"k": K[:, :0], "v": V[:, :0]}, ValueError, "k: expected a number of heads that divides q's 4, got 0"),
+    (
+        "heads NHD", {"k": K[:, :, :3], "v": V[:, :, :3], "tensor_layout": "NHD"}, ValueError,
+        "k: expected a number of heads that divides q's 10, got 3",
+    ),
+    ("no keys", {"k": K[:, :, :0], "v": V[:, :, :0]}, ValueError, "k: expected at least one token, got none"),
+    (
+        "v head_dim", {"v": torch.empty(2, 4, 10, 300, dtype=torch.float16)}, ValueError,
+        "v: expected head_dim 1 to 256, got 300",
+    ),
+    ("mask no tensor", {"attn_mask": [0]}, TypeError, "attn_mask: expected a torch.Tensor or None, got list"),
+    (
+        "mask dtype", {"attn_mask": torch.ones(10, 10, dtype=torch.int64)}, TypeError,
+        "attn_mask: expected dtype bool (True: attend), float16, bfloat16 or float32 (added to the scores), got torch.int64",
+    ),
+    (
+        "mask device", {"attn_mask": torch.ones(10, 10, device="meta")}, ValueError,
+        "attn_mask: expected device cpu as q, got meta",
+    ),
+    (
+        "mask shape", {"attn_mask": torch.ones(3, 1, 1, 10)}, ValueError,
+        "attn_mask: expected a shape that broadcasts to [batch, q_heads, qo_len, kv_len], (2, 4, 10, 10), got (3, 1, 1, 10)",
+    ),
+    (
+        "mask rank", {"attn_mask": torch.ones(1, 1, 1, 1, 10)}, ValueError,
+        "attn_mask: expected a shape that broadcasts to [batch, q_heads, qo_len, kv_len], (2, 4, 10, 10), got (1, 1, 1, 1, 10)",
+    ),
+    ("flag", {"is_causal": 1}, TypeError, "is_causal: expected True or False, got 1"),
+    ("no number", {"sm_scale": "0.1"}, TypeError, "sm_scale: expected a number or None, got '0.1'"),
+]  # fmt: skip
+
+
+def call(arguments: dict[str, Any], device: str = "cpu") -> dict[str, Any]:
+    """A case's whole call, on a device."""
+    whole = {"q": Q, "k": K, "v": V, **arguments}
+    return {
+        name: x.to(device) if isinstance(x, torch.Tensor) and x.device.type == "cpu" and device != "cpu" else x
+        for name, x in whole.items()
+    }
