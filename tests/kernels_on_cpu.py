@@ -20,7 +20,7 @@ import pytest
 import torch
 from torch.utils import cpp_extension
 
-from sageattention import reference
+from sageattention import _ops, reference
 
 TESTS = Path(__file__).resolve().parent
 CSRC = TESTS.parent / "csrc"
@@ -117,12 +117,12 @@ class Kernels:
             for done in waited_for:
                 done.result()
 
-    def _ready(self, kernel: str, q: torch.Tensor, v: torch.Tensor, *, masked: bool = False) -> tuple[Any, int]:
-        """The operators, and the kernel's number."""
+    def _ready(self, kernel: str, q: torch.Tensor, v: torch.Tensor, *, masked: bool = False) -> Any:
+        """The operators."""
         self.compile(kernel, max(q.shape[-1], v.shape[-1]), q.dtype, masked=masked)
         ops = operators()
         ops.set_directory(str(self.folder), self.architecture)
-        return ops, ops.number_of(kernel)
+        return ops
 
     def attention(
         self,
@@ -143,11 +143,12 @@ class Kernels:
         seed: int = 0,
     ) -> Result:
         """csrc/torch/attention.h. seed: other than 0, threads go on in random order."""
-        ops, number = self._ready(kernel, q, v, masked=attn_mask is not None)
-        options = (is_causal, sm_scale, smooth_k, smooth_v, return_lse, or_pytorch, number, per_block_mean)
+        ops = self._ready(kernel, q, v, masked=attn_mask is not None)
+        flags = (is_causal, smooth_k, smooth_v, return_lse, or_pytorch, per_block_mean)
+        options = _ops.number_of(kernel, tensor_layout == "HND", *flags)
         with Poisoned(), torch.no_grad():
             ops.set_seed(seed)
-            return ops.attention(q, k, v, attn_mask, tensor_layout == "HND", *options)  # type: ignore[no-any-return]
+            return ops.attention(q, k, v, attn_mask, sm_scale, options)  # type: ignore[no-any-return]
 
     def attention_varlen(
         self,
@@ -168,11 +169,12 @@ class Kernels:
         seed: int = 0,
     ) -> Result:
         """csrc/torch/attention.h."""
-        ops, number = self._ready(kernel, q, v)
+        ops = self._ready(kernel, q, v)
+        options = _ops.number_of(kernel, False, is_causal, smooth_k, smooth_v, return_lse)
         lengths = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
         with Poisoned(), torch.no_grad():
             ops.set_seed(seed)
-            return ops.attention_varlen(q, k, v, *lengths, is_causal, sm_scale, smooth_k, smooth_v, return_lse, number)  # type: ignore[no-any-return]
+            return ops.attention_varlen(q, k, v, *lengths, sm_scale, options)  # type: ignore[no-any-return]
 
 
 class Poisoned:

@@ -24,6 +24,7 @@ void KernelStore::set_directory(std::string directory, std::vector<std::string> 
 }
 
 std::string KernelStore::architecture(int) { return architectures_.at(0); }
+KernelStore::Device KernelStore::device(int) { return {0, nullptr, {std::stoi(architectures_.at(0).substr(3)), false, false}}; }
 
 void KernelStore::launch(const Launch& launch, void* params) {
   const std::string path = directory_ + "/" + architecture(launch.device) + "/" + launch.instance + ".so";
@@ -42,7 +43,6 @@ void* find(const char*, const char*) {
     return 0;
   });
 }
-int KernelStore::multiprocessors(int) { TORCH_CHECK(false, "no multiprocessors here"); }
 TensorMap encode_tensor_map(int, const TensorView&, int32_t, int32_t, int32_t, int32_t, int32_t) {
   TORCH_CHECK(false, "no copy engine here");
 }
@@ -51,16 +51,9 @@ TensorMap encode_tensor_map(int, const TensorView&, int32_t, int32_t, int32_t, i
 
 namespace {
 
-int64_t number_of(const std::string& kernel) {
-  int64_t number = 0;
-  while (attention_kernel(number).name != kernel) ++number;
-  return number;
-}
-
 TORCH_LIBRARY(sage_on_cpu, library) {
   library.def("attention", &attention);
   library.def("attention_varlen", &attention_varlen);
-  library.def("number_of", &number_of);
   library.def("set_directory", [](std::string directory, std::string architecture) {
     runtime::KernelStore::get().set_directory(std::move(directory), {std::move(architecture)});
   });
