@@ -262,6 +262,22 @@ def an_ada_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("an_ada_gpu")
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("NVIDIA GeForce RTX 4090", F8_SUMS),
+        ("NVIDIA GeForce RTX 4060 Laptop GPU", F8_SUMS),
+        ("NVIDIA RTX 6000 Ada Generation", F8),
+        ("NVIDIA L40S", F8),
+    ],
+)
+def test_a_geforce_is_told_by_its_name(monkeypatch: pytest.MonkeyPatch, name: str, expected: str) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: name)
+    gpu, present = dispatch.gpu_of("cuda", None)
+    assert dispatch.choose(dispatch.Request("sageattn"), gpu, present).kernel == expected
+
+
+@pytest.mark.usefixtures("an_ada_gpu")
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_compile_for_a_gpu(monkeypatch: pytest.MonkeyPatch, dynamic: bool) -> None:
     """The kernel of the tensors' GPU is a constant of the graph, without a break: traced with tensors that have no memory."""
