@@ -31,7 +31,7 @@ BUDGET = {
     "quant_v_f16": (36, 1337),
     "quant_v_f8": (24, 902),
     "sm80_qk_int8_pv_f16": (36, 3640),
-    "sm80_qk_int8_pv_f16_accum_f16": (36, 3922),
+    "sm80_qk_int8_pv_f16_accum_f16": (36, 4690),
     "sm89_qk_int8_pv_f8": (24, 3802),
     "sm89_qk_int8_pv_f8_accum_f16": (24, 3880),
     "sm90_qk_int8_pv_f16": (6, 449),

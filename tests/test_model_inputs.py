@@ -16,7 +16,9 @@ kernels = pytest.mark.parametrize("kernel", TOLERANCES)
 
 @kernels
 @pytest.mark.parametrize(("place", "width", "v_offset"), [(0, 1, 0.0), (0, 1, 8.0), (1000, 1, 0.0), (0, 16, 0.0), (5, 40, 8.0)])
-@pytest.mark.parametrize(("tokens", "mass"), [(4096, 0.5), (4096, 0.9), (4096, 0.99), (16384, 0.5), (16384, 0.9), (16384, 0.99)])
+@pytest.mark.parametrize(
+    ("tokens", "mass"), [(4096, 0.5), (4096, 0.9), (4096, 0.99), (16384, 0.5), (16384, 0.9), (16384, 0.99)]
+)
 def test_sinks(kernel: str, tokens: int, mass: float, place: int, width: int, v_offset: float) -> None:
     if tokens > 4096 and (place or v_offset):
         pytest.skip("takes long; a GPU's test has it")
@@ -30,7 +32,9 @@ def test_sinks(kernel: str, tokens: int, mass: float, place: int, width: int, v_
 @pytest.mark.parametrize("kernel", [name for name in TOLERANCES if name.endswith("_accum_f16")])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("mass", "v_offset"), [(None, 0.0), (None, 8.0), (0.5, 0.0), (0.9, 0.0), (0.99, 0.0), (0.9, 8.0)])
-def test_float16_sums_are_as_exact_as_float32_ones(kernel: str, mass: float | None, v_offset: float, dtype: torch.dtype) -> None:
+def test_float16_sums_are_as_exact_as_float32_ones(
+    kernel: str, mass: float | None, v_offset: float, dtype: torch.dtype
+) -> None:
     tokens = 4096
     if mass is None:
         q, k, v = (model_inputs.randn(1, 1, n, 128, seed=i) for i, n in enumerate((48, tokens, tokens)))

@@ -191,6 +191,8 @@ def test_the_owner_of_a_card_that_nobody_here_has_is_asked_for_the_file(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], fault: ValueError | None
 ) -> None:
     """The whole command, with measurements made up: the kernels, the model and what is printed and written are real."""
+    from measure import Shape
+
     import bench
 
     class Choice(NamedTuple):
@@ -202,12 +204,14 @@ def test_the_owner_of_a_card_that_nobody_here_has_is_asked_for_the_file(
     monkeypatch.setattr("sys.argv", ["bench.py", "--output", str(tmp_path / "here" / "bench.json")])
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(bench, "environment", lambda command: {"gpu": "NVIDIA GeForce RTX 4090", "command": command})
-    monkeypatch.setattr(bench, "shapes", lambda quick: [bench.Shape(2, 32, 4096, 128, False)])
+    monkeypatch.setattr(bench, "shapes", lambda quick: [Shape(2, 32, 4096, 128, False)])
     monkeypatch.setattr(bench, "methods", lambda: dict.fromkeys(tflops))
     monkeypatch.setattr(bench, "speed", lambda shape: {"shape": shape._asdict(), **measured})
     monkeypatch.setattr(bench, "packed_speed", lambda causal: packed)
     monkeypatch.setattr(
-        bench, "error", lambda tokens, inputs="randn": {"tokens": tokens, "inputs": inputs, "relative_l1": dict.fromkeys(tflops, 0.01)}
+        bench,
+        "error",
+        lambda tokens, inputs="randn": {"tokens": tokens, "inputs": inputs, "relative_l1": dict.fromkeys(tflops, 0.01)},
     )
     empty = torch.empty
     monkeypatch.setattr(torch, "empty", lambda *size, device, dtype: empty(*size, dtype=dtype))
@@ -216,7 +220,9 @@ def test_the_owner_of_a_card_that_nobody_here_has_is_asked_for_the_file(
         monkeypatch.setattr(model, "read_kernel", lambda *_: (_ for _ in ()).throw(fault))
     bench.main()
     said = " ".join(capsys.readouterr().out.split())
-    assert "Nobody here has an NVIDIA GeForce RTX 4090: what was promised for it is calculated. Please open an issue with" in said
+    assert (
+        "Nobody here has an NVIDIA GeForce RTX 4090: what was promised for it is calculated. Please open an issue with" in said
+    )
     (row,) = json.loads((tmp_path / "here" / "bench.json").read_text(encoding="utf-8"))["speed"]
     assert row["tflops"] == tflops
     if fault is None:
