@@ -5,8 +5,9 @@
 The text is Python's own standard library, a token a byte, each context beginning with a token of its own (BOS); one file in twenty is
 held out. A GPT (RoPE, no normalisation of Q and K) is trained in bfloat16 with PyTorch's attention, long enough to have attention
 sinks: heads that put most of their weight on the first token. Then the same network computes the loss of held-out text with other
-attentions: exact ones in float32, PyTorch's in bfloat16, and every function and kernel of ours. Errors are relative L1 of a
-layer's attention output against float64 attention of the same Q, K and V; the sink mass is the mean weight of the first token,
+attentions: exact ones in float32, PyTorch's in bfloat16, and every function and kernel of ours; where `sageattn3` is installed, on a CPU
+or a GPU that it serves, in FP4 too: in all layers, and in all but the first and the last, which take `sageattn`. Errors are relative L1
+of a layer's attention output against float64 attention of the same Q, K and V; the sink mass is the mean weight of the first token,
 over all queries but the first 64.
 """
 
@@ -21,6 +22,7 @@ import time
 import zlib
 from collections.abc import Callable
 from functools import partial
+from itertools import cycle
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -50,7 +52,7 @@ class Size(NamedTuple):
     looked_at: int = 4  # contexts of which each layer's error is
 
 
-SMALL = Size(layers=2, heads=2, head_dim=64, context=128, batch=8, held_out=4, looked_at=2)
+SMALL = Size(layers=4, heads=2, head_dim=64, context=256, batch=8, held_out=32, looked_at=4)
 
 
 def text(device: str) -> tuple[torch.Tensor, torch.Tensor]:
@@ -171,6 +173,35 @@ def methods(device: str, head_dim: int) -> dict[str, tuple[str, Attend]]:
         if able and name not in [served for served, _ in found.values()]:
             found[name] = (name, partial(causal, ours(name)))
     return found
+
+
+def mixed(ends: Attend, middle: Attend, layers: int) -> Attend:
+    """`middle`, but in the first and the last layer `ends`. A model's layers call in their order."""
+    turns = cycle([ends, *[middle] * (layers - 2), ends])
+
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return next(turns)(q, k, v)
+
+    return attend
+
+
+def fp4_methods(device: str, size: Size) -> dict[str, tuple[str, Attend]]:
+    """Those of sageattn3, by name, with the kernel; none where it is not installed, or the GPU is not one that it serves."""
+    try:
+        import sageattn3
+    except ImportError:
+        return {}
+    q = torch.empty(1, 1, size.context, size.head_dim, dtype=torch.bfloat16, device=device)
+    try:
+        kernel = sageattn3.explain(q, q, q, is_causal=True).kernel
+    except ValueError:  # not on this GPU
+        return {}
+    fp4: Attend = partial(sageattn3.sageattn3_blackwell, is_causal=True)
+    ends: Attend = partial(sageattention.sageattn, is_causal=True)
+    return {
+        "sageattn3_blackwell": (kernel, fp4),
+        "sageattn3_blackwell, first and last layer sageattn": (kernel, mixed(ends, fp4, size.layers)),
+    }
 
 
 def train(model: Model, data: torch.Tensor, size: Size, seconds: float, steps: int) -> dict[str, float]:
@@ -318,7 +349,7 @@ def main() -> None:
     data, held_out = text(arguments.device)
     model = Model(size).to(arguments.device)
     trained = train(model, data, size, arguments.seconds, arguments.steps)
-    table = methods(arguments.device, size.head_dim)
+    table = methods(arguments.device, size.head_dim) | fp4_methods(arguments.device, size)
     result: dict[str, Any] = {
         "environment": environment("python bench/language_model.py " + " ".join(sys.argv[1:])),
         "model": {**size._asdict(), "parameters": sum(p.numel() for p in model.parameters())},

@@ -2,7 +2,7 @@
 
     python bench/predict.py [--cubins FOLDER] [--write]
     python bench/predict.py --original FOLDER       beside SageAttention's own kernels, from cubins built elsewhere
-    python bench/predict.py --sageattn3 FOLDER      the table of docs/sageattn3.md, from that package's kernels
+    python bench/predict.py --sageattn3 FOLDER [--original FOLDER]      the table of docs/sageattn3.md, from that package's kernels
 
 The kernels are the installed package's, as `python3 scripts/run.py predict` installs it. FOLDER has a folder for each architecture, as
 build/kernels-cu128/cubins has after `python3 scripts/run.py kernels`: then nothing need be installed. Needs nvdisasm.
@@ -46,7 +46,7 @@ def main() -> int:
         return 1
     try:
         if arguments.sageattn3:
-            print(fp4_table(cubins))
+            print(fp4_table(cubins, arguments.original))
             return 0
         if arguments.original:
             print(original_table(cubins, arguments.original))

@@ -232,7 +232,8 @@ def sageattn_qk_int8_pv_fp8_cuda(
 ) -> Result:
     """Attention with INT8 scores and FP8 (e4m3) probabilities and values: compute capability 8.9 and later.
 
-    V is rounded with one scale for a channel of 64 keys.
+    V is rounded with one scale for a channel of 64 keys. GPUs that no FP8 kernel is compiled for (10.x, and newer than 12.x) compute
+    with 16-bit probabilities and values instead, which is more exact; `explain` says so.
 
     Args:
         q, k, v, tensor_layout, is_causal, sm_scale, smooth_k, return_lse, attn_mask: as in `sageattn`.
@@ -280,7 +281,7 @@ def sageattn_qk_int8_pv_fp8_cuda_sm90(
 ) -> Result:
     """What SageAttention computes with INT8 scores and FP8 probabilities and values on Hopper.
 
-    On compute capability 9.0 a kernel with 16-bit probabilities and values serves it, which is more exact; elsewhere FP8 does.
+    On compute capability 9.0 and 10.x kernels with 16-bit probabilities and values serve it, which is more exact; on 8.9 and 12.x FP8 does.
 
     Args:
         q, k, v, tensor_layout, is_causal, sm_scale, smooth_k, return_lse, attn_mask: as in `sageattn`.

@@ -184,7 +184,9 @@ def _remembered(
 
 
 def _cudnn() -> int:
-    """The version of cuDNN; 0 where there is none, or where its attention is not called as operators of the stable ABI call it."""
+    """The version of cuDNN; 0 where there is no GPU for it, or where its attention is not called as operators of the stable ABI call it."""
+    if not torch.cuda.is_available():
+        return 0
     if _library.build.stable_abi and not _cudnn_is_known(torch.ops.aten._scaled_dot_product_cudnn_attention.default._schema):
         return 0
     return torch.backends.cudnn.version() or 0 if torch.backends.cudnn.is_available() else 0

@@ -39,6 +39,7 @@ class Precision(NamedTuple):
     largest_v: float | None = None  # V's largest magnitude after its division by a scale for each block and channel
     sums: torch.dtype = torch.float32  # what products of the keys that are gathered are added in
     twice: bool = False  # blocks in which one key outweighs others are taken a second time
+    first_apart: bool = False  # the first key's value is multiplied as it is
 
 
 class Twice(NamedTuple):
@@ -139,6 +140,7 @@ class Values(NamedTuple):
     scale: torch.Tensor  # [batch, heads, blocks of 64 keys, head_dim], in SCALE_UNIT where V is scaled
     mean: torch.Tensor  # [batch, heads, 1, head_dim]
     smoothed: torch.Tensor  # [batch, heads, kv_len] bool: the mean was subtracted
+    first: torch.Tensor  # [batch, heads, 1, head_dim] float32: of the first key what `data` lacks, in SCALE_UNIT
 
 
 def quantise_v(v: torch.Tensor, precision: Precision, *, smooth_v: bool) -> Values:
@@ -147,8 +149,9 @@ def quantise_v(v: torch.Tensor, precision: Precision, *, smooth_v: bool) -> Valu
     blocks = -(-v.shape[2] // BLOCK_N)
     mean = torch.zeros_like(values[:, :, :1])
     smoothed = torch.zeros(v.shape[:3], dtype=torch.bool)
+    first = torch.zeros_like(mean)
     if precision.dtype is None or precision.largest_v is None:
-        return Values(values, values.new_ones(*v.shape[:2], blocks, v.shape[3]), mean, smoothed)
+        return Values(values, values.new_ones(*v.shape[:2], blocks, v.shape[3]), mean, smoothed, first)
     if smooth_v and precision.twice:
         mean, spread = sampled_mean(values)
         mean = mean.masked_fill(mean.abs() < WORTH_IT * spread, 0.0)
@@ -159,8 +162,13 @@ def quantise_v(v: torch.Tensor, precision: Precision, *, smooth_v: bool) -> Valu
         ]
         before, after = (x.sum(dim=4) for x in parts)
         grown = torch.nn.functional.pad((after > GROWTH * before).any(dim=3), (0, blocks * BLOCK_N - v.shape[2]))
+        if precision.first_apart:
+            grown[:, :, :1] = False
         smoothed = ~grown.unflatten(2, (blocks, BLOCK_N)).any(dim=3).repeat_interleave(BLOCK_N, 2)[:, :, : v.shape[2]]
         values = torch.where(smoothed.unsqueeze(3), values - mean, values)
+    if precision.first_apart:
+        first = values[:, :, :1] / SCALE_UNIT
+        values = torch.cat([torch.zeros_like(first), values[:, :, 1:]], dim=2)
     padded = torch.nn.functional.pad(values, (0, 0, 0, -v.shape[2] % BLOCK_N)).unflatten(2, (blocks, BLOCK_N))
     magnitude = padded.abs().amax(dim=3).clamp_min(SMALLEST_V)
     if precision.dtype == torch.float16:  # powers of two, of which nothing is rounded
@@ -169,7 +177,7 @@ def quantise_v(v: torch.Tensor, precision: Precision, *, smooth_v: bool) -> Valu
     else:
         factor, scale = precision.largest_v / magnitude, magnitude * (1.0 / precision.largest_v / SCALE_UNIT)
     factor = factor.repeat_interleave(BLOCK_N, 2)[:, :, : v.shape[2]]
-    return Values((values * factor).to(precision.dtype).float(), scale, mean, smoothed)
+    return Values((values * factor).to(precision.dtype).float(), scale, mean, smoothed, first)
 
 
 def weigh(p: torch.Tensor, v: torch.Tensor) -> torch.Tensor:

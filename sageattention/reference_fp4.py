@@ -31,7 +31,7 @@ CHUNK_N = 32  # keys whose probabilities are found together
 LEVEL = 8.0  # a row's largest probability when its base is renewed, as a power of two
 LOG_OF_6 = 2.584962500721156
 HEADROOM = 8.807354922057604 + LOG_OF_6  # above the base: more renews it
-PRECISION = {"sm120_qk_fp4_pv_fp4": Precision(torch.float32, largest_v=LARGEST, twice=True)}
+PRECISION = {"sm120_qk_fp4_pv_fp4": Precision(torch.float32, largest_v=LARGEST, twice=True, first_apart=True)}
 
 
 def round_to_e2m1(x: torch.Tensor) -> torch.Tensor:
@@ -185,6 +185,8 @@ def attention(
         total_smoothed = total_smoothed + (p * smoothed[..., keys]).sum(dim=-1, keepdim=True)
         block = first // BLOCK_N
         out = out + weigh(p, v_rounded[..., keys, :]) * v_scale[..., block : block + 1, :]
+        if block == 0:
+            out = out + weigh(p[..., :1], values.first.unsqueeze(2))
 
     shift = (queries.float() * scale_log2) @ k_mean.float().unsqueeze(2).transpose(-1, -2)
     empty = total == 0.0

@@ -7,12 +7,14 @@ from .kernels import Kernel, Row
 KERNELS = {
     "sm80_qk_int8_pv_f16": Kernel("8.0 and later", 0.0115),
     "sm80_qk_int8_pv_f16_accum_f16": Kernel("8.0 and later", 0.0115),
-    "sm89_qk_int8_pv_f8": Kernel("8.9 and later", 0.0385),
-    "sm89_qk_int8_pv_f8_accum_f16": Kernel("8.9 and later", 0.0385),
+    "sm89_qk_int8_pv_f8": Kernel("8.9, 9.0 and 12.x", 0.0385),
+    "sm89_qk_int8_pv_f8_accum_f16": Kernel("8.9 and 12.x", 0.0385),
     "sm90_qk_int8_pv_f16": Kernel(
         "9.0 alone", 0.0115, uneven=False, other_masks=False, few_queries=1024, few_causal_queries=512, few_keys=256
     ),
 }
+
+WITHOUT_FP8 = "16-bit P and V instead, 3.5 times as exact: FP8 kernels are compiled for 8.9, 9.0 and 12.x"
 
 # fmt: off
 TABLE = (
@@ -20,7 +22,7 @@ TABLE = (
         "wgmma: the fastest kernel here for this GPU, and 3.5 times as exact as FP8"),
     Row("sageattn", None, "GeForce of 8.9 and 12.x", "sm89_qk_int8_pv_f8_accum_f16",
         "FP8 P and V, sums of 64 keys in float16: as exact as with float32 sums, which GeForce adds at half the rate"),
-    Row("sageattn", None, "8.9 and 12.x", "sm89_qk_int8_pv_f8",
+    Row("sageattn", None, "GPUs of 8.9 and 12.x", "sm89_qk_int8_pv_f8",
         "FP8 P and V: this GPU multiplies them twice as fast as 16-bit ones"),
     Row("sageattn", None, "GeForce of 8.6", "sm80_qk_int8_pv_f16_accum_f16",
         "sums of 64 keys in float16: as exact as with float32 sums, which GeForce adds at half the rate"),
@@ -36,23 +38,28 @@ TABLE = (
     Row("sageattn_qk_int8_pv_fp16_cuda", "fp16", "8.0 and later", "sm80_qk_int8_pv_f16_accum_f16",
         "asked for: served like fp16+fp32, which is as fast and overflows less"),
 
-    Row("sageattn_qk_int8_pv_fp8_cuda", "fp32+fp32", "8.9 and later", "sm89_qk_int8_pv_f8",
+    Row("sageattn_qk_int8_pv_fp8_cuda", "fp32+fp32", "8.9, 9.0 and 12.x", "sm89_qk_int8_pv_f8",
         "FP8 P and V, sums in float32"),
-    Row("sageattn_qk_int8_pv_fp8_cuda", "fp32", "8.9 and later", "sm89_qk_int8_pv_f8",
+    Row("sageattn_qk_int8_pv_fp8_cuda", "fp32", "8.9, 9.0 and 12.x", "sm89_qk_int8_pv_f8",
         "served like fp32+fp32, which is as fast and more exact"),
-    Row("sageattn_qk_int8_pv_fp8_cuda", "fp32+fp16", "8.9 and later", "sm89_qk_int8_pv_f8_accum_f16",
+    Row("sageattn_qk_int8_pv_fp8_cuda", "fp32+fp16", "8.9 and 12.x", "sm89_qk_int8_pv_f8_accum_f16",
         "asked for: FP8 P and V, sums of 64 keys in float16: up to twice as fast on GeForce"),
-    Row("sageattn_qk_int8_pv_fp8_cuda", "fp32+fp16", "8.9 and later", "sm89_qk_int8_pv_f8",
-        "float32 sums instead, no less exact: CUDA compiles the other kernel from 12.8 on"),
+    Row("sageattn_qk_int8_pv_fp8_cuda", "fp32+fp16", "8.9, 9.0 and 12.x", "sm89_qk_int8_pv_f8",
+        "float32 sums instead, no less exact: the other kernel is for 8.9 and 12.x, of CUDA 12.8 and later"),
+    Row("sageattn_qk_int8_pv_fp8_cuda", "fp32+fp32", "10.x, 11.x and later than 12.x", "sm80_qk_int8_pv_f16", WITHOUT_FP8),
+    Row("sageattn_qk_int8_pv_fp8_cuda", "fp32", "10.x, 11.x and later than 12.x", "sm80_qk_int8_pv_f16", WITHOUT_FP8),
+    Row("sageattn_qk_int8_pv_fp8_cuda", "fp32+fp16", "10.x, 11.x and later than 12.x", "sm80_qk_int8_pv_f16", WITHOUT_FP8),
 
     Row("sageattn_qk_int8_pv_fp8_cuda_sm90", "fp32+fp32", "9.0 alone", "sm90_qk_int8_pv_f16",
         "16-bit P and V on wgmma: faster than SageAttention's FP8 kernel for Hopper, and 3.5 times as exact"),
     Row("sageattn_qk_int8_pv_fp8_cuda_sm90", "fp32", "9.0 alone", "sm90_qk_int8_pv_f16",
         "served like fp32+fp32"),
-    Row("sageattn_qk_int8_pv_fp8_cuda_sm90", "fp32+fp32", "8.9 and later", "sm89_qk_int8_pv_f8",
+    Row("sageattn_qk_int8_pv_fp8_cuda_sm90", "fp32+fp32", "8.9, 9.0 and 12.x", "sm89_qk_int8_pv_f8",
         "FP8 P and V, sums in float32"),
-    Row("sageattn_qk_int8_pv_fp8_cuda_sm90", "fp32", "8.9 and later", "sm89_qk_int8_pv_f8",
+    Row("sageattn_qk_int8_pv_fp8_cuda_sm90", "fp32", "8.9, 9.0 and 12.x", "sm89_qk_int8_pv_f8",
         "served like fp32+fp32"),
+    Row("sageattn_qk_int8_pv_fp8_cuda_sm90", "fp32+fp32", "10.x, 11.x and later than 12.x", "sm80_qk_int8_pv_f16", WITHOUT_FP8),
+    Row("sageattn_qk_int8_pv_fp8_cuda_sm90", "fp32", "10.x, 11.x and later than 12.x", "sm80_qk_int8_pv_f16", WITHOUT_FP8),
 )
 # fmt: on
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import timeit
 from collections.abc import Iterator
@@ -69,8 +70,15 @@ def test_float16_sums_are_for_geforce(capability: tuple[int, int], geforce: str,
         ("sageattn_qk_int8_pv_fp8_cuda", None, "8.9", F8),
         ("sageattn_qk_int8_pv_fp8_cuda", "fp32", "12.0", F8),
         ("sageattn_qk_int8_pv_fp8_cuda", "fp32+fp16", "12.1", F8 + "_accum_f16"),
+        ("sageattn_qk_int8_pv_fp8_cuda", None, "9.0", F8),
+        ("sageattn_qk_int8_pv_fp8_cuda", "fp32+fp16", "9.0", F8),
+        ("sageattn_qk_int8_pv_fp8_cuda", None, "10.0", F16),
+        ("sageattn_qk_int8_pv_fp8_cuda", "fp32+fp16", "10.3", F16),
+        ("sageattn_qk_int8_pv_fp8_cuda", "fp32", "11.0", F16),
+        ("sageattn_qk_int8_pv_fp8_cuda", None, "13.0", F16),
         ("sageattn_qk_int8_pv_fp8_cuda_sm90", None, "9.0", HOPPER),
         ("sageattn_qk_int8_pv_fp8_cuda_sm90", "fp32", "8.9", F8),
+        ("sageattn_qk_int8_pv_fp8_cuda_sm90", "fp32+fp32", "10.0", F16),
     ],
 )
 def test_other_functions(function: str, accumulators: str | None, architecture: str, expected: str) -> None:
@@ -84,13 +92,18 @@ def test_every_function_serves_every_gpu_that_it_can() -> None:
     """Of each function on each GPU, every option is served or every option is refused for the GPU's age."""
     for function, allowed in dispatch.ACCUMULATORS.items():
         oldest = (8, 9) if "fp8" in function else (8, 0)
-        for gpu in [*(dispatch.Gpu(c) for c in [(8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0)]), dispatch.CPU]:
+        for gpu in [
+            *(dispatch.Gpu(c) for c in [(8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (11, 0), (12, 0), (13, 0)]),
+            dispatch.CPU,
+        ]:
             for accumulators in allowed or (None,):
                 request = dispatch.Request(function, accumulators, 256, masked=True, other_mask=True, packed=True, uneven=True)
                 if gpu.capability >= oldest:
                     assert dispatch.choose(request, gpu).kernel in dispatch.KERNELS
                 else:
-                    with pytest.raises(ValueError, match=r"runs on compute capability 8\.9 and later; what can: sageattn"):
+                    with pytest.raises(
+                        ValueError, match=r"runs on compute capability 8\.9, 9\.0 and 12\.x; what can: sageattn"
+                    ):
                         dispatch.choose(request, gpu)
 
 
@@ -164,6 +177,20 @@ def test_a_kernel_that_is_not_installed_leads_to_the_next_row() -> None:
         "sageattn_qk_int8_pv_fp8_cuda with pv_accum_dtype='fp32+fp32' cannot be served on compute capability 8.9: "
         f"{F8}: not among the kernels installed for this GPU; what can: sageattn, sageattn_qk_int8_pv_fp16_cuda"
     )
+
+
+def test_what_a_gpu_is_given_is_compiled_for_it() -> None:
+    """No function leads to a kernel that csrc/kernels/kernels.json has not for that GPU."""
+    entries = json.loads((Path(__file__).parents[1] / "csrc" / "kernels" / "kernels.json").read_text(encoding="utf-8"))
+    only = {Path(entry["source"]).stem: entry.get("architectures") for entry in entries}
+    # The folders that each runs, nearest first (csrc/runtime/kernel_store.cpp).
+    folders = {(8, 0): "sm_80", (8, 6): "sm_86", (8, 9): "sm_89", (9, 0): "sm_90a", (10, 0): "sm_100", (10, 3): "sm_100",
+               (11, 0): "compute_80", (12, 0): "sm_120", (12, 1): "sm_120", (13, 0): "compute_80"}  # fmt: skip
+    for capability, folder in folders.items():
+        for row in dispatch.TABLE:
+            if row.pv_accum_dtype is None or capability >= (8, 9) or "fp8" not in row.function:
+                chosen = dispatch.choose(dispatch.Request(row.function, row.pv_accum_dtype), dispatch.Gpu(capability)).kernel
+                assert folder in (only[chosen] or [folder]), f"{chosen} for {folder}"
 
 
 def test_a_build_of_an_older_cuda_has_float32_sums_instead() -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
+import samples
+from elftools.elf.elffile import ELFFile
 
 from sage_factory import ROOT
 from sage_factory.inspect import cost
@@ -16,6 +20,7 @@ from sage_factory.with_what import nvrtc_nvcc, venvs
 from sageattention import _library
 
 KERNELS = ROOT / "csrc" / "kernels"
+CMAKE = (KERNELS / "CMakeLists.txt").read_text(encoding="utf-8")
 ENTRIES: list[dict[str, Any]] = [
     entry
     for entry in json.loads((KERNELS / "kernels.json").read_text(encoding="utf-8"))
@@ -23,17 +28,17 @@ ENTRIES: list[dict[str, Any]] = [
 ]
 CUBINS = next((d for d in _library.KERNEL_DIRECTORIES if (d / "manifest.json").is_file()), _library.KERNEL_DIRECTORIES[0])
 CUDA = matrix.load().development_cuda
-# Instances × architectures, and kB of instructions of all, in the set of the CUDA version that tests take. What a kernel may grow by
+# Instances × architectures that are compiled, and kB of instructions of all, in the set of the CUDA version that tests take. What a kernel may grow by
 # without a word is a tenth; what is more is worth a line here, and a look at what `build` says that it took.
 BUDGET = {
-    "mask_tiles": (6, 382),
-    "quant_k_int8": (36, 1321),
-    "quant_v_f16": (36, 1337),
-    "quant_v_f8": (24, 902),
-    "sm80_qk_int8_pv_f16": (36, 3640),
-    "sm80_qk_int8_pv_f16_accum_f16": (36, 4690),
-    "sm89_qk_int8_pv_f8": (24, 3802),
-    "sm89_qk_int8_pv_f8_accum_f16": (24, 3880),
+    "mask_tiles": (5, 310),
+    "quant_k_int8": (30, 1099),
+    "quant_v_f16": (30, 1163),
+    "quant_v_f8": (18, 685),
+    "sm80_qk_int8_pv_f16": (30, 3126),
+    "sm80_qk_int8_pv_f16_accum_f16": (30, 3940),
+    "sm89_qk_int8_pv_f8": (18, 2911),
+    "sm89_qk_int8_pv_f8_accum_f16": (12, 1965),
     "sm90_qk_int8_pv_f16": (6, 449),
     "sm90_qk_int8_pv_f16_masked": (6, 624),
 }
@@ -51,9 +56,16 @@ def test_a_kernel_takes_no_more_than_it_is_known_to(kernel: str) -> None:
     assert kilobytes < 1.1 * BUDGET[kernel][1], f"{kilobytes:.0f} kB of instructions"
 
 
+def test_code_that_two_architectures_have_was_compiled_once() -> None:
+    files = {"sm_86/k-d64-fp16.cubin": samples.cubin(86), "sm_89/k-d64-fp16.cubin": samples.cubin(86)}
+    assert cost.of_set(files) == {"k": {"sm_86": cost.Cost(1, 16)}}
+    files["sm_89/k-d64-fp16.cubin"] = samples.cubin(89)
+    assert cost.total(cost.of_set(files)) == cost.Cost(2, 32)
+
+
 def families() -> list[list[str]]:
     """The architectures of variants.yaml that share PTX, as CMakeLists.txt has it."""
-    said = re.search(r"^set\(families (.*)\)$", (KERNELS / "CMakeLists.txt").read_text(encoding="utf-8"), re.M)
+    said = re.search(r"^set\(families (.*)\)$", CMAKE, re.M)
     assert said
     there = [name.removeprefix("sm_") for name in matrix.targets(matrix.load().architectures)]
     found = [[name for name in family.split(",") if name in there] for family in re.findall(r'"([^"]*)"', said[1])]
@@ -66,15 +78,16 @@ def families() -> list[list[str]]:
 
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: Path(entry["source"]).stem)
-def test_architectures_share_the_ptx_that_would_be_their_own(entry: dict[str, Any], tmp_path: Path) -> None:
-    """What an architecture would be compiled to by itself is what it shares; an entry that says that it is not, has a reason to."""
+def test_architectures_share_what_would_be_their_own(entry: dict[str, Any], tmp_path: Path) -> None:
+    """What an architecture would be compiled to by itself is what it shares: PTX, and of some the instructions too."""
     toolkit = venvs.site_packages(f"cuda-{CUDA}")
     if not (toolkit / "nvidia" / "cuda_nvrtc").is_dir():
         pytest.skip(f"no CUDA {CUDA} from PyPI here: `python3 scripts/run.py build-cu128` brings it")
     release = matrix.load().cuda[CUDA].pypi["nvidia-cuda-nvrtc-cu12"]
     built = [name.removeprefix("sm_") for name in matrix.targets(matrix.load().cuda[CUDA].architectures)]
     only = [name.removeprefix("sm_") for name in entry.get("architectures", [f"sm_{name}" for name in built])]
-    differ = []
+    same = dict(re.findall(r"^set\(same_as_(\d+) (\d+)\)$", CMAKE, re.M))
+    assert same == {"89": "86"}
     for family in families():
         texts = {}
         for number in [name for name in family if name in built and name in only]:
@@ -83,5 +96,17 @@ def test_architectures_share_the_ptx_that_would_be_their_own(entry: dict[str, An
             options = ["-ptx", f"-arch=compute_{number}", "-std=c++17", f"-I{KERNELS.parent}", *defined, "-o", str(target)]
             assert nvrtc_nvcc.run(toolkit, release, [*options, str(KERNELS / entry["source"])]) == 0
             texts[number] = re.sub(r"^\.target .*$", "", target.read_text(encoding="utf-8"), flags=re.M)
-        differ += [f"{number} from {next(iter(texts))}" for number in texts if texts[number] != next(iter(texts.values()))]
-    assert bool(differ) == (entry.get("ptx") == "each"), f"PTX differs: {', '.join(differ) or 'nowhere'}"
+        differ = [f"{number} from {next(iter(texts))}" for number in texts if texts[number] != next(iter(texts.values()))]
+        assert not differ, f"PTX differs: {', '.join(differ)}"
+        for later, earlier in same.items():
+            if later in texts and earlier in texts:
+                assert _assembled(toolkit, tmp_path, texts, later) == _assembled(toolkit, tmp_path, texts, earlier)
+
+
+def _assembled(toolkit: Path, folder: Path, texts: dict[str, str], number: str) -> bytes:
+    """The instructions that ptxas makes of a family's PTX for one of its architectures."""
+    output, ptxas = folder / f"{number}.cubin", toolkit / "nvidia" / "cuda_nvcc" / "bin" / "ptxas"
+    command = [str(ptxas), f"-arch=sm_{number}", "-o", str(output), str(folder / f"{next(iter(texts))}.ptx")]
+    subprocess.run(command, check=True)
+    (code,) = (s.data() for s in ELFFile(io.BytesIO(output.read_bytes())).iter_sections() if s.name.startswith(".text."))
+    return bytes(code)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ import pytest
 import torch
 import wrong_arguments
 from accuracy import FP4, error_by_size, exact, relative_l1
+from model_inputs import sink
 from test_api import CU, PACKED, VARLEN_ERRORS, K, Q, V, qkv, randn
 
 sageattn3 = pytest.importorskip(
@@ -24,6 +26,7 @@ sageattn3 = pytest.importorskip(
 from sageattn3 import _library, _ops, dispatch, explain, sageattn3_blackwell, sageattn3_varlen  # noqa: E402
 
 KERNEL = "sm120_qk_fp4_pv_fp4"
+README = Path(__file__).resolve().parent.parent / "sageattention3_blackwell" / "README.md"
 
 
 def check(out: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> None:
@@ -140,6 +143,17 @@ def test_smoothing_is_an_option_and_helps() -> None:
     ]
     assert errors[0] < errors[1]
     assert errors[0] < errors[2]
+
+
+@pytest.mark.parametrize(
+    ("mass", "value", "limit"), [(0.5, 0.1, 0.15), (0.9, 0.01, 0.15), (0.9, 1.0, 0.03), (0.99, 0.01, 0.03)]
+)
+def test_a_first_key_with_most_of_the_mass(mass: float, value: float, limit: float) -> None:
+    """Its value counts as it is: rounded among 15 larger ones, the errors would be 0.54, 0.86, 0.09 and 0.99."""
+    q, k, v = sink(1024, mass)
+    v[:, :, 0] = value * randn(128, seed=9, dtype=torch.float32)
+    q, k, v = (x.bfloat16() for x in (q, k, v))
+    assert relative_l1(sageattn3_blackwell(q, k, v), exact(q, k, v)[0]) <= limit
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
@@ -328,6 +342,28 @@ def test_the_doctor() -> None:
         assert done.returncode == 0, done.stdout
         assert any(line.startswith(KERNEL) for line in lines), "it has run the kernel's reference"
         assert lines[-1] == "No problem found."
+
+
+def test_what_its_page_says_of_mixed_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The page's own code: FP4 in the middle, 8 bits at both ends, the function taken out of a model's hands."""
+    import sageattention
+
+    blocks = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
+    chooses, replaces = (next(block for block in blocks if sought in block) for sought in ("def attention_of", "cycle("))
+    functional = torch.nn.functional
+    monkeypatch.setattr(
+        functional, "scaled_dot_product_attention", functional.scaled_dot_product_attention
+    )  # given back at the end
+    page: dict[str, Any] = {}
+    exec(chooses, page)
+    eight, four = sageattention.sageattn, sageattn3_blackwell
+    assert [page["attention_of"](layer, 4) for layer in range(4)] == [eight, four, four, eight]
+    assert [page["attention_of"](2, 4, step, 4) for step in range(4)] == [eight, four, four, eight]
+    exec(replaces, page)
+    for _ in range(2):  # forward passes
+        for layer in range(page["LAYERS"]):
+            expected = (eight if layer in {0, page["LAYERS"] - 1} else four)(Q, K, V, is_causal=True)
+            assert torch.equal(functional.scaled_dot_product_attention(Q, K, V, None, 0.0, True), expected)
 
 
 # ── Clients ──────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -65,7 +65,7 @@ def block_bytes(name: str, head_dim: int) -> int:
 
 @cache
 def read_kernel(path: Path, head_dim: int, *, shared: int | None = None, threads: int = 0) -> Kernel:
-    """A kernel of which a block of threads computes 128 rows, or with wgmma 64 for each warpgroup but the first, which loads.
+    """A kernel of which a block of threads computes 128 rows, or with wgmma 64 for each warpgroup that computes.
 
     `shared` bytes and `threads` of a block, where it is not one of ours, and the cubin does not say. Raises ValueError where the
     loop is not found.
@@ -74,7 +74,8 @@ def read_kernel(path: Path, head_dim: int, *, shared: int | None = None, threads
     used, code = resources(path), disassemble(path)
     threads = used.threads or threads
     asynchronous = any("GMMA" in i.name for i in code.instructions)
-    computing = threads // 32 - (4 if asynchronous else 0)
+    loads = any(i.opcode == "UTMALDG" for i in code.instructions)  # the first warpgroup, by tensor maps, for the others
+    computing = threads // 32 - (4 if loads else 0)
     rows = computing * 16 if asynchronous else 128
     found, keys = hot_path(code, head_dim, rows // computing)
     shared = shared_bytes(name, head_dim) if shared is None else shared
@@ -192,6 +193,7 @@ class Quantiser(NamedTuple):
     bytes: float  # read and written for an element
     # Clocks of a multiprocessor for an element: measured on the H200, where they and not memory are the limit; 0: not known.
     clocks: float = 0.0
+    of_means: float = 0.0  # bytes for each key and 128 queries
 
 
 class Measured(NamedTuple):
@@ -206,7 +208,6 @@ MEASURED = {
     "sm80_qk_int8_pv_f16": Measured(1184),
     "sm80_qk_int8_pv_f16_accum_f16": Measured(1749, (9534, 5368)),
     "sm89_qk_int8_pv_f8": Measured(1569),
-    "sm89_qk_int8_pv_f8_accum_f16": Measured(1569),  # there the same code
     "sm90_qk_int8_pv_f16": Measured(658),
     "quant_k_int8": Measured(31.0),
     "quant_v_f16": Measured(52),
@@ -219,12 +220,12 @@ def _quantiser(name: str, size: float) -> Quantiser:
 
 
 _K, _V_F16, _V_F8 = _quantiser("quant_k_int8", 3), _quantiser("quant_v_f16", 4), _quantiser("quant_v_f8", 3)
-# Not measured. Bytes: what is read of 16 bits, and written in four with scales; of Q's means' scores, at 4096 tokens of head_dim 128.
-# Clocks: instructions executed for an element (40 and 90), a lane each.
+# Not measured. Bytes: what is read of 16 bits, and written in four with scales. Clocks: instructions executed for an element (40 and
+# 90), a lane each.
 _FP4 = (
     Quantiser("quant_k_fp4", 2.6, 40 / 128),
     Quantiser("mean_q", 2),
-    Quantiser("mean_scores", 3),
+    Quantiser("mean_scores", 2, of_means=4),
     Quantiser("quant_v_fp4", 2.7, 90 / 128),
 )
 # What goes before each attention kernel.
@@ -242,9 +243,10 @@ def quantisation_seconds(quantisers: tuple[Quantiser, ...], card: Card, shape: S
     """Of kernels one after the other; `overlapped`: each is launched ahead of the last one's end."""
     seconds = 0.0 if overlapped else LAUNCH * len(quantisers)
     for quantiser in quantisers:
-        memory = quantiser.bytes / (card.gb_s * 1e9)
-        units = quantiser.clocks / (card.multiprocessors * card.ghz * 1e9)
-        seconds += shape.elements * max(memory, units)
+        moved = quantiser.bytes * shape.elements + quantiser.of_means * shape.batch * shape.heads * shape.tokens**2 / 128
+        memory = moved / (card.gb_s * 1e9)
+        units = quantiser.clocks * shape.elements / (card.multiprocessors * card.ghz * 1e9)
+        seconds += max(memory, units)
     return seconds
 
 

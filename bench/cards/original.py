@@ -1,7 +1,8 @@
-"""The original's kernels (SageAttention 2.2) under the same model, from cubins built beside this repository.
+"""The original's kernels (SageAttention 2.2 and 3) under the same model, from cubins built beside this repository.
 
 What a call of its `sageattn` launches, and how many bytes an element each of that reads and writes, is from its sources
-(core.py, quant.py, triton/quant_per_thread.py). Cubins are expected as FOLDER/sm_XX/NAME-MASK-dD.cubin, MASK being kNone or kCausal.
+(core.py, quant.py, triton/quant_per_thread.py; sageattention3_blackwell's api.py). Cubins are expected as
+FOLDER/sm_XX/NAME-MASK-dD.cubin, MASK being kNone or kCausal.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ class Call(NamedTuple):
 
     kernel: str
     quantisers: tuple[Quantiser, ...]
+    multiprocessors: int = 1024  # that it makes use of
 
 
 CALLS = {
@@ -31,6 +33,21 @@ CALLS = {
     "sm_86": Call("triton_f16", TRITON_QK),
     "sm_89": Call("f8_accum_f16-kPerThread", (*TRITON_QK, *FP8_V)),
     "sm_120": Call("f8_accum_f16-kPerWarp", (*CUDA_QK, *FP8_V)),
+    # sageattn3_blackwell, for lengths that are multiples of 128: others are copied first.
+    "sm_120a": Call(
+        "fp4",
+        (
+            MEAN,
+            Quantiser("K less its mean", 4),
+            Quantiser("Q less its means", 4),
+            Quantiser("scores of the means", 2, of_means=2),
+            Quantiser("those in float32", 0, of_means=6),
+            Quantiser("Q to FP4", 2.6),
+            Quantiser("K to FP4", 2.6),
+            Quantiser("V to FP4", 2.6),
+        ),
+        multiprocessors=170,  # launch.h: an RTX 5090's
+    ),
 }
 
 
@@ -41,10 +58,14 @@ def original_kernel(folder: Path, architecture: str, head_dim: int, *, causal: b
     return read_kernel(folder / architecture / f"{name}.cubin", head_dim, shared=0, threads=128)
 
 
-def original_seconds(folder: Path, card: Card, shape: Shape) -> tuple[float, float]:
-    """Of its `sageattn`: attention, and all before it. Kernels are launched one after the other; what the host itself needs is left out."""
-    kernel = original_kernel(folder, card.architecture, shape.head_dim, causal=shape.causal)
-    quantisation = quantisation_seconds(CALLS[card.architecture].quantisers, card, shape, overlapped=False)
+def original_seconds(folder: Path, card: Card, shape: Shape, architecture: str = "") -> tuple[float, float]:
+    """Of its `sageattn`, or of what an architecture's kernels are for: attention, and all before it. Kernels are launched one after the
+    other; what the host itself needs is left out."""
+    architecture = architecture or card.architecture
+    kernel = original_kernel(folder, architecture, shape.head_dim, causal=shape.causal)
+    call = CALLS[architecture]
+    quantisation = quantisation_seconds(call.quantisers, card, shape, overlapped=False)
+    card = card._replace(multiprocessors=min(card.multiprocessors, call.multiprocessors))
     return attention_seconds(kernel, card, shape, rows_descend=False), quantisation + LAUNCH
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from cards.gpus import CARDS, Card
 from cards.model import MEASURED, OURS, Kernel, Shape, attention_seconds, call_seconds, load, read_kernel
-from cards.original import original_cards, original_seconds
+from cards.original import original_cards, original_kernel, original_seconds
 
 # As docs/kernels.md calls them.
 SHORT = {
@@ -73,10 +73,8 @@ def kernels_table(cubins: Path) -> str:
         narrow = {kernel.name.split("-")[0]: kernel for kernel in kernels_of(cubins, card, 64)}
         for kernel in kernels_of(cubins, card, 128):
             name = kernel.name.split("-")[0]
-            found = load(kernel, card)
-            clocks = [f"**{round(c)}**" if unit == found.bound else f"{round(c)}" for unit, c in found.units.items()]
             speeds = [f"{tflops(k, card, causal=causal):.0f}" for k in (kernel, narrow[name]) for causal in (False, True)]
-            rows.append((card.name, SHORT[name], *clocks, round(found.simulated), *speeds))
+            rows.append((card.name, SHORT[name], *_clocks(kernel, card), *speeds))
     return _table(head, rows)
 
 
@@ -110,21 +108,49 @@ the prediction beside a measurement is for the code that was measured.
 {checked_table(cubins)}"""
 
 
-def fp4_table(cubins: Path) -> str:
-    """The FP4 kernel on cards that have such tensor cores: clocks of each unit for a tile, and what a call then reaches."""
-    head = ("GPU", "D", "tensor", "exponentials", "FMA", "ALU", "shared memory", "issue", "L2", "simulated", "TFLOPS", "causal")
+def fp4_table(cubins: Path, original: Path | None = None) -> str:
+    """The FP4 kernel on cards that have such tensor cores: clocks of each unit for a tile, and what a call then reaches.
+
+    `original`: a folder with SageAttention3's own kernels, which then stand beside ours.
+    """
+    head = (
+        "GPU",
+        "D",
+        "kernel",
+        "tensor",
+        "exponentials",
+        "FMA",
+        "ALU",
+        "shared memory",
+        "issue",
+        "L2",
+        "simulated",
+        "TFLOPS",
+        "causal",
+    )
     rows = []
     for card in CARDS:
         for head_dim in (64, 128):
-            path = cubins / f"{card.architecture}a" / f"sm120_qk_fp4_pv_fp4-d{head_dim}-fp16.cubin"
+            architecture = f"{card.architecture}a"
+            path = cubins / architecture / f"sm120_qk_fp4_pv_fp4-d{head_dim}-fp16.cubin"
             if not card.e2m1 or not path.is_file():
                 continue
-            kernel = read_kernel(path, head_dim)
-            found = load(kernel, card)
-            clocks = [f"**{round(c)}**" if unit == found.bound else f"{round(c)}" for unit, c in found.units.items()]
-            speeds = [f"{tflops(kernel, card, causal=causal):.0f}" for causal in (False, True)]
-            rows.append((card.name, head_dim, *clocks, round(found.simulated), *speeds))
+            ours = read_kernel(path, head_dim)
+            speeds = [tflops(ours, card, causal=causal) for causal in (False, True)]
+            rows.append((card.name, head_dim, "ours", *_clocks(ours, card), *(f"{s:.0f}" for s in speeds)))
+            if original:
+                shapes = [Shape(BATCH, HEADS, TOKENS, head_dim, causal) for causal in (False, True)]
+                speeds = [s.operations / sum(original_seconds(original, card, s, architecture)) / 1e12 for s in shapes]
+                theirs = original_kernel(original, architecture, head_dim, causal=False)
+                rows.append((card.name, head_dim, "original", *_clocks(theirs, card), *(f"{s:.0f}" for s in speeds)))
     return _table(head, rows)
+
+
+def _clocks(kernel: Kernel, card: Card) -> list[str]:
+    """Of each unit for a tile, the one that takes longest in bold, and simulated."""
+    found = load(kernel, card)
+    clocks = [f"**{round(c)}**" if unit == found.bound else f"{round(c)}" for unit, c in found.units.items()]
+    return [*clocks, f"{round(found.simulated)}"]
 
 
 def original_table(cubins: Path, original: Path) -> str:

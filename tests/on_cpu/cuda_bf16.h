@@ -27,3 +27,6 @@ inline __nv_bfloat162 __habs2(__nv_bfloat162 x) { return each(x, x, [](float a, 
 inline __nv_bfloat162 __hmax2_nan(__nv_bfloat162 a, __nv_bfloat162 b) {
   return each(a, b, [](float x, float y) { return x != x || y != y ? NAN : std::max(x, y); });
 }
+inline uint32_t __hle2_mask(__nv_bfloat162 a, __nv_bfloat162 b) {
+  return (from_bfloat16(a.x) <= from_bfloat16(b.x) ? 0xffffu : 0u) | (from_bfloat16(a.y) <= from_bfloat16(b.y) ? 0xffff0000u : 0u);
+}

@@ -24,3 +24,6 @@ inline __half2 __hmax2_nan(__half2 a, __half2 b) {
 }
 inline float __half2float(__half x) { return float(x.x); }
 inline __half __ushort_as_half(uint16_t bits) { return same_bits<__half>(bits); }
+inline uint32_t __hle2_mask(__half2 a, __half2 b) {
+  return (float(a.x) <= float(b.x) ? 0xffffu : 0u) | (float(a.y) <= float(b.y) ? 0xffff0000u : 0u);
+}

@@ -1,16 +1,22 @@
-// One kernel, compiled for the CPU. Given are its source, its name and its parameters' type, and a namespace of its own in the place of `sage`.
+// One kernel, compiled for the CPU: KERNEL of KERNEL_SOURCE.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
 // Dynamic shared memory, which a kernel declares as an array without length; of others' static variables there is one for all threads.
 namespace sage {
-__attribute__((aligned(1024))) uint8_t memory[100 * 1024];
+alignas(1024) uint8_t memory[100 * 1024];
 }
 
 #include KERNEL_SOURCE
 
-#define JOINED(a, b) a##b
-#define NAMED(name) JOINED(launch_, name)
-extern "C" void NAMED(KERNEL)(const void* params, int grid, int threads) {
-  gpu::launch([](const void* p) { sage::KERNEL(*static_cast<const sage::PARAMETERS::Params*>(p)); }, params, grid, threads);
+template <typename Params>
+void call(void (*kernel)(Params), const void* params) {
+  kernel(*static_cast<const Params*>(params));
+}
+
+// Null, or what went wrong.
+extern "C" __attribute__((visibility("default"))) const char* launch(const void* params, int grid, int threads, uint32_t shared_bytes,
+                                                                     int seed) {
+  if (shared_bytes > sizeof sage::memory) return "more shared memory than there is";
+  return gpu::launch([](const void* p) { call(sage::KERNEL, p); }, params, grid, threads, sage::memory, shared_bytes, seed);
 }

@@ -59,9 +59,9 @@ __device__ __forceinline__ void load_part(const typename Config::Params& p, cons
   load_rows<8>(keys, row, part.channel, p.head_dim, p.v.aligned16);
 }
 
-// Whether subtracting the mean makes some key's channels of this warp kGrowth times larger.
+// Whether subtracting the mean makes some key's channels of this warp kGrowth times larger; `apart`: the first key of lanes 0 to 7 is not asked.
 template <typename Config>
-__device__ __forceinline__ bool grows(const uint32_t (&keys)[4][4], const float* mean) {
+__device__ __forceinline__ bool grows(const uint32_t (&keys)[4][4], const float* mean, bool apart) {
   bool grown = false;
 #pragma unroll
   for (int key = 0; key < 4; ++key) {
@@ -78,7 +78,7 @@ __device__ __forceinline__ bool grows(const uint32_t (&keys)[4][4], const float*
       before += __shfl_xor_sync(0xffffffffu, before, lane);
       after += __shfl_xor_sync(0xffffffffu, after, lane);
     }
-    grown |= after > Config::kGrowth * before;
+    grown |= after > Config::kGrowth * before && !(key == 0 && apart);
   }
   return grown;
 }
@@ -108,7 +108,8 @@ __device__ __forceinline__ void quantise_v(const typename Config::Params& p, con
     for (int block = 0; block < blocks; ++block) {
       uint32_t keys[4][4];
       load_part<Config>(p, span, span.first_key + block * Config::kBlockN, part, keys);
-      const bool smooth = p.v_mean != nullptr && !__syncthreads_or(grows<Config>(keys, mean));
+      const bool apart = Config::kFirstApart && span.first_key + block + part.key(0) == 0;
+      const bool smooth = p.v_mean != nullptr && !__syncthreads_or(grows<Config>(keys, mean, apart));
       const int keys_left = span.length - span.first_key - block * Config::kBlockN;
       float x[4][8], magnitude[8];
 #pragma unroll
@@ -118,7 +119,8 @@ __device__ __forceinline__ void quantise_v(const typename Config::Params& p, con
         unpack<typename Config::Element>(x[key], keys[key]);
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
-          x[key][i] = part.key(key) < keys_left ? (smooth ? x[key][i] - mean[i] : x[key][i]) : 0.0f;
+          const bool kept = part.key(key) < keys_left && !(key == 0 && apart);
+          x[key][i] = kept ? (smooth ? x[key][i] - mean[i] : x[key][i]) : 0.0f;
           magnitude[i] = ptx::max_nan(magnitude[i], fabsf(x[key][i]));
         }
       }

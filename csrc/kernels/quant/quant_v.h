@@ -34,6 +34,8 @@ struct QuantV {
     const int32_t* cu_seqlens;  // null: not packed
   };
 
+  // Whether a sequence's first key is left out, its value being attention's to add: no scale is for it, nor does it keep the mean from being taken.
+  static constexpr bool kFirstApart = false;
   // |V| becomes at most this: mma_sync/config.cuh says why.
   static constexpr float kLargest = 4.5f;
   // What sums of products times scales count: so large that sums over all keys fit float32 whatever bfloat16 holds.

@@ -23,11 +23,16 @@ class Cost(NamedTuple):
 
 
 def of_set(files: Mapping[str, bytes]) -> dict[str, dict[str, Cost]]:
-    """By kernel (all its head_dims and dtypes) and by architecture, of a set's files: `sm_80/<kernel>-d<head_dim>-<dtype>.cubin`."""
+    """By kernel (all its head_dims and dtypes) and by architecture, of a set's files: `sm_80/<kernel>-d<head_dim>-<dtype>.cubin`.
+
+    What an architecture has of another one is compiled once and counts there.
+    """
     found: dict[str, dict[str, Cost]] = {}
+    compiled: set[tuple[str, bytes]] = set()
     for name in sorted(files):
         path = PurePosixPath(name)
-        if path.suffix == ".cubin":
+        if path.suffix == ".cubin" and (path.name, files[name]) not in compiled:
+            compiled.add((path.name, files[name]))
             by_architecture = found.setdefault(path.stem.partition("-d")[0], {})
             before = by_architecture.get(path.parent.name, Cost(0, 0))
             by_architecture[path.parent.name] = Cost(before.instances + 1, before.code + _code(files[name]))

@@ -175,17 +175,29 @@ def nvcc(cuda: matrix.Cuda, suffix: str, found: Compiler, report: Report) -> Thi
                 f"nvcc of CUDA {cuda.version} takes gcc below {cuda.gcc_below}, but {found.cxx} is {found.version}: "
                 "name an older one in CXX and CC"
             )
-        text = f'#!/bin/sh\nexec "{target}/nvidia/cu{cuda.version.split(".")[0]}/bin/nvcc" -ccbin "{found.cxx}" "$@"\n'
-        return Thin(f"cuda-nvcc_{suffix}", release, texts={"bin/nvcc": text, **stamp})
+        folder = f"{target}/nvidia/cu{cuda.version.split('.')[0]}/bin"
+        text = f'#!/bin/sh\nexec "{folder}/nvcc" -ccbin "{found.cxx}" "$@"\n'
+        texts = {"bin/nvcc": text, "bin/ptxas": _forward(f"{folder}/ptxas")}
+        return Thin(f"cuda-nvcc_{suffix}", release, texts=texts | stamp)
     release = cuda.pypi["nvidia-cuda-nvrtc-cu12"]
     place = "libexec/nvrtc_nvcc.py"
     text = f'#!/bin/sh\nexec "{sys.executable}" -IS "$(dirname "$0")/../{place}" "{target}" {release} "$@"\n'
-    return Thin(f"cuda-nvcc_{suffix}", release, texts={"bin/nvcc": text, place: SHIM.read_text(encoding="utf-8"), **stamp})
+    texts = {
+        "bin/nvcc": text,
+        "bin/ptxas": _forward(f"{target}/nvidia/cuda_nvcc/bin/ptxas"),
+        place: SHIM.read_text(encoding="utf-8"),
+    }
+    return Thin(f"cuda-nvcc_{suffix}", release, texts=texts | stamp)
+
+
+def _forward(command: str) -> str:
+    """A command that is another."""
+    return f'#!/bin/sh\nexec "{command}" "$@"\n'
 
 
 def tools(report: Report) -> list[Thin]:
     target = installed("tools", report)
-    cmake = f'#!/bin/sh\nexec "{target}/cmake/data/bin/cmake" "$@"\n'
+    cmake = _forward(f"{target}/cmake/data/bin/cmake")
     pin = [f"python {PYTHON}.*"]
     backend = ("scikit_build_core", "packaging", "pathspec", "tomli", "exceptiongroup")
     return [

@@ -22,6 +22,8 @@ from sage_factory.with_what import venvs
 # Wheels that PyTorch on a CPU does without, and members of its own.
 GPU_WHEELS = ("nvidia-", "cuda-", "triton")
 GPU_MEMBERS = re.compile(r"torch/(lib/lib(torch_cuda|torch_nvshmem|caffe2_nvrtc)|bin/protoc)")
+# Python that takes up operators' CUDA kernels when PyTorch (from 2.15 on) is imported, to put others in front of them.
+OVERRIDES = "torch/_native/ops/"
 # The name that a library is found by, for another library's symbols that no wheel at hand has.
 CUDA_PART = "libtorch_cuda.so"
 
@@ -55,7 +57,7 @@ def _fill(name: str, lock: Path, cc: str) -> None:
     wheel.unlink()
     stand_ins(venvs.site_packages(name) / "torch" / "lib", cc, cudnn.groups() if cudnn else ())
     # The test of the above; and what a test of a package imports is compiled once.
-    venvs.run(name, "-c", "import torch; torch.backends.cudnn.version(); assert not torch.cuda.is_available()")
+    venvs.run(name, "-c", "import torch; assert not torch.cuda.is_available()")
 
 
 def pins_of(lock: str) -> Iterable[tuple[str, str]]:
@@ -70,7 +72,10 @@ def unpack(wheel: Path, site: Path) -> None:
     """PyTorch's wheel but for what is of use on a GPU alone."""
     with zipfile.ZipFile(wheel) as archive:
         for member in archive.infolist():
-            if not GPU_MEMBERS.match(member.filename):
+            if member.filename.startswith(OVERRIDES):
+                (site / OVERRIDES).mkdir(parents=True, exist_ok=True)
+                (site / OVERRIDES / "__init__.py").touch()
+            elif not GPU_MEMBERS.match(member.filename):
                 path = Path(archive.extract(member, site))
                 if member.external_attr >> 16 & 0o111 and path.is_file():
                     path.chmod(0o755)
@@ -104,12 +109,22 @@ def stand_ins(folder: Path, cc: str, cudnn: Sequence[str] = ()) -> None:
 
 def _compile(library: Path, names: Iterable[str], cc: str, cudnn: Sequence[str]) -> None:
     source, versions = library.with_name("stand_in.c"), library.with_name("stand_in.map")
-    lines = ["static char room[4096];", 'extern char type_info[] __asm__("_ZTVN10__cxxabiv117__class_type_infoE");']
+    lines = [
+        "static char room[4096];",
+        'extern char type_info[] __asm__("_ZTVN10__cxxabiv117__class_type_infoE");',
+        "static void *none(void) { return room; }",
+        'static const void *const type[2] = {type_info + 16, "8stand_in"};',
+        f"static const void *const table[66] = {{0, type, {'none, ' * 64}}};",  # an object's: offset, class, virtual functions
+    ]
     for i, name in enumerate(names):
         if name.startswith("_ZTI"):  # types are compared by their names
             lines.append(f'const void *const s{i}[2] __asm__("{name}") = {{type_info + 16, "{name[4:]}"}};')
         elif name.startswith("_ZTV"):
             lines.append(f'char s{i}[1024] __asm__("{name}");')
+        elif re.match(r"_ZN.*7OptionsC[12]E", name):  # whose class Python's bindings look up when they are loaded
+            lines.append(
+                f'void s{i}(const void **self) __asm__("{name}"); void s{i}(const void **self) {{ *self = table + 2; }}'
+            )
         elif name.startswith("_Z"):  # what returns a reference is written to when libraries are loaded
             lines.append(f'void *s{i}(void) __asm__("{name}"); void *s{i}(void) {{ return room; }}')
         elif name == "cudnnGetProperty" and cudnn:

@@ -1,7 +1,7 @@
-"""A small `nvcc` over NVRTC and ptxas: device-only sources to a cubin or PTX, PTX to a cubin, with the options that csrc/kernels uses.
+"""A small `nvcc` over NVRTC: device-only sources to a cubin or PTX, with the options that csrc/kernels uses.
 
-PyPI has no nvcc front end for CUDA 12, but its NVRTC wheel is that release's whole device compiler, and there is a wheel with ptxas. The
-channel made from PyPI wraps this file as its `nvcc`. Standard library only, so that any Python runs it.
+PyPI has no nvcc front end for CUDA 12, but its NVRTC wheel is that release's whole device compiler. The channel made from PyPI wraps
+this file as its `nvcc`. Standard library only, so that any Python runs it.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -189,8 +188,6 @@ def run(toolkit: Path, release: str, arguments: Sequence[str]) -> int:
         print(f"Cuda compilation tools, release {release.rpartition('.')[0]}, V{release}")
         return 0
     job = parse(arguments)
-    if job.source.suffix == ".ptx":
-        return assemble(toolkit, job)
     nvrtc = Nvrtc(library)
     if not release.startswith(nvrtc.version() + "."):
         raise UsageError(f"{library.name} is CUDA {nvrtc.version()}, but CUDA {release} was promised: lay the channel again")
@@ -212,21 +209,6 @@ def run(toolkit: Path, release: str, arguments: Sequence[str]) -> int:
             (f"{job.output}: " + " \\\n  ".join(str(p).replace(" ", "\\ ") for p in needed) + "\n").encode(),
         )
     return 0
-
-
-def assemble(toolkit: Path, job: Job) -> int:
-    """PTX to a cubin, by ptxas of the same release."""
-    if job.ptx:
-        raise UsageError(f"{job.source} is PTX already: expected -cubin")
-    temporary = job.output.with_name(f".{job.output.name}.{os.getpid()}")
-    command = [toolkit / "nvidia/cuda_nvcc/bin/ptxas", f"-arch={job.architecture}", "-o", temporary, job.source]
-    try:
-        status = subprocess.run([str(word) for word in command], check=False).returncode
-        if status == 0:
-            temporary.replace(job.output)
-        return status
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def main() -> int:

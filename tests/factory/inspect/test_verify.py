@@ -359,6 +359,30 @@ def test_both_cubin_layouts_are_read(sm: int, abi: int) -> None:
     assert list(elf.gpu_faults("k", data, "sm_75")) == [f"k is code for sm_{sm}, expected sm_75 as its folder says"]
 
 
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        (b"\0/home/me/k.cu\0", r"/home/me/k.cu"),
+        (b"x/var/tmp/b/k.cu y", r"/var/tmp/b/k.cu"),
+        (b"/x/.venvs/cuda/k.h", r"/.venvs/cuda/k.h"),
+        (rb"C:\Users\me\k.cu", r":\\Users\\me\\k.cu"),
+        (b"/opt/_h_env_placehold_placehold/bin", r"_h_env_placehold_placehold/bin"),
+        (b"/build/csrc/k.cu /host/include homework", ""),
+    ],
+)
+def test_paths_of_machines_are_found(text: bytes, found: str) -> None:
+    expected = [f"k names a path of the build machine: '{found}'"] if found else []
+    assert list(elf.path_faults("k", text)) == expected
+
+
+@pytest.mark.parametrize(
+    ("sm", "folder", "runs"),
+    [(86, "sm_89", True), (89, "sm_86", False), (86, "sm_89a", False), (89, "sm_90", False), (100, "sm_120", False)],
+)
+def test_code_for_an_earlier_minor_version_serves_a_later_one(sm: int, folder: str, runs: bool) -> None:
+    assert (not list(elf.gpu_faults("k", samples.cubin(sm), folder))) == runs
+
+
 # ── conda packages ────────────────────────────────────────────────────────────────────────────────────────
 
 

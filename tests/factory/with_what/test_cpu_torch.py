@@ -34,13 +34,18 @@ def test_a_library_loads_without_those_that_it_was_linked_with(tmp_path: Path) -
     (tmp_path / "map").write_text("libcudart.so.12 { *; };", encoding="utf-8")
     compiled(tmp_path, "libcudart.so.12", 'extern "C" int cudaGetDeviceCount(int*) { return 0; }', "-Wl,--version-script=map")
     part = "struct Part { virtual ~Part(); virtual void work(); }; int*& hook(); "
+    part += "namespace nccl { struct Options { Options(bool); virtual ~Options(); }; } "
     compiled(
-        tmp_path, "libtorch_cuda.so", part + "Part::~Part() {} void Part::work() {} int*& hook() { static int* p; return p; }"
+        tmp_path,
+        "libtorch_cuda.so",
+        part + "Part::~Part() {} void Part::work() {} int*& hook() { static int* p; return p; }"
+        "nccl::Options::Options(bool) {} nccl::Options::~Options() {}",
     )
     user = f"#include <typeinfo>\n{part}" + (
         'extern "C" int cudaGetDeviceCount(int*);'
         "static int here; static bool set = (hook() = &here, true);"
         'extern "C" const char* name() { return typeid(Part).name(); }'
+        'extern "C" int options() { nccl::Options* some = new nccl::Options(true); return typeid(*some) == typeid(Part); }'
         'extern "C" int devices() { int n; return cudaGetDeviceCount(&n); }'
     )
     compiled(tmp_path, "libuser.so", user, "-L.", "-l:libcudart.so.12", "-l:libtorch_cuda.so", "-Wl,-rpath,$ORIGIN")
@@ -49,9 +54,10 @@ def test_a_library_loads_without_those_that_it_was_linked_with(tmp_path: Path) -
     assert "libcudart.so.12: cannot open shared object file" in loaded(tmp_path / "libuser.so").stderr
     cpu_torch.stand_ins(tmp_path, "gcc")
     done = loaded(
-        tmp_path / "libuser.so", "found.name.restype = ctypes.c_char_p; print(found.name().decode(), found.devices())"
+        tmp_path / "libuser.so",
+        "found.name.restype = ctypes.c_char_p; print(found.name().decode(), found.devices(), found.options())",
     )
-    assert done.stdout.split() == ["4Part", "100"], done.stderr
+    assert done.stdout.split() == ["4Part", "100", "0"], done.stderr
     assert "no version information" not in done.stderr
     assert {path.name for path in tmp_path.glob("lib*")} == {"libuser.so", "libcudart.so.12", "libtorch_cuda.so"}
 
@@ -84,9 +90,9 @@ def test_what_cannot_be_read_is_said_in_a_line(tmp_path: Path) -> None:
 
 def test_a_wheel_is_unpacked_without_its_cuda_part(tmp_path: Path) -> None:
     kept = ["torch/__init__.py", "torch/lib/libtorch_cpu.so", "torch/lib/libc10_cuda.so", "torch/lib/libtorch.so",
-            "torch/include/ATen/cuda/CUDAContext.h", "torch/bin/torch_shm_manager"]  # fmt: skip
+            "torch/include/ATen/cuda/CUDAContext.h", "torch/bin/torch_shm_manager", "torch/_native/ops/__init__.py"]  # fmt: skip
     left_out = ["torch/lib/libtorch_cuda.so", "torch/lib/libtorch_cuda_linalg.so", "torch/lib/libcaffe2_nvrtc.so",
-                "torch/lib/libtorch_nvshmem.so", "torch/bin/protoc"]  # fmt: skip
+                "torch/lib/libtorch_nvshmem.so", "torch/bin/protoc", "torch/_native/ops/polar/impl.py"]  # fmt: skip
     with zipfile.ZipFile(tmp_path / "torch.whl", "w") as archive:
         for name in kept + left_out:
             member = zipfile.ZipInfo(name)
@@ -97,6 +103,7 @@ def test_a_wheel_is_unpacked_without_its_cuda_part(tmp_path: Path) -> None:
         "torch/bin/torch_shm_manager"
     } == set(kept)
     assert (tmp_path / "site" / "torch" / "bin" / "torch_shm_manager").stat().st_mode & 0o111
+    assert (tmp_path / "site" / "torch" / "_native" / "ops" / "__init__.py").read_text(encoding="utf-8") == ""
 
 
 @pytest.mark.parametrize("version", sorted({one.compiled_with for one in matrix.load().pytorch.values()}))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -38,11 +39,6 @@ def test_understands_nvccs_options() -> None:
 def test_refuses_what_it_does_not_know(arguments: list[str], said: str) -> None:
     with pytest.raises(nvrtc_nvcc.UsageError, match=said):
         nvrtc_nvcc.parse(arguments)
-
-
-def test_ptx_is_not_compiled_to_ptx(tmp_path: Path) -> None:
-    with pytest.raises(nvrtc_nvcc.UsageError, match=r"k.ptx is PTX already: expected -cubin"):
-        nvrtc_nvcc.assemble(tmp_path, nvrtc_nvcc.parse(["-ptx", "-arch=compute_80", "k.ptx"]))
 
 
 def test_finds_the_projects_headers(tmp_path: Path) -> None:
@@ -83,20 +79,18 @@ def test_compiles_tensor_instructions(architecture: str, tmp_path: Path, capsys:
     assert nvrtc_nvcc.run(toolkit, release, options) == 0, capsys.readouterr().err
     assert output.read_bytes()[:4] == b"\x7fELF"
     assert os.fsencode(tmp_path) not in output.read_bytes()
-    # In two steps it is the same code.
+    # In two steps, as csrc/kernels/CMakeLists.txt has it, it is the same code.
     whole, ptx = cost.of_set({f"{architecture}/k.cubin": output.read_bytes()}), tmp_path / "k.ptx"
     virtual = architecture.replace("sm_", "compute_")
     assert nvrtc_nvcc.run(toolkit, release, ["-ptx", f"-arch={virtual}", "-std=c++17", "-o", str(ptx), str(source)]) == 0
     output.unlink()
-    assert nvrtc_nvcc.run(toolkit, release, ["-cubin", f"-arch={architecture}", "-o", str(output), str(ptx)]) == 0
+    ptxas = toolkit / "nvidia" / "cuda_nvcc" / "bin" / "ptxas"
+    if not ptxas.is_file():
+        pytest.skip("this CUDA 12.8 from PyPI is of an older lock and has no ptxas")
+    subprocess.run([ptxas, f"-arch={architecture}", "-o", output, ptx], check=True)
     assert cost.of_set({f"{architecture}/k.cubin": output.read_bytes()}) == whole
     assert os.fsencode(tmp_path) not in output.read_bytes()
-    ptx.write_text("nothing that is PTX")
-    output.unlink()
-    assert nvrtc_nvcc.run(toolkit, release, ["-cubin", f"-arch={architecture}", "-o", str(output), str(ptx)]) != 0
     ptx.unlink()
-    assert list(tmp_path.iterdir()) == [source], "nothing half-written is left"
-    output.touch()
     source.write_text(WGMMA.replace("cuda_fp16.h", "no_such.h"))
     output.unlink()
     assert nvrtc_nvcc.run(toolkit, release, options) == 1

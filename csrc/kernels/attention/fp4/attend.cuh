@@ -65,6 +65,7 @@ __device__ __forceinline__ void attend_fp4(const typename Config::Params& p) {
     Fp4Probabilities<Config> probabilities;
     softmax_fp4<Config>(p, tile, q, keys, stage, k_lane, block * Config::kBlockN, state, probabilities);
     accumulate_fp4<Config>(probabilities, spread, stage, v_lane, p.kv_heads, state);
+    if (block == 0) add_first_key<Config>(p, tile, probabilities, stage, p.kv_heads, state);
     block = next;
     stage = other_stage<Config>(shared, stage);
   }

@@ -50,4 +50,42 @@ __device__ __forceinline__ void accumulate_fp4(const Fp4Probabilities<Config>& p
   }
 }
 
+// What quant_v_fp4 leaves out: the value of a sequence's first key, as it is, for its block. Where all rows like that key, as an attention
+// sink, it is most of the output, and among 15 larger values it would be rounded away.
+template <typename Config>
+__device__ __forceinline__ void add_first_key(const typename Config::Params& p, const Fp4Tile& tile, const Fp4Probabilities<Config>& probabilities,
+                                              uint32_t stage, int positive, Fp4State<Config>& state) {
+  const int lane = threadIdx.x % 32;
+  float first[Config::kRows];  // its probability as rounded: the lane that has column 0 tells the other three
+#pragma unroll
+  for (int m = 0; m < Config::kMFragments; ++m) {
+    uint32_t scales, none;
+    ptx::unpack_e4m3x4(scales, none, probabilities.scales[m]);
+    const float2 scale = Pair<__half>::unpack(scales);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      uint32_t pairs[4];
+      ptx::unpack_e2m1x8(pairs, probabilities.codes[m][i]);
+      first[2 * m + i] = __shfl_sync(0xffffffffu, Pair<__half>::unpack(pairs[0]).x * (i == 0 ? scale.x : scale.y), lane / 4 * 4);
+    }
+  }
+  const bool smoothed = p.v_mean != nullptr && ptx::load_shared_float(stage + Config::kVScaleOffset + Config::kUnsmoothedFlag) == 0.0f;
+  using Element = typename Config::Element;
+  const auto* v = reinterpret_cast<const uint16_t*>(row_pointer<Element>(p.v, tile.batch, tile.kv_head, tile.kv_token));
+  const float* mean = p.v_mean + tile.kv_mean * Config::kHeadDim;
+#pragma unroll
+  for (int d = 0; d < Config::kOFragments; ++d) {
+    if (!one_lot_after_the_other(positive)) continue;
+#pragma unroll
+    for (int odd = 0; odd < 2; ++odd) {
+      const int channel = d * 8 + lane % 4 * 2 + odd;
+      float value = channel < p.v_head_dim ? Pair<Element>::unpack(v[channel]).x : 0.0f;
+      if (smoothed) value -= mean[channel];
+      value *= 1.0f / QuantV::kScaleUnit;
+#pragma unroll
+      for (int row = 0; row < Config::kRows; ++row) state.out[row / 2][d][row % 2 * 2 + odd] += first[row] * value;
+    }
+  }
+}
+
 }  // namespace sage

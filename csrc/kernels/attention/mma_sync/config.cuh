@@ -24,17 +24,11 @@ struct MmaSyncConfig : Kernel {
   // Blocks of threads that the registers of a multiprocessor shall hold.
   static constexpr int kBlocksPerSm = 256 / kThreads;
 
-  // Of compute capability 9.0 and 10.x only wgmma and tcgen05 multiply e4m3: P and V become FP16 again.
-#if __CUDA_ARCH__ / 100 == 9 || __CUDA_ARCH__ / 100 == 10
+  // Of compute capability 9.0 only wgmma multiplies e4m3: P and V become FP16 again.
+#if __CUDA_ARCH__ / 100 == 9
   static constexpr bool kConvert = kValues == Values::kE4m3;
 #else
   static constexpr bool kConvert = false;
-#endif
-  // For each product anew: for 10.x CUDA 12 has no registers to keep it.
-#if __CUDA_ARCH__ / 100 == 10
-  static constexpr bool kConvertAnew = kConvert && kHeadDim == 128;
-#else
-  static constexpr bool kConvertAnew = false;
 #endif
 
   // V with a scale for each channel of a block of keys, from quant_v_f16 or quant_v_f8.

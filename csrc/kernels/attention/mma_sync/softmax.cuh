@@ -33,6 +33,15 @@ struct KeyBlock {
   bool look_in_all;
 };
 
+// Of the scales of a lane's rows the largest.
+template <typename Config>
+__device__ __forceinline__ float coarsest(const KeyBlock<Config>& block) {
+  float largest = block.scale[0];
+#pragma unroll
+  for (int row = 1; row < Config::kRows; ++row) largest = fmaxf(largest, block.scale[row]);
+  return largest;
+}
+
 // Where this lane keeps how much of a row's sum fell on blocks whose V was not smoothed: the others' share of the mean is due in the end.
 template <typename Config>
 __device__ __forceinline__ uint32_t unsmoothed_sum(uint32_t shared, int row) {
@@ -303,10 +312,13 @@ __device__ __forceinline__ void lower_bases(const AttentionParams& p, uint32_t s
   }
 }
 
-// Where to go on after a pass with care. False: the block is not to meet V yet.
-__device__ __forceinline__ bool proceed(Progress& progress) {
+// Where to go on after a pass with care or a look. False: the block is not to meet V yet.
+template <typename Config>
+__device__ __forceinline__ bool proceed(const KeyBlock<Config>& block, Progress& progress) {
   switch (progress.pass) {
     case Pass::kFirst:
+      // Another pass computes with care what the rows' sums may have without: where scores are coarse, powers of two apart.
+      if (__any_sync(0xffffffffu, coarsest<Config>(block) > Config::kCoarsest)) progress.in_two = 0;
       if (!__any_sync(0xffffffffu, progress.in_two != 0)) break;
       progress.pass = Pass::kAgain;
       return false;
@@ -346,10 +358,10 @@ __device__ __forceinline__ bool softmax(const AttentionParams& p, uint32_t share
     static_assert(Config::kGatherN == Config::kBlockN);
     if (!with_care && __builtin_expect(block.look, 0)) {
       look_for_small<Config>(block, probabilities, state, progress);
-      return proceed(progress);
+      return proceed(block, progress);
     }
   }
-  return !Config::kTwice || !with_care || proceed(progress);
+  return !Config::kTwice || !with_care || proceed(block, progress);
 }
 
 }  // namespace sage

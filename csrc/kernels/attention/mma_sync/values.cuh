@@ -67,7 +67,7 @@ __device__ __forceinline__ void accumulate_f8(const Probabilities<Config>& proba
   ptx::keep(v_lane);
   ptx::keep(v_scale);
   uint32_t halves[Config::kMFragments][4][4];  // P in FP16 where mma takes no e4m3
-  if constexpr (Config::kConvert && !Config::kConvertAnew) {
+  if constexpr (Config::kConvert) {
 #pragma unroll
     for (int m = 0; m < Config::kMFragments; ++m) {
 #pragma unroll
@@ -92,7 +92,6 @@ __device__ __forceinline__ void accumulate_f8(const Probabilities<Config>& proba
             for (int step = 0; step < 4; ++step) {
               uint32_t low, high;
               ptx::unpack_e4m3x4(low, high, v[step / 2][half * 2 + step % 2]);
-              if constexpr (Config::kConvertAnew) convert<Config>(halves[m][step], probabilities, m, step);
               ptx::mma_m16n8k16_f32<__half>(sum, halves[m][step], low, high);
             }
           } else {

@@ -1,19 +1,16 @@
-// Shared memory. Copies are made at once.
+// Shared memory.
 #pragma once
 
 #include "gpu.h"
 
 namespace sage::ptx {
 
-inline uint32_t shared_address(const void* pointer) {
-  gpu::shared = static_cast<uint8_t*>(const_cast<void*>(pointer));
-  return 0;
-}
-inline void cp_async_16(uint32_t destination, const void* source, bool valid) {
-  if (reinterpret_cast<uintptr_t>(source) % 16) gpu::fail("misaligned copy");
-  if (valid) std::memcpy(gpu::at(destination, 16), source, 16);
-  if (!valid) std::memset(gpu::at(destination, 16), 0, 16);
-}
+inline uint32_t shared_address(const void* pointer) { return gpu::kSharedBase + (static_cast<const uint8_t*>(pointer) - gpu::shared); }
+inline void cp_async_16(uint32_t destination, const void* source, bool valid) { gpu::start_copy(destination, source, valid); }
+inline void cp_async_commit() { gpu::commit_copies(); }
+template <int Pending>
+void cp_async_wait() { gpu::wait_for_copies(Pending); }
+
 inline void store_shared_16(uint32_t destination, const uint32_t (&bits)[4]) { std::memcpy(gpu::at(destination, 16), bits, 16); }
 inline void store_shared_float(uint32_t destination, float value) { std::memcpy(gpu::at(destination, 4), &value, 4); }
 template <typename T>
@@ -24,12 +21,10 @@ T load_shared(uint32_t source) {
 }
 inline float load_shared_float(uint32_t source) { return load_shared<float>(source); }
 inline float2 load_shared_float2(uint32_t source) { return load_shared<float2>(source); }
+inline uint32_t load_shared_u16(uint32_t source) { return load_shared<uint16_t>(source); }
 template <int N>
 void load_shared_words(uint32_t (&words)[N], uint32_t source) {
   std::memcpy(words, gpu::at(source, 4 * N), 4 * N);
 }
-inline void cp_async_commit() {}
-template <int Pending>
-void cp_async_wait() {}
 
 }  // namespace sage::ptx

@@ -5,10 +5,29 @@
 
 namespace sage::ptx {
 
-inline void ldmatrix_x4(uint32_t (&r)[4], uint32_t address) {
-  const auto rows = gpu::exchange(address);
-  const int lane = threadIdx.x % 32;
-  for (int i = 0; i < 4; ++i) std::memcpy(&r[i], gpu::at(rows[i * 8 + lane / 4], 16) + lane % 4 * 4, 4);
+struct FourWords { uint32_t words[4]; };
+
+// Lane l receives of row l / 4 the bytes from l % 4 * 4 on; transposed, of column l / 4 the rows l % 4 * 2 and the next.
+template <bool Transposed>
+void load_matrices(uint32_t (&r)[4], uint32_t address) {
+  const FourWords mine = gpu::together<FourWords>(address, [](auto addresses, auto made) {
+    uint16_t matrices[4][8][8];
+    for (int row = 0; row < gpu::kLanes; ++row) std::memcpy(matrices[row / 8][row % 8], gpu::at(addresses[row], 16), 16);
+    for (int lane = 0; lane < gpu::kLanes; ++lane) {
+      const int row = lane / 4, column = lane % 4 * 2;
+      FourWords x;
+      for (int i = 0; i < 4; ++i) {
+        const uint16_t low = Transposed ? matrices[i][column][row] : matrices[i][row][column];
+        const uint16_t high = Transposed ? matrices[i][column + 1][row] : matrices[i][row][column + 1];
+        x.words[i] = low | static_cast<uint32_t>(high) << 16;
+      }
+      made.put(lane, x);
+    }
+  });
+  std::memcpy(r, mine.words, sizeof r);
 }
+
+inline void ldmatrix_x4(uint32_t (&r)[4], uint32_t address) { load_matrices<false>(r, address); }
+inline void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t address) { load_matrices<true>(r, address); }
 
 }  // namespace sage::ptx

@@ -1,0 +1,260 @@
+"""The kernels' own source on the CPU: tests/on_cpu/ stands in for what they use of CUDA, and the host's code is csrc/torch/ as it is.
+
+`Kernels.attention` and `attention_varlen` take what `sageattention._ops`'s functions take, and can stand in their place. Outputs and workspace
+are NaN before, shared memory too. A wrong access to shared memory, or threads that wait for ever, are a RuntimeError.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils import cpp_extension
+
+from sageattention import reference
+
+TESTS = Path(__file__).resolve().parent
+CSRC = TESTS.parent / "csrc"
+SOURCES = {Path(one["source"]).stem: one for one in json.loads((CSRC / "kernels" / "kernels.json").read_text(encoding="utf-8"))}
+# What is launched before each attention kernel.
+BEFORE = {
+    "sm80_qk_int8_pv_f16": ("quant_k_int8",),
+    "sm80_qk_int8_pv_f16_accum_f16": ("quant_k_int8", "quant_v_f16"),
+    "sm89_qk_int8_pv_f8": ("quant_k_int8", "quant_v_f8"),
+    "sm89_qk_int8_pv_f8_accum_f16": ("quant_k_int8", "quant_v_f8"),
+    "sm120_qk_fp4_pv_fp4": ("quant_k_fp4", "quant_v_fp4", "mean_q", "mean_scores"),
+}
+TYPES = {torch.float16: ("fp16", "__half"), torch.bfloat16: ("bf16", "__nv_bfloat16")}
+Result = tuple[torch.Tensor, torch.Tensor]
+
+
+def compile_for_cpu(source: str, target: Path, options: list[str]) -> None:
+    """Make a library of a file of tests/on_cpu/. The test is skipped where there is no compiler that can.
+
+    Raises:
+        RuntimeError: the source is faulty; the compiler's words.
+    """
+    compiler = os.environ.get("CXX") or shutil.which("g++")
+    if compiler is None:
+        pytest.skip("no g++ here: install it")
+    # Multiplications and additions are fused, as nvcc does it. jmp_buf's fortified functions take a fiber's stack for a broken one.
+    general = ["-std=c++20", "-O1", "-march=native", "-ffp-contract=fast", "-U_FORTIFY_SOURCE", "-w", "-fPIC", "-shared"]
+    command = [
+        compiler,
+        *general,
+        "-DSAGE_EMULATE_FP4",
+        f"-I{TESTS / 'on_cpu'}",
+        str(TESTS / "on_cpu" / source),
+        *options,
+        "-o",
+        str(target),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if "_Float16" in done.stderr:
+        pytest.skip("this g++ has no _Float16: install version 13 or later")
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)}\n{done.stderr}")
+
+
+@functools.cache
+def operators() -> Any:
+    """csrc/torch/ for CPU tensors, torch.ops.sage_on_cpu, of which a process has one."""
+    abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}"
+    places = [f"-I{path}" for path in cpp_extension.include_paths()] + [f"-L{path}" for path in cpp_extension.library_paths()]
+    with tempfile.TemporaryDirectory() as folder:
+        library = Path(folder) / "operators.so"
+        compile_for_cpu(
+            "operators.cpp",
+            library,
+            [f"-I{CSRC}", abi, '-DSAGE_PACKAGE="on_cpu"', *places, "-ltorch", "-ltorch_cpu", "-lc10"],
+        )
+        torch.ops.load_library(library)
+    return torch.ops.sage_on_cpu
+
+
+class Kernels:
+    """Those of one architecture, compiled when they are first asked for.
+
+    folder: for what is compiled. architecture: sm_NN, whose `__CUDA_ARCH__` the sources see. csrc: where those are; the host's code is
+    this checkout's in any case.
+    """
+
+    def __init__(self, folder: Path, architecture: str, csrc: Path = CSRC) -> None:
+        self.folder, self.architecture, self.csrc = folder, architecture, csrc
+
+    def compile(self, kernel: str, head_dim: int, dtype: torch.dtype, *, masked: bool) -> None:
+        """What a call of an attention kernel launches."""
+        head_dim = 64 if head_dim <= 64 else 128 if head_dim <= 128 else 256
+        suffix, element = TYPES[dtype]
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            waited_for = [pool.submit(operators)]
+            for stem in (kernel, *BEFORE[kernel], *(["mask_tiles"] if masked else [])):
+                instance = f"{stem}-d{head_dim}-{suffix}" if "head_dim" in SOURCES[stem] else stem
+                path = self.folder / self.architecture / f"{instance}.so"
+                if path.is_file():
+                    continue
+                path.parent.mkdir(parents=True, exist_ok=True)
+                source = SOURCES[stem]["source"]
+                given = {
+                    "__CUDA_ARCH__": f"{self.architecture[3:]}0",
+                    "SAGE_HEAD_DIM": head_dim,
+                    "SAGE_DTYPE": element,
+                    "KERNEL": stem,
+                    "KERNEL_SOURCE": f'"kernels/{source}"',
+                    "__shared__": "" if source.startswith("attention/") else "static",  # attention's is dynamic
+                }
+                options = [f"-I{self.csrc}", "-fvisibility=hidden", *(f"-D{name}={value}" for name, value in given.items())]
+                waited_for.append(pool.submit(compile_for_cpu, "launch.cpp", path, options))
+            for done in waited_for:
+                done.result()
+
+    def _ready(self, kernel: str, q: torch.Tensor, v: torch.Tensor, *, masked: bool = False) -> tuple[Any, int]:
+        """The operators, and the kernel's number."""
+        self.compile(kernel, max(q.shape[-1], v.shape[-1]), q.dtype, masked=masked)
+        ops = operators()
+        ops.set_directory(str(self.folder), self.architecture)
+        return ops, ops.number_of(kernel)
+
+    def attention(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        attn_mask: torch.Tensor | None,
+        tensor_layout: str,
+        is_causal: bool,
+        sm_scale: float,
+        smooth_k: bool,
+        smooth_v: bool,
+        return_lse: bool,
+        or_pytorch: bool,
+        kernel: str,
+        per_block_mean: bool = True,
+        *,
+        seed: int = 0,
+    ) -> Result:
+        """csrc/torch/attention.h. seed: other than 0, threads go on in random order."""
+        ops, number = self._ready(kernel, q, v, masked=attn_mask is not None)
+        options = (is_causal, sm_scale, smooth_k, smooth_v, return_lse, or_pytorch, number, per_block_mean)
+        with Poisoned(), torch.no_grad():
+            ops.set_seed(seed)
+            return ops.attention(q, k, v, attn_mask, tensor_layout == "HND", *options)  # type: ignore[no-any-return]
+
+    def attention_varlen(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        cu_seqlens_q: torch.Tensor,
+        cu_seqlens_k: torch.Tensor,
+        max_seqlen_q: int,
+        max_seqlen_k: int,
+        is_causal: bool,
+        sm_scale: float,
+        smooth_k: bool,
+        smooth_v: bool,
+        return_lse: bool,
+        kernel: str,
+        *,
+        seed: int = 0,
+    ) -> Result:
+        """csrc/torch/attention.h."""
+        ops, number = self._ready(kernel, q, v)
+        lengths = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+        with Poisoned(), torch.no_grad():
+            ops.set_seed(seed)
+            return ops.attention_varlen(q, k, v, *lengths, is_causal, sm_scale, smooth_k, smooth_v, return_lse, number)  # type: ignore[no-any-return]
+
+
+class Poisoned:
+    """Has PyTorch fill what it allocates with NaN, or bytes 255."""
+
+    def __enter__(self) -> None:
+        self.before = torch.are_deterministic_algorithms_enabled()
+        torch.use_deterministic_algorithms(True)
+
+    def __exit__(self, *error: object) -> None:
+        torch.use_deterministic_algorithms(self.before)
+
+
+class Case:
+    """Inputs of a call, [batch, heads, tokens, head_dim] or packed [tokens, heads, head_dim], and its options."""
+
+    def __init__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> None:
+        self.tensors = (q, k, v)
+        self.options = {
+            "is_causal": False,
+            "sm_scale": q.shape[-1] ** -0.5,
+            "smooth_k": True,
+            "smooth_v": True,
+            "per_block_mean": True,
+            "attn_mask": None,
+            "cu_seqlens": None,
+            **options,
+        }
+
+    def expected(self, kernel: str) -> Result:
+        """The reference's answer."""
+        options = dict(self.options)
+        cu_seqlens = options.pop("cu_seqlens")
+        if cu_seqlens is None:
+            return reference.attention(*self.tensors, kernel=kernel, **options)
+        del options["attn_mask"], options["per_block_mean"]
+        return reference.attention_varlen(*self.tensors, *cu_seqlens, kernel=kernel, **options)
+
+    def run(self, kernels: Kernels, kernel: str, *, seed: int = 0) -> Result:
+        """The kernel's answer."""
+        o = self.options
+        options = (o["is_causal"], o["sm_scale"], o["smooth_k"], o["smooth_v"], True)
+        if o["cu_seqlens"] is not None:
+            lengths = (o["cu_seqlens"][0], o["cu_seqlens"][1], 0, 0)
+            return kernels.attention_varlen(*self.tensors, *lengths, *options, kernel, seed=seed)
+        masked = (o["attn_mask"], "HND")
+        return kernels.attention(*self.tensors, *masked, *options, False, kernel, o["per_block_mean"], seed=seed)
+
+    def check(self, kernels: Kernels, kernel: str, largest: float = 1e-3) -> None:
+        """Hold the kernel to the reference: a relative L1 distance, and 0.02 in log-sum-exp.
+
+        Sums in another order now and then make a mean's element its neighbour, and with it a number's code.
+        """
+        (out, lse), (expected, expected_lse) = self.run(kernels, kernel), self.expected(kernel)
+        seen, finite = expected.isfinite(), expected_lse.isfinite()
+        assert torch.equal(out.isfinite(), seen)
+        assert torch.equal(lse.isfinite(), finite)
+        x, y = out[seen].double(), expected[seen].double()
+        assert (x - y).abs().sum() <= largest * y.abs().sum(), f"differs by {float((x - y).abs().sum() / y.abs().sum()):.5f}"
+        assert not finite.any() or (lse - expected_lse)[finite].abs().max() <= 0.02
+
+
+def randn(*shape: int, seed: int = 0) -> torch.Tensor:
+    """float32, always the same."""
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def inputs(
+    batch: int, q_heads: int, kv_heads: int, qo_len: int, kv_len: int, head_dim: int, v_head_dim: int
+) -> list[torch.Tensor]:
+    """q, k and v in float32, with offsets that smoothing takes off."""
+    return [
+        randn(batch, q_heads, qo_len, head_dim) + randn(1, q_heads, 1, head_dim, seed=3),
+        randn(batch, kv_heads, kv_len, head_dim, seed=1) + 2 * randn(1, kv_heads, 1, head_dim, seed=4),
+        randn(batch, kv_heads, kv_len, v_head_dim, seed=2) + randn(1, kv_heads, 1, v_head_dim, seed=5),
+    ]
+
+
+def packed(
+    lengths_q: list[int], lengths_k: list[int], head_dim: int, v_head_dim: int, dtype: torch.dtype, **options: Any
+) -> Case:
+    """Sequences one after the other, two heads to a key head."""
+    cu_seqlens = tuple(torch.tensor([0, *some]).cumsum(0).int() for some in (lengths_q, lengths_k))
+    tensors = inputs(1, 2, 1, sum(lengths_q), sum(lengths_k), head_dim, v_head_dim)
+    return Case(*(x[0].transpose(0, 1).to(dtype) for x in tensors), cu_seqlens=cu_seqlens, **options)

@@ -1,0 +1,268 @@
+"""The mma.sync kernels with 8-bit scores: their own source, compiled for the CPU, against the reference and float64.
+
+tests/kernels_on_cpu.py runs them, tests/on_cpu/kernels/ptx/mma_sync.cuh says what is taken for granted of tensor cores. Of architectures there are
+8.9, whose tensor cores multiply e4m3, and 9.0, where it is converted to FP16.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import shutil
+from pathlib import Path
+
+import fuzz
+import fuzz_inputs
+import model_inputs
+import pytest
+import torch
+from fuzz_bounds import Exact
+from fuzz_inputs import Problem
+from kernels_on_cpu import BEFORE, CSRC, Case, Kernels, inputs, packed, randn
+
+from sageattention import _ops
+
+pytestmark = pytest.mark.slow
+
+KERNELS = [name for name in BEFORE if "int8" in name]
+F8 = [name for name in KERNELS if "f8" in name]
+TYPES = {64: torch.float16, 128: torch.bfloat16}  # of the kernels that are compiled, by head_dim
+LENGTHS = [5, 0, 150, 33], [70, 9, 0, 133]
+FIRST, PROBLEMS = 2_000_000, 60  # of the fuzz
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("on_cpu")
+
+
+@pytest.fixture(scope="module")
+def ada(folder: Path) -> Kernels:
+    return Kernels(folder, "sm_89")
+
+
+@pytest.fixture
+def as_operators(ada: Kernels, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The package's operators are these kernels, each time in another order of threads."""
+    seeds = itertools.count()
+    monkeypatch.setattr(_ops, "attention", lambda *arguments: ada.attention(*arguments, seed=next(seeds)))
+    monkeypatch.setattr(_ops, "attention_varlen", lambda *arguments: ada.attention_varlen(*arguments, seed=next(seeds)))
+
+
+def halves(*sizes: int) -> list[torch.Tensor]:
+    """`inputs` in float16."""
+    return [x.half() for x in inputs(*sizes)]
+
+
+def masked(mask: torch.Tensor) -> Case:
+    """70 queries and 150 keys."""
+    return Case(*halves(1, 2, 1, 70, 150, 64, 64), attn_mask=mask)
+
+
+def additive(dtype: torch.dtype, hides: float) -> torch.Tensor:
+    """A number for each score, some of which hides; rows are not next to each other."""
+    numbers = randn(1, 1, 70, 333, seed=6).to(dtype)[..., ::2][..., :150]
+    return numbers.masked_fill(randn(1, 1, 70, 150, seed=7) > 0.5, hides)
+
+
+def seen() -> torch.Tensor:
+    """One row sees nothing, one tile is hidden, and one seen, as a whole."""
+    mask = randn(1, 1, 70, 150, seed=1) > -0.3
+    mask[..., :64], mask[..., 64:128] = True, False
+    mask[..., 7, :] = False
+    return mask
+
+
+def strided() -> Case:
+    """Tokens before heads, rows that start anywhere."""
+    q, k, v = (torch.randn(2, 90, 3, 71, generator=torch.Generator().manual_seed(i)).half() for i in range(3))
+    return Case(*(x[..., 3:63].transpose(1, 2) for x in (q, k, v)))
+
+
+def not_numbers() -> Case:
+    q, k, v = halves(1, 2, 2, 70, 130, 64, 64)
+    q[0, 0, 3, 5] = k[0, 1, 7, 9] = v[0, 1, 100, 3] = math.nan
+    return Case(q, k, v, smooth_k=False, smooth_v=False)
+
+
+CASES = {
+    "plain": Case(*halves(1, 1, 1, 128, 64, 64, 64), smooth_k=False, smooth_v=False),
+    "one key": Case(*halves(1, 1, 1, 3, 1, 64, 64)),
+    "grouped heads": Case(*halves(1, 2, 1, 150, 200, 64, 64)),
+    "causal": Case(*halves(2, 1, 1, 100, 140, 64, 64), is_causal=True),
+    "uneven": Case(*halves(1, 1, 1, 70, 90, 33, 31)),
+    "strided": strided(),
+    "negative scale": Case(*halves(1, 1, 1, 70, 130, 64, 64), sm_scale=-0.1),
+    "packed": packed(*LENGTHS, 64, 48, torch.float16),
+    "packed, causal": packed(*LENGTHS, 64, 48, torch.float16, is_causal=True),
+    "bool mask": masked(seen()),
+    "float16 mask": masked(additive(torch.float16, -65504.0)),
+    "bfloat16 mask": masked(additive(torch.bfloat16, -1e9)),
+    "float32 mask": masked(additive(torch.float32, -1e9)),
+    "NaN": not_numbers(),
+    "large V": Case(randn(1, 1, 40, 64).half(), randn(1, 1, 70, 64, seed=1).half(), torch.full((1, 1, 70, 64), 60000.0).half()),
+    "128": Case(*(x.bfloat16() for x in inputs(1, 2, 1, 140, 330, 128, 100)), is_causal=True),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_kernels_agree_with_the_reference(kernel: str, name: str, ada: Kernels) -> None:
+    CASES[name].check(ada, kernel)
+
+
+@pytest.mark.parametrize("name", ["causal", "packed", "bool mask"])
+def test_converted_kernels_agree_with_the_reference(name: str, folder: Path) -> None:
+    CASES[name].check(Kernels(folder, "sm_90"), "sm89_qk_int8_pv_f8")
+
+
+def test_largest_head_dim(ada: Kernels) -> None:
+    Case(*(x.bfloat16() for x in inputs(1, 1, 1, 70, 130, 256, 200))).check(ada, "sm89_qk_int8_pv_f8")
+
+
+@pytest.mark.parametrize("kernel", F8)
+@pytest.mark.parametrize("mass", [0.5, 0.9, 0.99])
+@pytest.mark.usefixtures("as_operators")
+def test_sinks(kernel: str, mass: float) -> None:
+    sink = model_inputs.sink(400, mass).to("cpu", torch.bfloat16)
+    assert model_inputs.error(kernel, sink, smooth_v=False) <= 0.045
+    assert model_inputs.error(kernel, sink, smooth_v=True) <= 0.045
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.usefixtures("as_operators")
+def test_huge_values(kernel: str) -> None:
+    model_inputs.check_huge(kernel, "cpu", torch.bfloat16, smooth_v=True)
+
+
+def coarse(unit: float, times: float, head_dim: int) -> Case:
+    """Rows whose scores are some hundreds of units of `unit` log2 units or less, in turn with rows whose scores are not coarse. The second 64 keys
+    are `times` as large as the others, but for four, which are the least of all. V is 1."""
+    size = math.sqrt(unit * 127**2 / (head_dim**-0.5 * math.log2(math.e)))
+    q, k = torch.full((2, head_dim), size / 127)
+    q[0] = k[1] = size  # in different channels, so that scores are small integers
+    rows = torch.linspace(0.5, 1.0, 64)[:, None] * q
+    keys = k.repeat(192, 1)
+    keys[64:128] *= times
+    keys[[64, 65, 72, 73]] *= -1
+    dtype = TYPES[head_dim]
+    q = torch.stack([rows, rows * (0.01 / size)], dim=1).flatten(0, 1)
+    tensors = (q, keys, torch.ones(192, head_dim))
+    return Case(*(x[None, None].to(dtype) for x in tensors), smooth_k=False, smooth_v=False)
+
+
+def check_weights(kernels: Kernels, kernel: str, head_dim: int) -> None:
+    """What goes into a row's sum is what meets V."""
+    for unit, times in itertools.product([0.25, 1.0, 8.0, 64.0, 512.0], [1.0, 1.01]):
+        out, _ = coarse(unit, times, head_dim).run(kernels, kernel)
+        assert (out - 1).abs().max() <= 0.07, f"{unit} {times}: {out.min()} to {out.max()}"
+
+
+# Where scores are coarse a probability that is computed in haste may be powers of two off.
+@pytest.mark.parametrize("kernel", F8)
+@pytest.mark.parametrize("head_dim", TYPES)
+def test_weights_of_coarse_scores_sum_to_one(kernel: str, head_dim: int, ada: Kernels) -> None:
+    check_weights(ada, kernel, head_dim)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("name", ["grouped heads", "packed", "bool mask"])
+def test_order_of_threads_changes_nothing(kernel: str, name: str, ada: Kernels) -> None:
+    results = [CASES[name].run(ada, kernel, seed=seed) for seed in (0, 1, 2)]
+    for out, lse in results[1:]:
+        assert torch.equal(fuzz.bits(out), fuzz.bits(results[0][0]))
+        assert torch.equal(fuzz.bits(lse), fuzz.bits(results[0][1]))
+
+
+# In the attention kernels' sources: a text, what it becomes, and the error that follows (empty: or another result, or other bits in another
+# order of threads).
+FAULTS = {
+    "barrier": ("attend.cuh", "__syncthreads();  // this stage", "// this stage", ""),
+    "tile": ("attend.cuh", "  __syncthreads();\n  if (tile.qo_len == 0)", "  if (tile.qo_len == 0)", ""),
+    "wait": ("attend.cuh", "ptx::cp_async_wait<0>();", "ptx::cp_async_wait<1>();", ""),
+    "bounds": (
+        "load.cuh",
+        "return shared + Config::kVScaleOffset",
+        "return shared + 64 + Config::kVScaleOffset",
+        "access to byte",
+    ),
+    "alignment": (
+        "load.cuh",
+        "return shared + Config::kKScaleOffset",
+        "return shared + 8 + Config::kKScaleOffset",
+        "misaligned",
+    ),
+}
+
+
+@pytest.fixture
+def faulty(ada: Kernels, tmp_path: Path) -> Kernels:
+    """FP8 kernels, whose source the test may change."""
+    for head_dim, dtype in TYPES.items():
+        ada.compile(F8[0], head_dim, dtype, masked=False)
+    kernels = Kernels(tmp_path, ada.architecture, tmp_path / "csrc")
+    shutil.copytree(CSRC, kernels.csrc)
+    # Those before them stay as they are.
+    shutil.copytree(ada.folder / ada.architecture, tmp_path / ada.architecture, ignore=shutil.ignore_patterns(f"{F8[0]}*"))
+    return kernels
+
+
+def change(kernels: Kernels, file: str, text: str, other: str) -> None:
+    """Of a source that has the text once."""
+    path = kernels.csrc / "kernels" / "attention" / "mma_sync" / file
+    source = path.read_text(encoding="utf-8")
+    assert source.count(text) == 1
+    path.write_text(source.replace(text, other), encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_faults_are_seen(name: str, ada: Kernels, faulty: Kernels) -> None:
+    *changed, words = FAULTS[name]
+    change(faulty, *changed)
+    right, found = CASES["grouped heads"].run(ada, F8[0])[0], []
+    try:
+        found = [CASES["grouped heads"].run(faulty, F8[0], seed=seed)[0] for seed in range(4)]
+    except RuntimeError as error:
+        message = str(error)
+    else:
+        message = ""
+    assert words in message
+    assert message or not all(torch.equal(out, right) for out in found)
+
+
+@pytest.mark.parametrize(
+    ("text", "other"),
+    [("coarsest<Config>(block) > Config::kCoarsest", "false"), (" && block.scale[row] <= Config::kCoarsest", "")],
+)
+def test_haste_with_coarse_scores_is_seen(text: str, other: str, faulty: Kernels) -> None:
+    change(faulty, "softmax.cuh", text, other)
+    with pytest.raises(AssertionError, match="to"):
+        check_weights(faulty, F8[0], 128)
+
+
+def compiled(problem: Problem) -> bool:
+    """Whether the kernels for a problem are among those that these tests compile."""
+    dtype = torch.bfloat16 if problem.q.dtype == torch.float32 else problem.q.dtype
+    largest: int = max(problem.q.shape[-1], problem.v.shape[-1])
+    return largest <= 128 and TYPES[64 if largest <= 64 else 128] == dtype
+
+
+@pytest.mark.parametrize("kind", ["any", "huge"])
+@pytest.mark.usefixtures("as_operators")
+def test_random_calls(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fuzz, "kernels", lambda device, problem: KERNELS)
+    if kind == "huge":
+        monkeypatch.setattr(fuzz_inputs, "Q_KINDS", {"randn": 1, "huge": 1})
+        monkeypatch.setattr(fuzz_inputs, "K_KINDS", {"randn": 1, "huge": 2, "loud token": 1})
+    calls = 0
+
+    def run(call: fuzz.Call, problem: Problem, exact: Exact) -> torch.Tensor:
+        nonlocal calls
+        if call.kernel not in KERNELS or not compiled(problem):
+            return torch.zeros(len(fuzz.FIGURES) + 1, dtype=torch.float64)
+        calls += 1
+        return fuzz.one(call, problem, exact)
+
+    failures = [failure for seed in range(FIRST, FIRST + PROBLEMS) for failure in fuzz.solve(seed, "cpu", run).failures]
+    assert calls >= PROBLEMS / 3
+    assert not failures, "\n".join(fuzz.report(failure, "cpu") for failure in failures)
