@@ -36,7 +36,7 @@ BUDGET = {
     "quant_v_f16": (30, 1163),
     "quant_v_f8": (18, 685),
     "sm80_qk_int8_pv_f16": (30, 3126),
-    "sm80_qk_int8_pv_f16_accum_f16": (30, 3410),
+    "sm80_qk_int8_pv_f16_accum_f16": (30, 3940),
     "sm89_qk_int8_pv_f8": (18, 2911),
     "sm89_qk_int8_pv_f8_accum_f16": (12, 1965),
     "sm90_qk_int8_pv_f16": (6, 449),

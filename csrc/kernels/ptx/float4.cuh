@@ -1,7 +1,7 @@
 // e2m1: 4-bit floating point, 0 0.5 1 1.5 2 3 4 6 and their negatives; and its product with a scale for each 16 numbers (sm_120a, sm_121a).
 //
 // With SAGE_EMULATE_FP4 the same functions are made of ordinary instructions, after the PTX ISA's tables of who holds what: so kernels
-// run, slowly, on a GPU that has neither, to be compared with the reference. tests/test_fp4_layout.py compares these tables.
+// run, slowly, on a GPU that has neither, to be compared with the reference. tests/test_emulated_fp4.py compares these tables.
 #pragma once
 
 #include <cuda_fp16.h>
