@@ -108,7 +108,7 @@ __device__ __forceinline__ void quantise_v(const typename Config::Params& p, con
     for (int block = 0; block < blocks; ++block) {
       uint32_t keys[4][4];
       load_part<Config>(p, span, span.first_key + block * Config::kBlockN, part, keys);
-      const bool apart = Config::kFirstApart && span.first_key + block + part.key(0) == 0;
+      const bool apart = Config::first_apart() && span.first_key + block + part.key(0) == 0;
       const bool smooth = p.v_mean != nullptr && !__syncthreads_or(grows<Config>(keys, mean, apart));
       const int keys_left = span.length - span.first_key - block * Config::kBlockN;
       float x[4][8], magnitude[8];
