@@ -1,6 +1,6 @@
 """The kernels' own source on the CPU: tests/on_cpu/ stands in for what they use of CUDA, and the host's code is csrc/torch/ as it is.
 
-`Kernels.attention` and `attention_varlen` take what `sageattention._ops`'s functions take, and can stand in their place. Outputs and workspace
+`Kernels.attention` and `attention_varlen` take what the operators that `sageattention._ops` calls take, and can stand in their place. Outputs and workspace
 are NaN before, shared memory too. A wrong access to shared memory, or threads that wait for ever, are a RuntimeError.
 """
 
@@ -119,11 +119,12 @@ class Kernels:
             for done in waited_for:
                 done.result()
 
-    def _ready(self, kernel: str, q: torch.Tensor, v: torch.Tensor, *, masked: bool = False) -> Any:
-        """The operators."""
-        self.compile(kernel, max(q.shape[-1], v.shape[-1]), q.dtype, masked=masked)
+    def _ready(self, options: int, q: torch.Tensor, v: torch.Tensor, *, masked: bool, seed: int) -> Any:
+        """The operators, for the kernel that is asked for."""
+        self.compile(_ops.options_of(options).kernel, max(q.shape[-1], v.shape[-1]), q.dtype, masked=masked)
         ops = operators()
         ops.set_directory(str(self.folder), self.architecture)
+        ops.set_seed(seed)
         return ops
 
     def attention(
@@ -132,51 +133,22 @@ class Kernels:
         k: torch.Tensor,
         v: torch.Tensor,
         attn_mask: torch.Tensor | None,
-        tensor_layout: str,
-        is_causal: bool,
         sm_scale: float,
-        smooth_k: bool,
-        smooth_v: bool,
-        return_lse: bool,
-        or_pytorch: bool,
-        kernel: str,
-        per_block_mean: bool = True,
+        options: int,
         *,
         seed: int = 0,
     ) -> Result:
         """csrc/torch/attention.h. seed: other than 0, threads go on in random order."""
-        ops = self._ready(kernel, q, v, masked=attn_mask is not None)
-        flags = (is_causal, smooth_k, smooth_v, return_lse, or_pytorch, per_block_mean)
-        options = _ops.number_of(kernel, tensor_layout == "HND", *flags)
+        ops = self._ready(options, q, v, masked=attn_mask is not None, seed=seed)
         with Poisoned(), torch.no_grad():
-            ops.set_seed(seed)
             return ops.attention(q, k, v, attn_mask, sm_scale, options)  # type: ignore[no-any-return]
 
-    def attention_varlen(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        cu_seqlens_q: torch.Tensor,
-        cu_seqlens_k: torch.Tensor,
-        max_seqlen_q: int,
-        max_seqlen_k: int,
-        is_causal: bool,
-        sm_scale: float,
-        smooth_k: bool,
-        smooth_v: bool,
-        return_lse: bool,
-        kernel: str,
-        *,
-        seed: int = 0,
-    ) -> Result:
-        """csrc/torch/attention.h."""
-        ops = self._ready(kernel, q, v)
-        options = _ops.number_of(kernel, False, is_causal, smooth_k, smooth_v, return_lse)
-        lengths = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+    def attention_varlen(self, *arguments: Any, seed: int = 0) -> Result:
+        """The same for packed sequences."""
+        q, _, v, *_, options = arguments
+        ops = self._ready(options, q, v, masked=False, seed=seed)
         with Poisoned(), torch.no_grad():
-            ops.set_seed(seed)
-            return ops.attention_varlen(q, k, v, *lengths, sm_scale, options)  # type: ignore[no-any-return]
+            return ops.attention_varlen(*arguments)  # type: ignore[no-any-return]
 
 
 class Poisoned:
@@ -218,12 +190,13 @@ class Case:
     def run(self, kernels: Kernels, kernel: str, *, seed: int = 0) -> Result:
         """The kernel's answer."""
         o = self.options
-        options = (o["is_causal"], o["sm_scale"], o["smooth_k"], o["smooth_v"], True)
+        mean = o["per_block_mean"]
+        options = _ops.number_of(
+            kernel, o["cu_seqlens"] is None, o["is_causal"], o["smooth_k"], o["smooth_v"], True, per_block_mean=mean
+        )
         if o["cu_seqlens"] is not None:
-            lengths = (o["cu_seqlens"][0], o["cu_seqlens"][1], 0, 0)
-            return kernels.attention_varlen(*self.tensors, *lengths, *options, kernel, seed=seed)
-        masked = (o["attn_mask"], "HND")
-        return kernels.attention(*self.tensors, *masked, *options, False, kernel, o["per_block_mean"], seed=seed)
+            return kernels.attention_varlen(*self.tensors, *o["cu_seqlens"], 0, 0, o["sm_scale"], options, seed=seed)
+        return kernels.attention(*self.tensors, o["attn_mask"], o["sm_scale"], options, seed=seed)
 
     def check(self, kernels: Kernels, kernel: str, largest: float = 1e-3) -> None:
         """Hold the kernel to the reference: a relative L1 distance, and 0.02 in log-sum-exp.

@@ -45,8 +45,8 @@ def ada(folder: Path) -> Kernels:
 def as_operators(ada: Kernels, monkeypatch: pytest.MonkeyPatch) -> None:
     """The package's operators are these kernels, each time in another order of threads."""
     seeds = itertools.count()
-    monkeypatch.setattr(_ops, "attention", lambda *arguments: ada.attention(*arguments, seed=next(seeds)))
-    monkeypatch.setattr(_ops, "attention_varlen", lambda *arguments: ada.attention_varlen(*arguments, seed=next(seeds)))
+    monkeypatch.setattr(_ops, "_attention", lambda *arguments: ada.attention(*arguments, seed=next(seeds)))
+    monkeypatch.setattr(_ops, "_attention_varlen", lambda *arguments: ada.attention_varlen(*arguments, seed=next(seeds)))
 
 
 def halves(*sizes: int) -> list[torch.Tensor]:

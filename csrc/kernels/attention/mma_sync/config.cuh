@@ -42,7 +42,7 @@ struct MmaSyncConfig : Kernel {
   // Keys whose scores are in registers at a time: as many as spill nothing, for the tensor cores lose time wherever products of
   // integers and of floats take turns. From 10.0 on CUDA 12 needs more registers for V in 16 bits.
 #if __CUDA_ARCH__ >= 1000
-  static constexpr bool kRoomy = kValues == Values::kE4m3 && !kConvert;
+  static constexpr bool kRoomy = kValues == Values::kE4m3;
 #else
   static constexpr bool kRoomy = !kConvert;
 #endif
