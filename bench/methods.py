@@ -10,6 +10,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import sageattention
+from sageattention import dispatch
 
 # q, k, v as [batch, heads, tokens, head_dim], and whether causal.
 Attention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, bool], Any]
@@ -55,12 +56,12 @@ def peer(module: str) -> Attention | None:
 
 def methods() -> dict[str, Attention]:
     """By name; the baseline is the first."""
-    major, minor = torch.cuda.get_device_capability()
+    present = dispatch.gpu_of("cuda", None)[1] or frozenset()
     table = {
         BASELINE: sdpa(SDPBackend.CUDNN_ATTENTION),
         "FlashAttention-2 bf16": sdpa(SDPBackend.FLASH_ATTENTION),
         "sageattn": lambda q, k, v, causal: sageattention.sageattn(q, k, v, is_causal=causal),
-        **{name: ours(kernel) for name, kernel in KERNELS.items() if int(kernel[2:4]) <= major * 10 + minor},
+        **{name: ours(kernel) for name, kernel in KERNELS.items() if kernel in present},
         "FlashAttention-3 bf16": peer("flash_attn_interface"),
     }
     return {name: attention for name, attention in table.items() if attention is not None}

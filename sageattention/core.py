@@ -158,7 +158,8 @@ def sageattn_qk_int8_pv_fp16_cuda(
     Args:
         q, k, v, tensor_layout, is_causal, sm_scale, smooth_k, return_lse, attn_mask: as in `sageattn`.
         qk_quant_gran: "per_thread" or "per_warp". Every kernel serves both names: its scales are finer than either's.
-        pv_accum_dtype: "fp32"; "fp16+fp32" and "fp16" sum 64 keys in float16: up to twice as fast on GeForce, as exact.
+        pv_accum_dtype: "fp32"; "fp16+fp32" and "fp16" sum 64 keys in float16 on 8.6 to 8.9 and 12.x: as exact, on GeForce up to
+            twice as fast.
         smooth_v: of no effect: V is not rounded to 8 bits.
 
     Returns, Raises: as in `sageattn`.
@@ -232,8 +233,8 @@ def sageattn_qk_int8_pv_fp8_cuda(
 ) -> Result:
     """Attention with INT8 scores and FP8 (e4m3) probabilities and values: compute capability 8.9 and later.
 
-    V is rounded with one scale for a channel of 64 keys. GPUs that no FP8 kernel is compiled for (10.x, and newer than 12.x) compute
-    with 16-bit probabilities and values instead, which is more exact; `explain` says so.
+    V is rounded with one scale for a channel of 64 keys. GPUs that no FP8 kernel is for (9.0, 10.x, and newer than 12.x)
+    compute with 16-bit probabilities and values instead, which is faster there and more exact; `explain` says so.
 
     Args:
         q, k, v, tensor_layout, is_causal, sm_scale, smooth_k, return_lse, attn_mask: as in `sageattn`.
@@ -281,7 +282,8 @@ def sageattn_qk_int8_pv_fp8_cuda_sm90(
 ) -> Result:
     """What SageAttention computes with INT8 scores and FP8 probabilities and values on Hopper.
 
-    On compute capability 9.0 and 10.x kernels with 16-bit probabilities and values serve it, which is more exact; on 8.9 and 12.x FP8 does.
+    On compute capability 8.9 and 12.x FP8 kernels serve it; elsewhere ones with 16-bit probabilities and values, which is faster there and
+    more exact.
 
     Args:
         q, k, v, tensor_layout, is_causal, sm_scale, smooth_k, return_lse, attn_mask: as in `sageattn`.

@@ -68,7 +68,7 @@ class Choice(NamedTuple):
     kernel: str
     reason: str
     gpu: str  # compute capability, or "CPU"
-    passed_over: tuple[str, ...]  # the kernels before it in the table, each with what it lacks
+    passed_over: tuple[str, ...]  # the kernels for this GPU that come before it in the table, each with what it lacks
     or_pytorch: bool = False  # few queries or keys are PyTorch's own attention's
 
     def __str__(self) -> str:
@@ -97,9 +97,8 @@ def choose(request: Request, gpu: Gpu, present: frozenset[str] | None = None, *,
     """
     name = "CPU" if gpu == CPU else "{}.{}".format(*gpu.capability)
     passed_over: list[str] = []
-    for row in _rows(request.function, request.pv_accum_dtype):
-        if not GPUS[row.gpus](gpu) and GPUS[KERNELS[row.kernel].gpus](gpu):
-            continue
+    rows = _rows(request.function, request.pv_accum_dtype)
+    for row in [row for row in rows if GPUS[row.gpus](gpu)] or [row for row in rows if not GPUS[KERNELS[row.kernel].gpus](gpu)]:
         lack = _lack(row.kernel, request, gpu, present)
         if lack is None:
             or_pytorch = (

@@ -59,14 +59,14 @@ class Failure(NamedTuple):
 
 def kernels(device: str, problem: Problem) -> list[str]:
     """Those that can solve a problem on a device."""
-    gpu, present = dispatch.gpu_of(device, None)
+    _, present = dispatch.gpu_of(device, None)
     uneven = problem.q.shape[-1] % 8 != 0 or problem.v.shape[-1] % 8 != 0
 
     def can(name: str, kernel: dispatch.Kernel) -> bool:
-        if device == "cpu":
+        if present is None:
             return True
         able = (kernel.uneven or not uneven) and (kernel.other_masks or not dispatch.is_other_mask(problem.mask, problem.q))
-        return able and dispatch.GPUS[kernel.gpus](gpu) and (present is None or name in present)
+        return able and name in present
 
     return [name for name, kernel in dispatch.KERNELS.items() if can(name, kernel)]
 

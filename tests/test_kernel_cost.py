@@ -33,12 +33,12 @@ CUDA = matrix.load().development_cuda
 BUDGET = {
     "mask_tiles": (5, 310),
     "quant_k_int8": (30, 1099),
-    "quant_v_f16": (30, 1163),
-    "quant_v_f8": (18, 685),
+    "quant_v_f16": (12, 462),
+    "quant_v_f8": (12, 450),
     "sm80_qk_int8_pv_f16": (30, 3126),
-    "sm80_qk_int8_pv_f16_accum_f16": (30, 3940),
-    "sm89_qk_int8_pv_f8": (18, 2911),
-    "sm89_qk_int8_pv_f8_accum_f16": (12, 1965),
+    "sm80_qk_int8_pv_f16_accum_f16": (12, 1595),
+    "sm89_qk_int8_pv_f8": (12, 1842),
+    "sm89_qk_int8_pv_f8_accum_f16": (12, 1861),
     "sm90_qk_int8_pv_f16": (6, 449),
     "sm90_qk_int8_pv_f16_masked": (6, 624),
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from cards.gpus import CARDS, Card
@@ -20,11 +20,11 @@ SHORT = {
 BATCH, HEADS, TOKENS = 2, 32, 4096
 
 
-def kernels_of(cubins: Path, card: Card, head_dim: int) -> Iterator[Kernel]:
-    """Ours for a card's architecture, those that are there."""
+def kernels_of(cubins: Sequence[Path], card: Card, head_dim: int) -> Iterator[Kernel]:
+    """Ours for a card's architecture, those that are in one of the folders."""
     for name in OURS:
-        path = cubins / card.architecture / f"{name}-d{head_dim}-fp16.cubin"
-        if path.is_file():
+        paths = (folder / card.architecture / f"{name}-d{head_dim}-fp16.cubin" for folder in cubins)
+        if path := next((path for path in paths if path.is_file()), None):
             yield read_kernel(path, head_dim)
 
 
@@ -64,7 +64,7 @@ def tflops(kernel: Kernel, card: Card, *, causal: bool) -> float:
     return shape.operations / call_seconds(kernel, card, shape) / 1e12
 
 
-def kernels_table(cubins: Path) -> str:
+def kernels_table(cubins: Sequence[Path]) -> str:
     """Clocks of each unit for a tile at head_dim 128, and what a call then reaches."""
     head = ("GPU", "kernel", "tensor", "exponentials", "FMA", "ALU", "shared memory", "issue", "L2", "simulated",
             "TFLOPS, D=128", "causal", "D=64", "causal")  # fmt: skip
@@ -78,14 +78,15 @@ def kernels_table(cubins: Path) -> str:
     return _table(head, rows)
 
 
-def checked_table(cubins: Path) -> str:
+def checked_table(cubins: Sequence[Path]) -> str:
     """What was measured, beside the prediction for the code that was measured and for that there is."""
     card = next(c for c in CARDS if c.name == "H200")
     shape = Shape(2, 32, 4096, 128)
     rows = []
     for kernel in kernels_of(cubins, card, 128):
         name = kernel.name.split("-")[0]
-        measured = MEASURED[name]
+        if (measured := MEASURED.get(name)) is None:
+            continue
         predicted = 1e6 * attention_seconds(kernel, card, shape, simulated=measured.simulated)
         since = f"{1e6 * attention_seconds(kernel, card, shape):.0f}" if measured.simulated else ""
         cells = (f"{measured.microseconds:.0f}", f"{predicted:.0f}", f"{predicted / measured.microseconds:.2f}", since)
@@ -93,7 +94,7 @@ def checked_table(cubins: Path) -> str:
     return _table(("kernel", "measured, µs", "predicted, µs", "ratio", "predicted as it is now"), rows)
 
 
-def generated(cubins: Path) -> str:
+def generated(cubins: Sequence[Path]) -> str:
     """All that stands between the markers of docs/kernels.md."""
     return f"""\
 Multiply-adds a clock and multiprocessor of the tensor cores, dense, at the boost clock:
@@ -153,7 +154,7 @@ def _clocks(kernel: Kernel, card: Card) -> list[str]:
     return [*clocks, f"{round(found.simulated)}"]
 
 
-def original_table(cubins: Path, original: Path) -> str:
+def original_table(cubins: Sequence[Path], original: Path) -> str:
     """Ours beside SageAttention's own `sageattn`, in microseconds: attention and quantisation of each."""
     head = (
         "GPU",

@@ -54,8 +54,8 @@ def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def compile_kernels(package: str, cuda: str, architectures: list[str]) -> Path:
-    """Compile for these architectures with Ninja's own progress; the folder of the cubins."""
+def compile_kernels(package: str, cuda: str, architectures: list[str], *, proof: bool = False) -> Path:
+    """Compile for these architectures with Ninja's own progress; the folder of the cubins. `proof`: all that can run there."""
     table = matrix.load()
     one = matrix.known("package", package, table.packages)
     compiled, ptx = table.compiled(one, matrix.known("CUDA version", cuda, table.cuda))
@@ -64,12 +64,11 @@ def compile_kernels(package: str, cuda: str, architectures: list[str]) -> Path:
     wanted = spelled or list(compiled)
     targets = [name.removeprefix("sm_") for name in matrix.targets(wanted)]
     nvcc, environment = compiler(cuda)
-    output = (
-        ROOT / "build" / f"{'' if package == next(iter(table.packages)) else f'{package}-'}kernels-cu{cuda.replace('.', '')}"
-    )
+    whose = "" if package == next(iter(table.packages)) else f"{package}-"
+    output = ROOT / "build" / f"{whose}kernels-cu{cuda.replace('.', '')}{'-proof' if proof else ''}"
     configure = ["cmake", "-S", "csrc/kernels", "-B", str(output), "-G", "Ninja", "--log-level=WARNING",
                  f"-DSAGE_NVCC={nvcc}", f"-DSAGE_CUDA_VERSION={cuda}", f"-DSAGE_VERSION={one.version}",
-                 f"-DSAGE_PACKAGE={package}",
+                 f"-DSAGE_PACKAGE={package}", f"-DSAGE_PROOF={'ON' if proof else 'OFF'}",
                  f"-DSAGE_ARCHITECTURES={';'.join(targets)}", f"-DSAGE_PTX={';'.join(ptx) if not architectures else ''}"]  # fmt: skip
     with alone.alone(output.with_name(f"{output.name}.lock"), "another process that compiles these kernels", _say):
         for command in (configure, ["cmake", "--build", str(output)]):

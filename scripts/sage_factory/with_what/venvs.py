@@ -21,7 +21,8 @@ from pathlib import Path
 from sage_factory import ROOT, FactoryError, alone
 
 VENVS = ROOT / ".venvs"
-LOCKS = (ROOT / "scripts" / "locks", ROOT / "recipe" / "pypi")
+PARTS = ROOT / "recipe" / "pypi"  # of the channel made from PyPI, or to lie beside: nobody works in them
+LOCKS = (ROOT / "scripts" / "locks", PARTS)
 STAMP = ".complete"
 
 # What a line of pip's log says about a failure, and what the reader can do about it.
@@ -144,7 +145,7 @@ def _fill(name: str, lock: Path, beside: Sequence[str]) -> None:
 
 
 def empty(name: str, lock: Path) -> None:
-    """Make an environment that has pip alone, in the place of any that is there; `lock` is what will go into it."""
+    """Make an environment that has at most pip, in the place of any that is there; `lock` is what will go into it."""
     if importlib.util.find_spec("ensurepip") is None:
         raise SetupError(
             f"this Python ({sys.executable}) cannot make virtual environments: its module `ensurepip` is missing. "
@@ -156,16 +157,22 @@ def empty(name: str, lock: Path) -> None:
         shutil.rmtree(target)
     # The base interpreter, not that of an environment this process may run in: environments do not nest.
     base = getattr(sys, "_base_executable", None) or sys.executable
-    _logged([base, "-m", "venv", str(target)], name)
+    # pip takes three seconds to come.
+    _logged([base, "-m", "venv", *(["--without-pip"] if lock.parent == PARTS else []), str(target)], name)
 
 
 def pip(name: str, command: str, lock: Path, *options: str) -> None:
-    """Have the environment's pip `install` or `download` what a lock names."""
+    """Have pip `install` or `download` for the environment what a lock names."""
     # Wheels only: a source distribution would run a build whose own requirements nobody has locked.
     given = ["--disable-pip-version-check", command, "--progress-bar=off", "--only-binary=:all:", "--require-hashes"]
     if command == "install":
         given.append("--no-compile")  # Python does that to what is imported, a small part
-    _logged([str(python_of(name)), "-m", "pip", *given, *options, "-r", str(lock)], name)
+    how = ["-m", "pip"]
+    if not (site_packages(name) / "pip").is_dir():
+        # What `pip --python` runs in another environment, without the process that would stand between pip and an interrupt.
+        ensure("build")
+        how = [str(site_packages("build") / "pip" / "__pip-runner__.py")]
+    _logged([str(python_of(name)), *how, *given, *options, "-r", str(lock)], name)
 
 
 def run(name: str, *arguments: str) -> None:
