@@ -46,8 +46,8 @@ def read_build(path: Path) -> Build:
         return Build(**json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError) as error:
         message = (
-            f"{__package__}: {path} is missing or damaged ({error}). A checkout is not an installation: build a wheel "
-            "with `python3 scripts/run.py build-cu128` and install that, or reinstall the package."
+            f"{__package__}: {path} is missing or damaged ({error}). A checkout is not an installation: build a wheel with "
+            f"`python3 scripts/run.py build --package {__package__} --cuda 12.8` and install that, or reinstall the package."
         )
         raise ImportError(message) from error
 

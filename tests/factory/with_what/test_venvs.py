@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import subprocess
 import sys
 import textwrap
+import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -52,6 +54,26 @@ def test_an_environment_is_made_and_sees_its_neighbour(place: Path) -> None:
         check=True,
     )
     assert done.stdout.split() == ["1", str(place / ".venvs" / "small")]
+
+
+@pytest.mark.slow
+def test_a_part_of_the_channel_is_filled_by_another_environments_pip(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(venvs, "PARTS", place / "parts")
+    monkeypatch.setattr(venvs, "LOCKS", (place, place / "parts"))
+    wheel = place / "something-1-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("something.py", "here = 1\n")
+        archive.writestr("something-1.dist-info/METADATA", "Metadata-Version: 2.1\nName: something\nVersion: 1\n")
+        archive.writestr("something-1.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr("something-1.dist-info/RECORD", "")
+    (place / "build.txt").touch()
+    (place / "parts").mkdir()
+    digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
+    (place / "parts" / "part.txt").write_text(f"something @ {wheel.as_uri()} --hash=sha256:{digest}\n", encoding="utf-8")
+    python = venvs.ensure("part")
+    code = "import something, importlib.util, sys; print(something.__file__, importlib.util.find_spec('pip'))"
+    said = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert said == [str(venvs.site_packages("part") / "something.py"), "None"]
 
 
 def test_an_environment_is_made_once_and_again_when_its_lock_changes(place: Path, quick: list[str]) -> None:
