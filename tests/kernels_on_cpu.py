@@ -119,6 +119,19 @@ class Kernels:
             for done in waited_for:
                 done.result()
 
+    def copy(self, folder: Path, *but: str) -> Kernels:
+        """The same kernels in another folder, and a copy of their sources for the test to change, of which kernels `but` are compiled anew."""
+        others = shutil.ignore_patterns(*(f"{kernel}-*" for kernel in but))
+        shutil.copytree(self.folder / self.architecture, folder / self.architecture, ignore=others)
+        return Kernels(folder, self.architecture, shutil.copytree(self.csrc, folder / "csrc"))
+
+    def change(self, file: str, text: str, other: str) -> None:
+        """Of a source below kernels/ that has the text once."""
+        path = self.csrc / "kernels" / file
+        source = path.read_text(encoding="utf-8")
+        assert source.count(text) == 1
+        path.write_text(source.replace(text, other), encoding="utf-8")
+
     def _ready(self, options: int, q: torch.Tensor, v: torch.Tensor, *, masked: bool, seed: int) -> Any:
         """The operators, for the kernel that is asked for."""
         self.compile(_ops.options_of(options).kernel, max(q.shape[-1], v.shape[-1]), q.dtype, masked=masked)
@@ -229,9 +242,15 @@ def inputs(
 
 
 def packed(
-    lengths_q: list[int], lengths_k: list[int], head_dim: int, v_head_dim: int, dtype: torch.dtype, **options: Any
+    lengths_q: list[int],
+    lengths_k: list[int],
+    head_dim: int,
+    v_head_dim: int,
+    dtype: torch.dtype,
+    kv_heads: int = 1,
+    **options: Any,
 ) -> Case:
     """Sequences one after the other, two heads to a key head."""
     cu_seqlens = tuple(torch.tensor([0, *some]).cumsum(0).int() for some in (lengths_q, lengths_k))
-    tensors = inputs(1, 2, 1, sum(lengths_q), sum(lengths_k), head_dim, v_head_dim)
+    tensors = inputs(1, 2 * kv_heads, kv_heads, sum(lengths_q), sum(lengths_k), head_dim, v_head_dim)
     return Case(*(x[0].transpose(0, 1).to(dtype) for x in tensors), cu_seqlens=cu_seqlens, **options)
