@@ -31,7 +31,7 @@ BEFORE = {
     "sm80_qk_int8_pv_f16_accum_f16": ("quant_k_int8", "quant_v_f16"),
     "sm89_qk_int8_pv_f8": ("quant_k_int8", "quant_v_f8"),
     "sm89_qk_int8_pv_f8_accum_f16": ("quant_k_int8", "quant_v_f8"),
-    "sm120_qk_fp4_pv_fp4": ("quant_k_fp4", "quant_v_fp4", "mean_q", "mean_scores"),
+    "sm120_qk_fp4_pv_fp4": ("means", "quant_kv_fp4"),
 }
 TYPES = {torch.float16: ("fp16", "__half"), torch.bfloat16: ("bf16", "__nv_bfloat16")}
 Result = tuple[torch.Tensor, torch.Tensor]
