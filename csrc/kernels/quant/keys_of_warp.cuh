@@ -19,12 +19,27 @@ struct QuantKFp4Config : QuantKFp4 {
   static __device__ __forceinline__ int channel(int piece) { return piece * 32 + static_cast<int>(threadIdx.x) % 4 * 8; }
 };
 
-// K's mean of this lane's channels of a piece; null: K is not smoothed.
+// K's mean in shared memory, in its dtype, which it has been rounded to; 0 where K is not smoothed.
 template <typename Config>
-__device__ __forceinline__ void load_mean(float (&x)[8], const float* k_mean, int piece) {
-#pragma unroll
-  for (int i = 0; i < 8; ++i) x[i] = k_mean != nullptr ? k_mean[Config::channel(piece) + i] : 0.0f;
-}
+struct alignas(16) MeanOfKeys {
+  uint32_t bits[Config::kHeadDim / 2];
+
+  // By a block of threads.
+  __device__ __forceinline__ void fetch(const typename Config::Params& p, const KvSpan& span) {
+    const int pair = threadIdx.x;
+    if (pair < Config::kHeadDim / 2) {
+      const float* mean = p.k_mean + span.mean * Config::kHeadDim + 2 * pair;
+      bits[pair] = p.k_mean != nullptr ? Pair<typename Config::Element>::pack(mean[0], mean[1]) : 0u;
+    }
+    __syncthreads();
+  }
+  // This lane's channels of a piece, each time anew: there are no registers for those of all pieces.
+  __device__ __forceinline__ uint4 load(int piece) const {
+    int channel = Config::channel(piece);
+    ptx::keep(channel);
+    return *reinterpret_cast<const uint4*>(bits + channel / 2);
+  }
+};
 
 // A warp's keys of a span: a lane has of key 8n + lane / 4 eight channels of each piece.
 template <typename Config>

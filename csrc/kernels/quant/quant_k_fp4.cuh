@@ -12,16 +12,18 @@ namespace sage {
 
 // Quantises a warp's keys.
 template <typename Config>
-__device__ __forceinline__ void quantise(const typename Config::Params& p, const KvSpan& span, KeysOfWarp<Config>& keys) {
+__device__ __forceinline__ void quantise(const typename Config::Params& p, const KvSpan& span, KeysOfWarp<Config>& keys,
+                                         const MeanOfKeys<Config>& mean_of_keys) {
   constexpr int kWarps = Config::kThreads / 64;  // of a block of 64 keys
   __shared__ float magnitudes[2][kWarps];
   const int lane = threadIdx.x % 32, block = threadIdx.x / 32 / kWarps, warp = threadIdx.x / 32 % kWarps;
-  const float* k_mean = p.k_mean == nullptr ? nullptr : p.k_mean + span.mean * Config::kHeadDim;
 
   // Less the mean. Halves, since the difference of two large keys need not be a number.
   const auto difference = [&](float(&x)[8], int piece, int n) {
+    const uint4 words = mean_of_keys.load(piece);
+    const uint32_t bits[4] = {words.x, words.y, words.z, words.w};
     float mean[8];
-    load_mean<Config>(mean, k_mean, piece);
+    unpack<typename Config::Element>(mean, bits);
     unpack<typename Config::Element>(x, keys.bits[piece][n]);
     const bool there = keys.first_key + n * 8 + lane / 4 < span.length;
 #pragma unroll
@@ -72,6 +74,7 @@ __device__ __forceinline__ void quantise(const typename Config::Params& p, const
 // A span by a block of threads, of which those for K start with `first_block`. The means are another kernel's, for which all wait, with their keys on the way.
 template <typename Config>
 __device__ __forceinline__ void quantise_k_fp4(const typename Config::Params& p, int first_block) {
+  __shared__ MeanOfKeys<Config> mean_of_keys;
   ptx::grid_dependency_launch();
   const KvSpan span(p.cu_seqlens, p.sequences, p.kv_heads, p.kv_len, Config::kSpanN, 1, first_block);
   if (span.first_key >= span.length) {
@@ -80,8 +83,9 @@ __device__ __forceinline__ void quantise_k_fp4(const typename Config::Params& p,
   }
   KeysOfWarp<Config> keys(p, span);
   ptx::grid_dependency_wait();
-  quantise<Config>(p, span, keys);
-  score_means<Config>(p, span, keys);
+  mean_of_keys.fetch(p, span);
+  quantise<Config>(p, span, keys, mean_of_keys);
+  score_means<Config>(p, span, keys, mean_of_keys);
 }
 
 }  // namespace sage
