@@ -62,7 +62,8 @@ CASES = {
     "exact": exact_numbers(),
     "plain": Case(*(x.half() for x in inputs(1, 1, 1, 128, 64, 64, 64)), smooth_k=False, smooth_v=False),
     "grouped heads": Case(*(x.half() for x in inputs(1, 2, 1, 150, 200, 64, 64))),
-    "more means than a product has rows": Case(*(x.half() for x in inputs(2, 6, 2, 900, 70, 64, 64))),
+    "more means than a product has rows": Case(*(x.half() for x in inputs(2, 4, 2, 1030, 70, 64, 64))),
+    "so many of which a span sees none": Case(*(x.half() for x in inputs(1, 1, 1, 2180, 2100, 64, 64)), is_causal=True),
     "causal": Case(*(x.half() for x in inputs(2, 1, 1, 100, 140, 64, 64)), is_causal=True),
     "one mean": Case(*(x.half() for x in inputs(1, 1, 1, 200, 90, 64, 64)), per_block_mean=False),
     "uneven": Case(*(x.half() for x in inputs(1, 1, 1, 70, 90, 33, 31))),
@@ -115,15 +116,29 @@ FAULTS = {
     ),
     "no head's mean of K but the first's": ("means", "quant/means.cu", "mean_of_k(p, block - p.q_blocks", "mean_of_k(p, 0"),
     "means of other rows": ("means", "quant/means.cu", "index % p.means * Config::kRows;", "index % p.means;"),
+    "products that are seen are left out": ("quant_kv_fp4", "quant/mean_scores.cuh", "p.means < seen", "p.means <= seen"),
+    "products that are another part's": (
+        "quant_kv_fp4",
+        "quant/mean_scores.cuh",
+        "first = part * Config",
+        "first = 0 * Config",
+    ),
     "means of another head": ("quant_kv_fp4", "quant/mean_scores.cuh", "span.mean * rows", "span.mean"),
 }
 
 
+# Several heads of K, means of a head and products of a span.
+CAUSAL = Case(*(x.half() for x in inputs(1, 18, 2, 150, 140, 64, 64)), is_causal=True)
+
+
+@pytest.fixture(scope="module")
+def right(kernels: Kernels) -> torch.Tensor:
+    return CAUSAL.run(kernels, KERNEL)[0]
+
+
 @pytest.mark.parametrize("name", FAULTS)
-def test_faults_are_seen(name: str, kernels: Kernels, tmp_path: Path) -> None:
+def test_faults_are_seen(name: str, kernels: Kernels, right: torch.Tensor, tmp_path: Path) -> None:
     kernel, *changed = FAULTS[name]
-    case = Case(*(x.half() for x in inputs(1, 4, 2, 300, 200, 64, 64)))
-    right, _ = case.run(kernels, KERNEL)
     faulty = kernels.copy(tmp_path, kernel)
     faulty.change(*changed)
-    assert not torch.equal(case.run(faulty, KERNEL)[0], right)
+    assert not torch.equal(CAUSAL.run(faulty, KERNEL)[0], right)

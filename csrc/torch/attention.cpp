@@ -64,6 +64,11 @@ struct Call {
     const bool even = row_blocks() % 2 == 0 && !options.is_causal;
     return kernel.persistent && !packed() && (even || row_blocks() >= 16) ? 2 : 1;
   }
+  // Blocks of threads that share a span's products with means of Q: more than one where spans of few heads of K would not fill a large GPU.
+  int32_t parts() const {
+    const int32_t rows = shape.q_heads / shape.kv_heads * means();
+    return static_cast<int32_t>(std::clamp<int64_t>(1024 / kv_spans(), 1, (rows + QuantKFp4::kMeans - 1) / QuantKFp4::kMeans));
+  }
   // Means of Q for each head of a batch element or packed sequence.
   int32_t means() const { return options.per_block_mean && !packed() ? row_blocks() : 1; }
   // Tiles of the output: rows of a cluster.
@@ -209,6 +214,7 @@ void quantise_kv_fp4(const Call& call, const Workspace& workspace) {
   QuantKvFp4::Params params{};
   params.v = quantisation_of_v(call, workspace);
   params.v_blocks = static_cast<int32_t>(call.kv_blocks());
+  params.k_blocks = static_cast<int32_t>(call.kv_spans());
   params.k.k = view(call.k, call.shape.heads_first);
   params.k.k_fp4 = workspace.k_fp4;
   params.k.k_mean = workspace.k_mean;
@@ -220,9 +226,12 @@ void quantise_kv_fp4(const Call& call, const Workspace& workspace) {
   params.k.head_dim = call.shape.head_dim;
   params.k.sequences = call.shape.batch;
   params.k.means = call.means();
+  params.k.parts = call.parts();
+  params.k.causal = call.options.is_causal ? 1 : 0;
   params.k.scale_log2 = static_cast<float>(call.sm_scale * kLog2E);
   params.k.cu_seqlens = params.v.cu_seqlens;
-  launch(call, call.kernel.quant_v, call.kv_blocks() + call.kv_spans(), QuantKvFp4::threads(call.head_dim()), /*overlaps_previous=*/true, &params);
+  launch(call, call.kernel.quant_v, call.kv_blocks() + call.parts() * call.kv_spans(), QuantKvFp4::threads(call.head_dim()),
+         /*overlaps_previous=*/true, &params);
 }
 
 // A mask as kernels are told of it, with the tensors that it lies in.

@@ -10,7 +10,7 @@ namespace sage {
 // Of all heads of Q that share K: they lie one after the other, and so do their means and scores.
 template <typename Config>
 __device__ __forceinline__ void score_means(const typename Config::Params& p, const KvSpan& span, const KeysOfWarp<Config>& keys,
-                                            const MeanOfKeys<Config>& mean_of_keys) {
+                                            const MeanOfKeys<Config>& mean_of_keys, int part) {
   using Element = typename Config::Element;
   const int lane = threadIdx.x % 32;
   const int rows = p.q_heads / p.kv_heads * p.means;
@@ -18,9 +18,12 @@ __device__ __forceinline__ void score_means(const typename Config::Params& p, co
   const int64_t spans = p.cu_seqlens == nullptr ? (p.kv_len + Config::kSpanN - 1) / Config::kSpanN : slots(p.kv_len, p.sequences, Config::kSpanN);
   const int64_t head = int64_t{span.batch} * p.kv_heads + span.head;
   float* const scores = p.mean_scores + (span.index + head * (rows - 1) * spans) * Config::kSpanN + (keys.first_key - span.first_key) + lane % 4 * 2;
+  // Under a causal mask a head's first rows see nothing of the span, and nothing reads what would be their mean's.
+  const int seen = p.causal != 0 && p.means > 1 ? span.first_key / Config::kRows : 0;
 
 #pragma unroll 1
-  for (int first = 0; first < rows; first += 16) {
+  for (int first = part * Config::kMeans; first < rows; first += p.parts * Config::kMeans) {
+    if (first % p.means + Config::kMeans - 1 < seen) continue;
     float sums[Config::kNFragments][4] = {};
     float shift[4] = {};  // K's mean as one more key, in all columns
 #pragma unroll
@@ -46,7 +49,7 @@ __device__ __forceinline__ void score_means(const typename Config::Params& p, co
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int row = first + lane / 4 + 8 * i;
-      if (row >= rows) continue;
+      if (row >= rows || (seen > 0 && row % p.means < seen)) continue;
 #pragma unroll
       for (int n = 0; n < Config::kNFragments; ++n) {
         *reinterpret_cast<float2*>(scores + row * spans * Config::kSpanN + n * 8) =

@@ -71,9 +71,10 @@ __device__ __forceinline__ void quantise(const typename Config::Params& p, const
   if (lane == 0 && warp == 0) *reinterpret_cast<float*>(scales + Fp4::k_scales(Config::kHeadDim)) = scale_of(magnitude, 2.0f / Fp4::kLargest);
 }
 
-// A span by a block of threads, of which those for K start with `first_block`. The means are another kernel's, for which all wait, with their keys on the way.
+// A span by a block of threads, of which those for this part of the products start with `first_block`; the first part quantises. The means are another
+// kernel's, for which all wait, with their keys on the way.
 template <typename Config>
-__device__ __forceinline__ void quantise_k_fp4(const typename Config::Params& p, int first_block) {
+__device__ __forceinline__ void quantise_k_fp4(const typename Config::Params& p, int first_block, int part) {
   __shared__ MeanOfKeys<Config> mean_of_keys;
   ptx::grid_dependency_launch();
   const KvSpan span(p.cu_seqlens, p.sequences, p.kv_heads, p.kv_len, Config::kSpanN, 1, first_block);
@@ -84,8 +85,8 @@ __device__ __forceinline__ void quantise_k_fp4(const typename Config::Params& p,
   KeysOfWarp<Config> keys(p, span);
   ptx::grid_dependency_wait();
   mean_of_keys.fetch(p, span);
-  quantise<Config>(p, span, keys, mean_of_keys);
-  score_means<Config>(p, span, keys, mean_of_keys);
+  if (part == 0) quantise<Config>(p, span, keys, mean_of_keys);
+  score_means<Config>(p, span, keys, mean_of_keys, part);
 }
 
 }  // namespace sage

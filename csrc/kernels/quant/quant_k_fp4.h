@@ -2,12 +2,15 @@
 #pragma once
 
 #include "kernels/quant/fp4.h"
+#include "kernels/quant/means.h"
 
 namespace sage {
 
 struct QuantKFp4 {
   static constexpr int kBlockN = QuantKInt8::kBlockN;
   static constexpr int kSpanN = QuantKInt8::kSpanN;  // keys of a block of threads
+  static constexpr int kRows = Means::kRows;
+  static constexpr int kMeans = 16;  // that a product has
   struct Params {
     TensorView k;
     uint8_t* k_fp4;         // [batch, kv_heads, blocks], or packed as k_int8 is, of Fp4::k_block, written; zero past kv_len and head_dim
@@ -22,6 +25,8 @@ struct QuantKFp4 {
     int32_t head_dim;
     int32_t sequences;
     int32_t means;
+    int32_t parts;   // blocks of threads that share a span's products
+    int32_t causal;  // products that nothing reads are left out
     float scale_log2;  // sm_scale * log2(e)
     const int32_t* cu_seqlens;  // null: not packed
   };

@@ -14,7 +14,8 @@ extern "C" __global__ void __launch_bounds__(ConfigV::kThreads, 512 / ConfigV::k
   if (blockIdx.x < p.v_blocks) {
     quantise_v_fp4<ConfigV>(p.v);
   } else {
-    quantise_k_fp4<ConfigK>(p.k, p.v_blocks);
+    const int part = (blockIdx.x - p.v_blocks) / p.k_blocks;
+    quantise_k_fp4<ConfigK>(p.k, p.v_blocks + part * p.k_blocks, part);
   }
 }
 

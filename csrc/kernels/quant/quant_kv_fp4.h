@@ -12,6 +12,7 @@ struct QuantKvFp4 {
     QuantVFp4::Params v;
     QuantKFp4::Params k;
     int32_t v_blocks;  // of threads, which come before K's
+    int32_t k_blocks;  // for each of k.parts
   };
 };
 
