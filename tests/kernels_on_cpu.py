@@ -31,6 +31,7 @@ BEFORE = {
     "sm80_qk_int8_pv_f16_accum_f16": ("quant_k_int8", "quant_v_f16"),
     "sm89_qk_int8_pv_f8": ("quant_k_int8", "quant_v_f8"),
     "sm89_qk_int8_pv_f8_accum_f16": ("quant_k_int8", "quant_v_f8"),
+    "sm90_qk_int8_pv_f16": ("quant_k_int8",),
     "sm120_qk_fp4_pv_fp4": ("quant_k_fp4", "quant_v_fp4", "mean_q", "mean_scores"),
 }
 TYPES = {torch.float16: ("fp16", "__half"), torch.bfloat16: ("bf16", "__nv_bfloat16")}
@@ -96,10 +97,11 @@ class Kernels:
     def compile(self, kernel: str, head_dim: int, dtype: torch.dtype, *, masked: bool) -> None:
         """What a call of an attention kernel launches."""
         head_dim = 64 if head_dim <= 64 else 128 if head_dim <= 128 else 256
+        variant = f"{kernel}_masked" if masked and f"{kernel}_masked" in SOURCES else kernel
         suffix, element = TYPES[dtype]
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             waited_for = [pool.submit(operators)]
-            for stem in (kernel, *BEFORE[kernel], *(["mask_tiles"] if masked else [])):
+            for stem in (variant, *BEFORE[kernel], *(["mask_tiles"] if masked else [])):
                 instance = f"{stem}-d{head_dim}-{suffix}" if "head_dim" in SOURCES[stem] else stem
                 path = self.folder / self.architecture / f"{instance}.so"
                 if path.is_file():
@@ -107,7 +109,7 @@ class Kernels:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 source = SOURCES[stem]["source"]
                 given = {
-                    "__CUDA_ARCH__": f"{self.architecture[3:]}0",
+                    "__CUDA_ARCH__": f"{self.architecture[3:].rstrip('a')}0",
                     "SAGE_HEAD_DIM": head_dim,
                     "SAGE_DTYPE": element,
                     "KERNEL": stem,

@@ -4,7 +4,7 @@
 
 // Dynamic shared memory, which a kernel declares as an array without length; of others' static variables there is one for all threads.
 namespace sage {
-alignas(1024) uint8_t memory[100 * 1024];
+alignas(1024) uint8_t memory[2 * gpu::kMostShared];
 }
 
 #include KERNEL_SOURCE
@@ -13,10 +13,15 @@ template <typename Params>
 void call(void (*kernel)(Params), const void* params) {
   kernel(*static_cast<const Params*>(params));
 }
+template <typename Params>
+constexpr size_t size_of(void (*)(Params)) { return sizeof(Params); }
 
-// Null, or what went wrong.
-extern "C" __attribute__((visibility("default"))) const char* launch(const void* params, int grid, int threads, uint32_t shared_bytes,
-                                                                     int seed) {
-  if (shared_bytes > sizeof sage::memory) return "more shared memory than there is";
-  return gpu::launch([](const void* p) { call(sage::KERNEL, p); }, params, grid, threads, sage::memory, shared_bytes, seed);
+#define EXPORT extern "C" __attribute__((visibility("default")))
+
+EXPORT const size_t params_bytes = size_of(sage::KERNEL);
+
+// gpu::launch
+EXPORT const char* launch(const void* params, int grid, int cluster, int threads, uint32_t shared_bytes, int seed, const char* (*before)()) {
+  if (shared_bytes > gpu::kMostShared || cluster > 2) return "more shared memory than there is";
+  return gpu::launch([](const void* p) { call(sage::KERNEL, p); }, params, grid, cluster, threads, sage::memory, shared_bytes, seed, before);
 }
