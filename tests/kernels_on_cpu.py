@@ -38,8 +38,8 @@ TYPES = {torch.float16: ("fp16", "__half"), torch.bfloat16: ("bf16", "__nv_bfloa
 Result = tuple[torch.Tensor, torch.Tensor]
 
 
-def compile_for_cpu(source: str, target: Path, options: list[str]) -> None:
-    """Make a library of a file of tests/on_cpu/. The test is skipped where there is no compiler that can.
+def compile_for_cpu(source: str, target: Path, options: list[str], *, races: bool = False) -> None:
+    """Make a library of a file of tests/on_cpu/, which with `races` is races.h's. The test is skipped where there is no compiler that can.
 
     Raises:
         RuntimeError: the source is faulty; the compiler's words.
@@ -49,6 +49,9 @@ def compile_for_cpu(source: str, target: Path, options: list[str]) -> None:
         pytest.skip("no g++ here: install it")
     # Multiplications and additions are fused, as nvcc does it. jmp_buf's fortified functions take a fiber's stack for a broken one.
     general = ["-std=c++20", "-O1", "-march=native", "-ffp-contract=fast", "-U_FORTIFY_SOURCE", "-w", "-fPIC", "-shared"]
+    if races:
+        # What its calls would come to without the first option is a library of the compiler's.
+        general += ["-nodefaultlibs", "-lstdc++", "-lm", "-lc", "-lgcc_s", "-g", "-DSAGE_RACES", "-fsanitize=thread", "--param=tsan-instrument-func-entry-exit=0"]
     command = [
         compiler,
         *general,
@@ -91,8 +94,8 @@ class Kernels:
     this checkout's in any case.
     """
 
-    def __init__(self, folder: Path, architecture: str, csrc: Path = CSRC) -> None:
-        self.folder, self.architecture, self.csrc = folder, architecture, csrc
+    def __init__(self, folder: Path, architecture: str, csrc: Path = CSRC, *, races: bool = False) -> None:
+        self.folder, self.architecture, self.csrc, self.races = folder, architecture, csrc, races
 
     def compile(self, kernel: str, head_dim: int, dtype: torch.dtype, *, masked: bool) -> None:
         """What a call of an attention kernel launches."""
@@ -114,10 +117,11 @@ class Kernels:
                     "SAGE_DTYPE": element,
                     "KERNEL": stem,
                     "KERNEL_SOURCE": f'"kernels/{source}"',
-                    "__shared__": "" if source.startswith("attention/") else "static",  # attention's is dynamic
+                    # Attention's is dynamic.
+                    "__shared__": "" if source.startswith("attention/") else 'static __attribute__((section("shared_memory")))',
                 }
                 options = [f"-I{self.csrc}", "-fvisibility=hidden", *(f"-D{name}={value}" for name, value in given.items())]
-                waited_for.append(pool.submit(compile_for_cpu, "launch.cpp", path, options))
+                waited_for.append(pool.submit(compile_for_cpu, "launch.cpp", path, options, races=self.races))
             for done in waited_for:
                 done.result()
 

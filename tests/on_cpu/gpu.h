@@ -3,7 +3,7 @@
 // beside this one.
 //
 // Whatever order the GPU may choose must do: with a seed, warps and lanes come in random order, a warp going on until it can go no
-// further, and some warps are slow; what happens by itself, as copies do, happens as late as it may. Faults end the launch, and the kernel's
+// further, and some warps, and lanes, are slow; what happens by itself, as copies do, happens as late as it may. Faults end the launch, and the kernel's
 // caller is told: accesses outside of shared memory, misaligned ones, lanes of a warp at different instructions, and waiting for ever.
 #pragma once
 
@@ -23,6 +23,8 @@
 #include <type_traits>
 #include <utility>
 #include <vector>
+
+#include "races.h"
 
 #define __device__
 #define __host__
@@ -59,12 +61,14 @@ struct Warp {
   const void* instruction[2];
   int arrived[2];
   int generation;
+  races::Order order[2];
   int registers;  // of each lane
 };
 
 // Where threads wait until so many have come.
 struct Gate {
-  int arrived, generation;
+  int arrived = 0, generation = 0;
+  races::Order order = races::order();
 };
 
 // In shared memory.
@@ -74,6 +78,8 @@ struct Mbarrier {
   int phase;              // how many have completed
   bool waited_for;        // the last of those
   const void* hidden_from_all_but;  // the thread that has initialised it, until its fence
+  uint32_t number;
+  races::Order order = races::order();
 };
 
 struct Block {
@@ -101,6 +107,8 @@ struct Product {
   const uint32_t* a;  // null: in shared memory
   uint64_t descriptors[2];  // of A there, and of B
   bool accumulate;
+  const void* where;  // in the code
+  races::Known known;
 };
 
 // Registers that products under way will write.
@@ -234,14 +242,17 @@ Exchanged<T> exchange(const T& value) {
   return {current->warp->given[set]};
 }
 
-inline void pass(Gate& gate, int threads) {
+inline void pass(Gate& gate, int threads, bool orders = true) {
   const int before = gate.generation;
+  if (orders) races::come(gate.order);
   if (++gate.arrived == threads) {
+    races::all_have_come(gate.order);
     gate.arrived = 0;
     ++gate.generation;
   } else {
     wait(gate.generation, before);
   }
+  races::go_on(gate.order);
 }
 
 inline int barrier(bool x) {
@@ -270,6 +281,18 @@ inline void wait_for_copies(size_t pending) {
   }
 }
 
+// The same of a warp's lanes, in an instruction of this type.
+template <typename Instruction>
+void pass_warp() {
+  races::Order& order = current->warp->order[current->set];
+  races::come(order);
+  together<char>(0, [&](auto, auto) {
+    static_cast<void>(sizeof(Instruction*));
+    races::all_have_come(order);
+  });
+  races::go_on(order);
+}
+
 inline void start() {
   kernel(params);
   if (current->copies.size() > 1 || !current->copies.back().empty()) fail("the end before copies have arrived");
@@ -295,17 +318,16 @@ inline std::vector<int> an_order(int count) {
   return order;
 }
 
-// Lets warps go on until they can go no further, but for some of the slow ones. Whether anything has moved.
+// Lets warps go on until they can go no further, but for some of the slow threads. Whether anything has moved.
 inline bool let_go_on(const std::vector<bool>& slow) {
   bool moved = false;
   for (const int warp : an_order(warps.size())) {
-    if (slow[warp] && random_numbers() % 16 != 0) continue;
     const std::vector<int> lanes = an_order(kLanes);
     for (bool more = true; more;) {
       more = false;
       for (const int lane : lanes) {
         Fiber& fiber = fibers[warp * kLanes + lane];
-        if (!fiber.can_go_on()) continue;
+        if (!fiber.can_go_on() || (slow[warp * kLanes + lane] && random_numbers() % 16 != 0)) continue;
         resume(fiber);
         if (!failure.empty()) return true;
         more = moved = true;
@@ -320,13 +342,18 @@ inline void let_happen() {
   const size_t which = in_order ? 0 : random_numbers() % under_way.size();
   const auto happens = std::move(under_way[which]);
   under_way.erase(under_way.begin() + which);
+  races::ignored = true;
   if (_setjmp(scheduler) == 0) happens();
+  races::ignored = false;
 }
 
 inline void run_cluster() {
-  const std::vector<bool> none(warps.size());
+  const std::vector<bool> none(fibers.size());
   std::vector<bool> slow = none;
-  for (size_t warp = 0; warp < warps.size() && !in_order; ++warp) slow[warp] = random_numbers() % 4 == 0;
+  for (size_t warp = 0; warp < warps.size() && !in_order; ++warp) {
+    const unsigned kind = random_numbers() % 4;  // a slow warp, one with slow lanes, or one of two without
+    for (int lane = 0; lane < kLanes; ++lane) slow[warp * kLanes + lane] = kind == 0 || (kind == 1 && random_numbers() % 2 == 0);
+  }
   while (failure.empty()) {
     if (let_go_on(slow) || let_go_on(none)) continue;
     const auto left = std::find_if(fibers.begin(), fibers.end(), [](const Fiber& fiber) { return !fiber.done; });
@@ -352,8 +379,9 @@ inline const char* launch(void (*entry)(const void*), const void* argument, int 
   warps.resize(fibers.size() / kLanes);
   for (const int index : an_order(grid / cluster_size)) {
     cluster = index;
-    cluster_gate = {};
     under_way.clear();
+    races::start(fibers.size(), cluster_size, memory, kMostShared);
+    cluster_gate = {};
     blocks.assign(cluster_size, Block{});
     for (int rank = 0; rank < cluster_size; ++rank) {
       Block& block = blocks[rank];
@@ -365,6 +393,7 @@ inline const char* launch(void (*entry)(const void*), const void* argument, int 
     }
     for (Warp& warp : warps) {
       warp.arrived[0] = warp.arrived[1] = warp.generation = 0;
+      warp.order[0] = warp.order[1] = races::order();
       warp.registers = 65536 / threads / 8 * 8;
     }
     for (size_t i = 0; i < fibers.size(); ++i) {
@@ -397,7 +426,7 @@ inline const char* launch(void (*entry)(const void*), const void* argument, int 
 
 inline void __syncthreads() { gpu::barrier(false); }
 inline int __syncthreads_or(int x) { return gpu::barrier(x != 0); }
-inline void __syncwarp() { gpu::exchange<struct Barrier>(0); }
+inline void __syncwarp() { gpu::pass_warp<struct Barrier>(); }
 template <typename T>
 T __shfl_xor_sync(uint32_t, T x, int mask) { return gpu::exchange<struct Shuffle>(x)[(threadIdx.x % 32) ^ mask]; }
 template <typename T>
@@ -451,3 +480,7 @@ T __ldg(const T* pointer) { return *pointer; }
 template <typename T>
 T atomicAdd(T* pointer, T x) { return std::exchange(*pointer, *pointer + x); }
 inline void* __cvta_shared_to_generic(uint32_t address) { return gpu::at(address, 1); }
+
+#ifdef SAGE_RACES
+#include "races_found.h"
+#endif

@@ -10,7 +10,7 @@ inline uint32_t cluster_index() { return gpu::cluster; }
 inline uint32_t cluster_rank() { return gpu::current->block->rank; }
 inline uint32_t cluster_size() { return gpu::blocks.size(); }
 inline void cluster_sync() { gpu::pass(gpu::cluster_gate, gpu::fibers.size()); }
-inline void cluster_sync_relaxed() { cluster_sync(); }
+inline void cluster_sync_relaxed() { gpu::pass(gpu::cluster_gate, gpu::fibers.size(), /*orders=*/false); }
 
 // The same place in a block's memory.
 inline uint32_t cluster_address(uint32_t address, uint32_t rank) { return address % (1u << gpu::kRankBit) | rank << gpu::kRankBit; }

@@ -24,6 +24,7 @@ inline Mbarrier& own_mbarrier(uint32_t address) {
 
 inline void complete_if_all_is_there(Mbarrier& barrier) {
   if (barrier.missing > 0 || barrier.bytes != 0) return;
+  races::all_have_come(barrier.order);
   barrier.missing = barrier.arrivals;
   barrier.waited_for = false;
   ++barrier.phase;
@@ -38,6 +39,7 @@ inline void arrive(Mbarrier& barrier) {
   // The PTX ISA asks for it.
   if (barrier.phase > 0 && !barrier.waited_for) fail("arrival at a barrier before anyone has waited for its last phase");
   if (barrier.missing == 0) fail("more arrivals at a barrier than it expects");
+  races::come(barrier.order);
   --barrier.missing;
   complete_if_all_is_there(barrier);
 }
@@ -46,6 +48,8 @@ inline bool try_wait(Mbarrier& barrier, uint32_t parity) {
   if (parity > 1) fail("parity " + std::to_string(parity) + " of a barrier");
   if (barrier.phase % 2 == static_cast<int>(parity)) return false;
   barrier.waited_for = true;
+  races::go_on(barrier.order);
+  races::has_completed(barrier.number, barrier.phase);
   return true;
 }
 
@@ -53,7 +57,7 @@ inline bool try_wait(Mbarrier& barrier, uint32_t parity) {
 template <typename Write>
 void start_bulk_copy(uint32_t destination, uint32_t bytes, uint32_t alignment, uint32_t barrier, const Write& write) {
   if (&block_of(destination) != &block_of(barrier)) fail("copy to another block than its barrier is in");
-  mbarrier(barrier);
+  races::note_copy(at_cluster(destination, bytes, alignment), bytes, mbarrier(barrier).number, mbarrier(barrier).phase + 1, races::here());
   std::memset(at_cluster(destination, bytes, alignment), 0xff, bytes);
   Fiber* starts = current;
   under_way.push_back([=] {
@@ -96,7 +100,9 @@ namespace sage::ptx {
 
 inline void mbarrier_init(uint32_t barrier, int arrivals) {
   gpu::at(barrier, 8);
-  gpu::current->block->mbarriers[barrier] = {arrivals, arrivals, 0, 0, false, gpu::current};
+  auto& mbarriers = gpu::current->block->mbarriers;
+  const uint32_t number = gpu::current->block->rank * 64 + mbarriers.size();
+  mbarriers[barrier] = {arrivals, arrivals, 0, 0, false, gpu::current, number};
 }
 inline void mbarrier_init_fence() {
   for (auto& [address, barrier] : gpu::current->block->mbarriers) {
@@ -120,11 +126,11 @@ inline void mbarrier_wait_unless(uint32_t done, uint32_t barrier, uint32_t parit
 inline void tensor_copy(uint32_t destination, const TensorMap& map, int channel, int token, int head, int batch, uint32_t barrier) {
   gpu::start_tensor_copy(destination, map, {channel, token, head, batch}, barrier);
 }
-inline void proxy_async_fence() {}
+inline void proxy_async_fence() { gpu::races::proxy_fence(); }
 
 inline void named_barrier(int id, int threads) {
   if (id < 1 || id > 15 || threads % gpu::kLanes != 0) gpu::fail("barrier " + std::to_string(id) + " of " + std::to_string(threads) + " threads");
-  gpu::exchange<struct NamedBarrier>(id);  // by warps
+  gpu::exchange<struct NamedBarrier>(id);
   gpu::pass(gpu::current->block->named[id], threads);
 }
 

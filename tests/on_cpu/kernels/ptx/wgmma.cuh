@@ -14,8 +14,10 @@ struct Operand {
   uint32_t start, leading, stride;  // bytes
   uint32_t swizzled;                // bits of a 16-byte chunk's place in a row that are exchanged
   uint32_t row_bytes;
+  const Product& product;
+  uint32_t thread;  // that reads it
 
-  explicit Operand(uint64_t descriptor) {
+  Operand(uint64_t descriptor, const Product& its_product, uint32_t its_thread) : product(its_product), thread(its_thread) {
     const auto field = [&](int bit) { return static_cast<uint32_t>(descriptor >> bit & 0x3fff) * 16; };
     const int mode = descriptor >> 62;
     if (descriptor & 0x3fffc000c000c000 || mode == 0) fail("descriptor of an operand with bits that mean nothing here");
@@ -25,7 +27,9 @@ struct Operand {
   }
   const uint8_t* at(uint32_t offset, uint32_t bytes) const {
     const uint32_t linear = start + offset;
-    return gpu::at((current->block->rank << kRankBit) + (linear ^ (linear >> 7 & swizzled) << 4), bytes);
+    const uint8_t* place = gpu::at((current->block->rank << kRankBit) + (linear ^ (linear >> 7 & swizzled) << 4), bytes);
+    races::note_operand(place, bytes, product.known, thread, product.where);
+    return place;
   }
   // Rows that lie along K: eight, then the next eight.
   const uint8_t* along_k(int row, int byte, uint32_t bytes) const { return at(row / 8 * stride + row % 8 * row_bytes + byte, bytes); }
@@ -51,6 +55,7 @@ inline void start_product(const Product& product, size_t count) {
   }
   ++accumulator_of(fiber, product.d).products;
   fiber.products.back().push_back(product);
+  if (fiber.index.x % kLanes == 0) fiber.products.back().back().known = races::what_is_known();
 }
 
 // By a lane for its warp: a product of the oldest group.
@@ -78,7 +83,7 @@ void multiply_rows(int warp, size_t index, const Add& add) {
     return word;
   };
   if (mine.a == nullptr) {
-    const Operand a(mine.descriptors[0]);
+    const Operand a(mine.descriptors[0], mine, warp * kLanes);
     for (int row = 0; row < 16; ++row) {
       for (int k = 0; k < kInner; k += In::kCount) {
         const uint32_t word = word_of(a.along_k(warp % 4 * 16 + row, k * 4 / In::kCount, 4), 4);
@@ -86,7 +91,7 @@ void multiply_rows(int warp, size_t index, const Add& add) {
       }
     }
   }
-  const Operand b(mine.descriptors[1]);
+  const Operand b(mine.descriptors[1], mine, warp * kLanes);
   for (int k = 0; k < kInner; ++k) {
     for (int n = 0; n < kColumns; ++n) {
       const uint8_t* element = In::kCount == 4 ? b.along_k(n, k, 1) : b.along_n(k, n);
@@ -139,7 +144,9 @@ template <int Pending>
 void wgmma_wait() {
   gpu::together<char>(0, [](auto, auto) {
     const int warp = gpu::current->warp - gpu::warps.data();
+    gpu::races::ignored = true;
     while (gpu::current->products.size() > Pending + 1) gpu::make_products(warp);
+    gpu::races::ignored = false;
   });
   gpu::current->fenced = false;  // what it had to wait for it will read or write
 }
@@ -150,10 +157,10 @@ inline void multiply_integers(int warp, size_t index) {
   gpu::multiply_rows<int8_t, int32_t, 64>(warp, index, [](int32_t(&sums)[8], const auto& left, const auto& right) { add_integers(sums, left, right); });
 }
 inline void wgmma_s8_s8(int32_t (&d)[32], const uint32_t (&a)[4], const Descriptor& b, bool accumulate) {
-  gpu::start_product({multiply_integers, reinterpret_cast<uint32_t*>(d), a, {0, b.bits()}, accumulate}, 32);
+  gpu::start_product({multiply_integers, reinterpret_cast<uint32_t*>(d), a, {0, b.bits()}, accumulate, gpu::races::here()}, 32);
 }
 inline void wgmma_s8_s8(int32_t (&d)[32], const Descriptor& a, const Descriptor& b, bool accumulate) {
-  gpu::start_product({multiply_integers, reinterpret_cast<uint32_t*>(d), nullptr, {a.bits(), b.bits()}, accumulate}, 32);
+  gpu::start_product({multiply_integers, reinterpret_cast<uint32_t*>(d), nullptr, {a.bits(), b.bits()}, accumulate, gpu::races::here()}, 32);
 }
 
 template <typename Element, int N>
@@ -166,7 +173,7 @@ void wgmma_f32(float (&d)[N], const uint32_t (&a)[4], const Descriptor& b) {
       std::copy(exact, exact + 8, sums);
     });
   };
-  gpu::start_product({multiply, reinterpret_cast<uint32_t*>(d), a, {0, b.bits()}, true}, N);
+  gpu::start_product({multiply, reinterpret_cast<uint32_t*>(d), a, {0, b.bits()}, true, gpu::races::here()}, N);
 }
 
 }  // namespace sage::ptx
