@@ -380,7 +380,7 @@ inline const char* launch(void (*entry)(const void*), const void* argument, int 
   for (const int index : an_order(grid / cluster_size)) {
     cluster = index;
     under_way.clear();
-    races::start(fibers.size(), cluster_size, memory, kMostShared);
+    races::start(fibers.size(), cluster_size, memory, kMostShared, bytes < 32768 ? 1 : 4);
     cluster_gate = {};
     blocks.assign(cluster_size, Block{});
     for (int rank = 0; rank < cluster_size; ++rank) {

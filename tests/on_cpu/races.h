@@ -40,7 +40,7 @@ struct Access {
   bool by_engine = false;
   const void* where = nullptr;  // in the code
 };
-struct Cell {  // a byte
+struct Cell {
   Access write;
   std::vector<Access> reads;
 };
@@ -50,7 +50,7 @@ inline std::vector<Known> known;  // by each thread
 inline std::vector<std::vector<Cell>> cells;  // of each block
 inline bool ignored;              // what this program itself accesses
 inline uint8_t *memory, *end;     // of all blocks
-inline uint32_t block_bytes;
+inline uint32_t block_bytes, cell_bytes;
 inline void report(const Access& access, bool is_write, const Access& earlier, bool was_write, uint32_t byte);  // ends the launch
 inline uint32_t this_thread();
 
@@ -58,27 +58,29 @@ inline uint32_t this_thread();
 struct Suspicion {
   Access access, earlier;
   const uint8_t* place;  // null: there is none
-  uint8_t number;
+  uint32_t number;
 };
 inline Suspicion suspicion;
 inline void settle() {
   const Suspicion was = std::exchange(suspicion, {});
-  if (was.place != nullptr && *was.place != was.number) report(was.access, true, was.earlier, true, (was.place - memory) % block_bytes);
+  if (was.place != nullptr && std::memcmp(was.place, &was.number, cell_bytes) != 0) report(was.access, true, was.earlier, true, (was.place - memory) % block_bytes);
 }
 
 inline Known nothing() { return {Clocks(known.size() + kBarriers), Clocks(known.size() + kBarriers)}; }
 inline Order order() { return {nothing(), nothing()}; }
 
-inline void start(size_t threads, size_t blocks, uint8_t* shared, uint32_t bytes) {
+// Each block has `bytes`, `cell` of which are told apart from others.
+inline void start(size_t threads, size_t blocks, uint8_t* shared, uint32_t bytes, uint32_t cell) {
   memory = shared;
   end = shared + blocks * bytes;
   block_bytes = bytes;
+  cell_bytes = cell;
   ignored = false;
   suspicion = {};
   known.assign(threads, {});
   known.assign(threads, nothing());
   for (size_t i = 0; i < threads; ++i) known[i].by_threads[i] = 1;
-  cells.assign(blocks, std::vector<Cell>(bytes));
+  cells.assign(blocks, std::vector<Cell>(bytes / cell));
 }
 
 // Comes to a barrier; all have come; goes on.
@@ -104,14 +106,15 @@ inline bool before(const Access& earlier, bool was_write, bool by_engine, const 
 inline void note(const uint8_t* address, uint32_t bytes, bool is_write, const Access& access, const Known& now) {
   const size_t offset = address - memory;
   std::vector<Cell>& its = cells[offset / block_bytes];
-  for (size_t i = offset % block_bytes; i < offset % block_bytes + bytes; ++i) {
+  const size_t first = offset % block_bytes;
+  for (size_t i = first / cell_bytes; i <= (first + bytes - 1) / cell_bytes; ++i) {
     Cell& cell = its[i];
     if (!before(cell.write, true, access.by_engine, now)) {
       if (is_write && !access.by_engine && !cell.write.by_engine) {
-        const uint8_t* place = address - offset % block_bytes + i;
-        suspicion = {access, cell.write, place, *place};
+        suspicion = {access, cell.write, address - first + i * cell_bytes, 0};
+        std::memcpy(&suspicion.number, suspicion.place, cell_bytes);
       } else {
-        report(access, is_write, cell.write, true, i);
+        report(access, is_write, cell.write, true, i * cell_bytes);
       }
     }
     if (!is_write) {
@@ -121,7 +124,7 @@ inline void note(const uint8_t* address, uint32_t bytes, bool is_write, const Ac
       continue;
     }
     for (const Access& read : cell.reads) {
-      if (!before(read, false, access.by_engine, now)) report(access, true, read, false, i);
+      if (!before(read, false, access.by_engine, now)) report(access, true, read, false, i * cell_bytes);
     }
     cell.write = access;
     cell.reads.clear();
@@ -155,7 +158,7 @@ struct Known {};
 struct Order {};
 inline bool ignored;
 inline Order order() { return {}; }
-inline void start(size_t, size_t, uint8_t*, uint32_t) {}
+inline void start(size_t, size_t, uint8_t*, uint32_t, uint32_t) {}
 inline void come(Order&) {}
 inline void all_have_come(Order&) {}
 inline void go_on(const Order&) {}
