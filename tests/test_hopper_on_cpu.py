@@ -41,7 +41,9 @@ def judged(tmp_path_factory: pytest.TempPathFactory) -> Kernels:
     return Kernels(tmp_path_factory.mktemp("races"), "sm_90a", races=True)
 
 
-def case(batch: int, q_heads: int, kv_heads: int, qo_len: int, kv_len: int, head_dim: int, v_head_dim: int, **options: Any) -> Case:
+def case(
+    batch: int, q_heads: int, kv_heads: int, qo_len: int, kv_len: int, head_dim: int, v_head_dim: int, **options: Any
+) -> Case:
     """Inputs of the dtype that kernels of the head_dim are compiled for."""
     dtype = TYPES[64 if head_dim <= 64 else 128 if head_dim <= 128 else 256]
     tensors = inputs(batch, q_heads, kv_heads, qo_len, kv_len, head_dim, v_head_dim)
@@ -115,7 +117,9 @@ CASES = {
     "mask, causal": case(1, 2, 1, 380, 333, 128, 128, attn_mask=seen(380, 333), is_causal=True),
     "mask, 64": case(1, 3, 1, 150, 700, 64, 64, attn_mask=seen(150, 700)),
     "mask, 256": case(1, 2, 1, 250, 200, 256, 200, attn_mask=seen(250, 200)),
-    "mask, many keys": case(1, 1, 1, 70, 64 * 33, 64, 64, attn_mask=padding(1, 64 * 33, [64 * 33]) & (torch.arange(64 * 33) % 640 < 70)),
+    "mask, many keys": case(
+        1, 1, 1, 70, 64 * 33, 64, 64, attn_mask=padding(1, 64 * 33, [64 * 33]) & (torch.arange(64 * 33) % 640 < 70)
+    ),
     "padding": case(3, 2, 1, 200, 333, 128, 128, attn_mask=padding(3, 333, [333, 70, 0])),
     "all is hidden": case(1, 1, 1, 70, 130, 64, 64, attn_mask=torch.zeros(70, 130, dtype=torch.bool)),
     "strided mask": strided(masked=True),
@@ -135,3 +139,202 @@ def test_kernels_agree_with_the_reference(name: str, hopper: Kernels) -> None:
     for seed in (1, 2):
         for one, other in zip(CASES[name].run(hopper, KERNEL, seed=seed), in_order, strict=True):
             assert torch.equal(fuzz.bits(one), fuzz.bits(other)), seed
+
+
+class Mask(ctypes.Structure):
+    """csrc/kernels/attention/params.h's AttentionMask."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("data", "tiles", "bits")),
+        *((name, ctypes.c_int64) for name in ("batch_stride", "head_stride", "row_stride", "key_stride")),
+        *((f"tiles_{name}_stride", ctypes.c_int64) for name in ("batch", "head", "row")),
+        *((name, ctypes.c_int32) for name in ("tile_rows", "type")),
+    )
+
+
+class MaskTiles(ctypes.Structure):
+    """csrc/kernels/mask/mask_tiles.h's Params."""
+
+    _fields_ = (
+        ("mask", Mask),
+        *((name, ctypes.c_void_p) for name in ("tiles", "bits")),
+        *((name, ctypes.c_int32) for name in ("heads", "rows", "keys", "causal", "vectors")),
+    )
+
+
+MASK_TYPES = (torch.bool, torch.float16, torch.bfloat16, torch.float32)
+HIDDEN, MIXED, VISIBLE, ADDED = range(4)
+
+
+def look_at(
+    kernels: Kernels, mask: torch.Tensor, rows: int, tile_rows: int, *, bits: bool, causal: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What mask_tiles says of [heads, rows or 1, keys]: [heads, tiles of rows, tiles of keys], and for each tile the words."""
+    keys, size = mask.shape[2], mask.element_size()
+    row_tiles, key_tiles = -(-rows // tile_rows), -(-keys // 64)
+    tiles = torch.full((mask.shape[0], row_tiles, key_tiles), 255, dtype=torch.uint8)
+    words = torch.full((*tiles.shape, 128), -1, dtype=torch.int32)
+    row_stride = 0 if mask.shape[1] == 1 else mask.stride(1) * size
+    told = Mask(mask.data_ptr(), 0, 0, 0, mask.stride(0) * size, row_stride, mask.stride(2) * size)
+    told.tile_rows, told.type = tile_rows, MASK_TYPES.index(mask.dtype)
+    vectors = mask.data_ptr() % 16 == 0 and mask.stride(0) * size % 16 == 0 and row_stride % 16 == 0 and mask.stride(2) == 1
+    params = MaskTiles(told, tiles.data_ptr(), words.data_ptr() if bits else 0, mask.shape[0], rows, keys, causal, vectors)
+    blocks = mask.shape[0] * -(-rows // 128) * -(-key_tiles // (4 // size if size < 4 else 1))
+    launch = ctypes.CDLL(str(kernels.folder / kernels.architecture / "mask_tiles.so")).launch
+    launch.restype = ctypes.c_char_p
+    assert launch(ctypes.byref(params), blocks, 1, 256, 0, 1, None) is None
+    return tiles, words
+
+
+def expected_tiles(
+    mask: torch.Tensor, rows: int, tile_rows: int, *, bits: bool, causal: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same, plainly. Words are those of tiles that are looked at again."""
+    heads, _, keys = mask.shape
+    number = torch.zeros(mask.shape) if mask.dtype == torch.bool else mask.float()
+    hides = -65504.0 if mask.dtype == torch.float16 else -5e5
+    sees = (mask if mask.dtype == torch.bool else ~(number <= hides)).expand(heads, rows, keys)
+    adds = sees & (number != 0)
+    if causal:
+        sees = sees & (torch.arange(keys) <= torch.arange(rows)[:, None])
+    tiles = torch.zeros(heads, -(-rows // tile_rows), -(-keys // 64), dtype=torch.uint8)
+    words = torch.zeros(*tiles.shape, 128, dtype=torch.int32)
+    thread, bit = torch.arange(128)[:, None], torch.arange(32)
+    row = thread // 32 * 16 + thread % 32 // 4 + bit // 2 % 2 * 8
+    key = bit // 4 * 8 + thread % 4 * 2 + bit % 2
+    for head, i, j in itertools.product(*(range(size) for size in tiles.shape)):
+        place = head, slice(i * tile_rows, (i + 1) * tile_rows), slice(j * 64, (j + 1) * 64)
+        seen, whole = sees[place], not bits or (j + 1) * 64 <= keys
+        added = bool(adds[place].any())
+        tiles[head, i, j] = (
+            HIDDEN if not seen.any() else ADDED if added and bits else VISIBLE if seen.all() and whole and not added else MIXED
+        )
+        if bits and tiles[head, i, j] in (MIXED, ADDED):
+            padded = torch.zeros(64, 64, dtype=torch.bool)
+            padded[: 64 if rows == 1 else len(seen), : seen.shape[1]] = seen  # a row may stand for all
+            words[head, i, j] = (padded[row, key].long() << bit).sum(1).to(torch.int32)
+    return tiles, words
+
+
+@pytest.mark.parametrize("dtype", MASK_TYPES, ids=str)
+@pytest.mark.parametrize("rows", [1, 70, 200])
+def test_mask_tiles(dtype: torch.dtype, rows: int, hopper: Kernels) -> None:
+    hopper.compile(KERNEL, 64, torch.float16, masked=True)
+    for mask_rows, offset, causal in itertools.product({rows, 1}, (0, 3), (False, True)):
+        numbers = randn(2, mask_rows, 352, seed=offset)[..., offset : offset + 333]
+        hidden = randn(2, mask_rows, 333, seed=5) > 0
+        hidden[..., :64], hidden[1, :, 64:140], hidden[0, :, 256:] = False, True, False
+        numbers[0, :, :70] = 0
+        mask = torch.zeros(2, mask_rows, 352, dtype=dtype)[..., offset : offset + 333]
+        mask.copy_(~hidden if dtype == torch.bool else numbers.masked_fill(hidden, -math.inf))
+        for tile_rows, bits in ((64, True), (128, False)):
+            if (bits and dtype == torch.float32) or (causal and (rows == 1 or not bits)):
+                continue  # not asked for
+            asked = rows if causal else mask_rows
+            tiles, words = look_at(hopper, mask, asked, tile_rows, bits=bits, causal=causal)
+            expected, expected_words = expected_tiles(mask, asked, tile_rows, bits=bits, causal=causal)
+            assert torch.equal(tiles, expected)
+            read = (expected == MIXED) | (expected == ADDED)
+            assert not bits or torch.equal(words[read], expected_words[read])
+
+
+@pytest.mark.parametrize("name", ["many tiles", "many pairs", "causal, 256", "packed", "mask", "added"])
+def test_accesses_are_ordered(name: str, judged: Kernels) -> None:
+    CASES[name].check(judged, KERNEL)
+
+
+# In the kernels' sources: a text, what it becomes, the call, and words of the error that follows (empty: or another result).
+FAULTS = {
+    "start": ("attend.cuh", "    ptx::mbarrier_init_fence();\n", "", "many pairs", "need not be seen"),
+    "end": ("attend.cuh", "  ptx::cluster_sync();", "", "many pairs", "of a block that has ended"),
+    "count": (
+        "attend.cuh",
+        "Config::kConsumerWarps * ptx::cluster_size()",
+        "Config::kConsumerWarps",
+        "many pairs",
+        "more arrivals",
+    ),
+    "stage": (
+        "attend.cuh",
+        "    ptx::mbarrier_wait_unless(ready, shared.address + Shared::kFull + ring.stage * 8, ring.parity);\n",
+        "",
+        "many pairs",
+        "",
+    ),
+    "product": (
+        "attend.cuh",
+        "ptx::wgmma_wait<1>();",
+        "ptx::wgmma_wait<2>();",
+        "many pairs",
+        "registers that a product will write",
+    ),
+    "overlap": ("attend.cuh", "if (p.lse != nullptr) ptx::grid_dependency_wait();", "", "many pairs", ""),
+}
+# The same, that only `judged` sees.
+UNORDERED = {
+    "lanes": ("attend.cuh", "const auto leave_stage = [&] {\n    __syncwarp();", "const auto leave_stage = [&] {", "mask"),
+    "proxies": ("attend.cuh", "      ptx::proxy_async_fence();\n", "", "causal, 256"),
+}
+
+
+def with_fault(kernels: Kernels, folder: Path, file: str, text: str, other: str) -> Kernels:
+    """The same but for a text, which a source has once."""
+    faulty = Kernels(folder, kernels.architecture, folder / "csrc", races=kernels.races)
+    shutil.copytree(CSRC, faulty.csrc)
+    path = faulty.csrc / "kernels" / "attention" / "wgmma" / file
+    source = path.read_text(encoding="utf-8")
+    assert source.count(text) == 1
+    path.write_text(source.replace(text, other), encoding="utf-8")
+    # Those before it stay as they are.
+    ready = kernels.folder / kernels.architecture
+    shutil.copytree(ready, folder / kernels.architecture, ignore=shutil.ignore_patterns(f"{KERNEL}*"))
+    return faulty
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_faults_are_seen(name: str, hopper: Kernels, tmp_path: Path) -> None:
+    file, text, other, call, words = FAULTS[name]
+    right = [fuzz.bits(x) for x in CASES[call].run(hopper, KERNEL)]
+    faulty = with_fault(hopper, tmp_path, file, text, other)
+    try:
+        found = [CASES[call].run(faulty, KERNEL, seed=seed) for seed in range(4)]
+    except RuntimeError as error:
+        assert words in str(error)
+    else:
+        assert not words
+        assert not all(torch.equal(fuzz.bits(x), y) for some in found for x, y in zip(some, right, strict=True))
+
+
+@pytest.mark.parametrize("name", UNORDERED)
+def test_unordered_accesses_are_seen(name: str, judged: Kernels, tmp_path: Path) -> None:
+    file, text, other, call = UNORDERED[name]
+    CASES[call].run(judged, KERNEL)
+    with pytest.raises(RuntimeError, match="unordered accesses to byte .* of shared memory"):
+        CASES[call].run(with_fault(judged, tmp_path, file, text, other), KERNEL)
+
+
+def able(problem: Problem) -> bool:
+    """Whether the kernels take a problem, and are among those that these tests compile."""
+    sizes = problem.q.shape[-1], problem.v.shape[-1]
+    dtype = torch.bfloat16 if problem.q.dtype == torch.float32 else problem.q.dtype
+    taken = all(size % 8 == 0 for size in sizes) and not dispatch.is_other_mask(problem.mask, problem.q)
+    return taken and max(sizes) <= 128 and TYPES[64 if max(sizes) <= 64 else 128] == dtype
+
+
+def test_random_calls(hopper: Kernels, monkeypatch: pytest.MonkeyPatch) -> None:
+    seeds = itertools.count()
+    monkeypatch.setattr(_ops, "_attention", lambda *arguments: hopper.attention(*arguments, seed=next(seeds)))
+    monkeypatch.setattr(_ops, "_attention_varlen", lambda *arguments: hopper.attention_varlen(*arguments, seed=next(seeds)))
+    monkeypatch.setattr(fuzz, "kernels", lambda device, problem: [KERNEL] * 9 if able(problem) else [])
+    calls = 0
+
+    def run(call: fuzz.Call, problem: Problem, exact: Exact) -> torch.Tensor:
+        nonlocal calls
+        if call.kernel != KERNEL:
+            return torch.zeros(len(fuzz.FIGURES) + 1, dtype=torch.float64)
+        calls += 1
+        return fuzz.one(call, problem, exact)
+
+    failures = [failure for seed in range(FIRST, FIRST + PROBLEMS) for failure in fuzz.solve(seed, "cpu", run).failures]
+    assert calls >= PROBLEMS / 6
+    assert not failures, "\n".join(fuzz.report(failure, "cpu") for failure in failures)

@@ -2,7 +2,7 @@
 // which take turns where they wait for each other. So device code runs as it is, but for csrc/kernels/ptx/, in whose place stand the headers
 // beside this one.
 //
-// Whatever order the GPU may choose must do: with a seed, warps and lanes come in random order, a warp going on until it can go no
+// Whatever order the GPU may choose must do: with a seed, warps and lanes come in random order, a warp mostly going on until it can go no
 // further, and some warps, and lanes, are slow; what happens by itself, as copies do, happens as late as it may. Faults end the launch, and the kernel's
 // caller is told: accesses outside of shared memory, misaligned ones, lanes of a warp at different instructions, and waiting for ever.
 #pragma once
@@ -143,7 +143,8 @@ inline std::vector<Block> blocks;  // of the cluster
 inline Gate cluster_gate;
 inline unsigned cluster;
 inline std::vector<std::function<void()>> under_way;  // what happens by itself
-inline const char* (*before)();  // makes the launch before this one, of which it need not have seen the end; null: it has been made
+inline const char* (*before)();  // makes the launch before this one, whose end this one need not have seen; null: it has been made
+inline int ends_seen;            // of such launches
 inline Fiber* current;
 inline jmp_buf scheduler;
 inline void (*kernel)(const void* params);
@@ -318,7 +319,7 @@ inline std::vector<int> an_order(int count) {
   return order;
 }
 
-// Lets warps go on until they can go no further, but for some of the slow threads. Whether anything has moved.
+// Lets warps go on until they can go no further, or at random no longer, but for some of the slow threads. Whether anything has moved.
 inline bool let_go_on(const std::vector<bool>& slow) {
   bool moved = false;
   for (const int warp : an_order(warps.size())) {
@@ -332,6 +333,7 @@ inline bool let_go_on(const std::vector<bool>& slow) {
         if (!failure.empty()) return true;
         more = moved = true;
       }
+      if (!in_order && random_numbers() % 8 == 0) break;
     }
   }
   return moved;
@@ -347,6 +349,13 @@ inline void let_happen() {
   races::ignored = false;
 }
 
+// The launch before this one.
+inline void make_the_one_before() {
+  const char* its_failure = std::exchange(before, nullptr)();
+  if (its_failure != nullptr) failure = its_failure;
+  ++ends_seen;
+}
+
 inline void run_cluster() {
   const std::vector<bool> none(fibers.size());
   std::vector<bool> slow = none;
@@ -357,7 +366,9 @@ inline void run_cluster() {
   while (failure.empty()) {
     if (let_go_on(slow) || let_go_on(none)) continue;
     const auto left = std::find_if(fibers.begin(), fibers.end(), [](const Fiber& fiber) { return !fiber.done; });
+    const bool waits_for_launch = std::any_of(fibers.begin(), fibers.end(), [](const Fiber& fiber) { return !fiber.done && fiber.waits_for == &ends_seen; });
     if (!under_way.empty() && left != fibers.end()) let_happen();
+    else if (waits_for_launch && before != nullptr) make_the_one_before();
     else if (!under_way.empty()) failure = "the end of a cluster before copies have arrived";
     else if (left != fibers.end()) failure = "waiting for ever" + name(*left);
     else return;

@@ -1,4 +1,4 @@
-// A kernel that may overlap the one before it is the first to run: that one is made when the first thread waits for it.
+// A kernel that may overlap the one before it is the first to run: that one is made when no thread can go on without.
 #pragma once
 
 #include "gpu.h"
@@ -7,9 +7,7 @@ namespace sage::ptx {
 
 inline void grid_dependency_launch() {}
 inline void grid_dependency_wait() {
-  if (gpu::before == nullptr) return;
-  const char* failure = std::exchange(gpu::before, nullptr)();
-  if (failure != nullptr) gpu::fail(failure);
+  if (gpu::before != nullptr) gpu::wait(gpu::ends_seen, gpu::ends_seen);
 }
 
 }  // namespace sage::ptx

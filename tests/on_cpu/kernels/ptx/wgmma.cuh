@@ -84,10 +84,11 @@ void multiply_rows(int warp, size_t index, const Add& add) {
   };
   if (mine.a == nullptr) {
     const Operand a(mine.descriptors[0], mine, warp * kLanes);
-    for (int row = 0; row < 16; ++row) {
+    // Which warp of the four reads which rows is not said: they may be any.
+    for (int row = 0; row < 64; ++row) {
       for (int k = 0; k < kInner; k += In::kCount) {
-        const uint32_t word = word_of(a.along_k(warp % 4 * 16 + row, k * 4 / In::kCount, 4), 4);
-        for (int i = 0; i < In::kCount; ++i) left[row][k + i] = In::get(word, i);
+        const uint32_t word = word_of(a.along_k(row, k * 4 / In::kCount, 4), 4);
+        for (int i = 0; i < In::kCount && row / 16 == warp % 4; ++i) left[row % 16][k + i] = In::get(word, i);
       }
     }
   }
