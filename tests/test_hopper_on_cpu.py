@@ -113,7 +113,7 @@ CASES = {
     "NaN": not_numbers(),
     "large V": Case(randn(1, 1, 40, 64).half(), randn(1, 1, 70, 64, seed=1).half(), torch.full((1, 1, 70, 64), 60000.0).half()),
     # Masks of each kind of row and of tile.
-    "mask": case(1, 2, 1, 380, 333, 128, 128, attn_mask=seen(380, 333, 2)),
+    "mask": case(1, 4, 2, 380, 333, 128, 128, attn_mask=seen(380, 333, 4)),
     "mask, causal": case(1, 2, 1, 380, 333, 128, 128, attn_mask=seen(380, 333), is_causal=True),
     "mask, 64": case(1, 3, 1, 150, 700, 64, 64, attn_mask=seen(150, 700)),
     "mask, 256": case(1, 2, 1, 250, 200, 256, 200, attn_mask=seen(250, 200)),
@@ -296,20 +296,20 @@ def test_faults_are_seen(name: str, hopper: Kernels, tmp_path: Path) -> None:
     file, text, other, call, words = FAULTS[name]
     right = [fuzz.bits(x) for x in CASES[call].run(hopper, KERNEL)]
     faulty = with_fault(hopper, tmp_path, file, text, other)
+    message, found = "", []
     try:
         found = [CASES[call].run(faulty, KERNEL, seed=seed) for seed in range(4)]
     except RuntimeError as error:
-        assert words in str(error)
-    else:
-        assert not words
-        assert not all(torch.equal(fuzz.bits(x), y) for some in found for x, y in zip(some, right, strict=True))
+        message = str(error)
+    assert words in message
+    assert message or not all(torch.equal(fuzz.bits(x), y) for some in found for x, y in zip(some, right, strict=True))
 
 
 @pytest.mark.parametrize("name", UNORDERED)
 def test_unordered_accesses_are_seen(name: str, judged: Kernels, tmp_path: Path) -> None:
     file, text, other, call = UNORDERED[name]
     CASES[call].run(judged, KERNEL)
-    with pytest.raises(RuntimeError, match="unordered accesses to byte .* of shared memory"):
+    with pytest.raises(RuntimeError, match="unordered accesses to byte"):
         CASES[call].run(with_fault(judged, tmp_path, file, text, other), KERNEL)
 
 

@@ -320,7 +320,7 @@ inline std::vector<int> an_order(int count) {
 }
 
 // Lets warps go on until they can go no further, or at random no longer, but for some of the slow threads. Whether anything has moved.
-inline bool let_go_on(const std::vector<bool>& slow) {
+inline bool let_go_on(const std::vector<bool>& slow, unsigned slowness) {
   bool moved = false;
   for (const int warp : an_order(warps.size())) {
     const std::vector<int> lanes = an_order(kLanes);
@@ -328,7 +328,7 @@ inline bool let_go_on(const std::vector<bool>& slow) {
       more = false;
       for (const int lane : lanes) {
         Fiber& fiber = fibers[warp * kLanes + lane];
-        if (!fiber.can_go_on() || (slow[warp * kLanes + lane] && random_numbers() % 16 != 0)) continue;
+        if (!fiber.can_go_on() || (slow[warp * kLanes + lane] && random_numbers() % slowness != 0)) continue;
         resume(fiber);
         if (!failure.empty()) return true;
         more = moved = true;
@@ -357,6 +357,7 @@ inline void make_the_one_before() {
 }
 
 inline void run_cluster() {
+  const unsigned slowness = 4u << random_numbers() % 8;
   const std::vector<bool> none(fibers.size());
   std::vector<bool> slow = none;
   for (size_t warp = 0; warp < warps.size() && !in_order; ++warp) {
@@ -364,7 +365,7 @@ inline void run_cluster() {
     for (int lane = 0; lane < kLanes; ++lane) slow[warp * kLanes + lane] = kind == 0 || (kind == 1 && random_numbers() % 2 == 0);
   }
   while (failure.empty()) {
-    if (let_go_on(slow) || let_go_on(none)) continue;
+    if (let_go_on(slow, slowness) || let_go_on(none, 1)) continue;
     const auto left = std::find_if(fibers.begin(), fibers.end(), [](const Fiber& fiber) { return !fiber.done; });
     const bool waits_for_launch = std::any_of(fibers.begin(), fibers.end(), [](const Fiber& fiber) { return !fiber.done && fiber.waits_for == &ends_seen; });
     if (!under_way.empty() && left != fibers.end()) let_happen();

@@ -28,7 +28,8 @@ inline std::string place_of(const void* where) {
 
 inline std::string describe(const Access& access, bool is_write) {
   const std::string by = access.who >= known.size() ? " by the copy engine" : (access.by_engine ? " by tensor cores for" : " by") + name(fibers[access.who]).substr(3);
-  return (is_write ? "a write" : "a read") + by + " at " + place_of(access.where);
+  const std::string place = place_of(access.where);
+  return (is_write ? "a write" : "a read") + by + (place.empty() ? "" : " at ") + place;
 }
 inline void report(const Access& access, bool is_write, const Access& earlier, bool was_write, uint32_t byte) {
   fail("unordered accesses to byte " + std::to_string(byte) + " of shared memory: " + describe(access, is_write) + ", and before it " +

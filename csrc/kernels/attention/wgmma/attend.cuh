@@ -226,9 +226,8 @@ __device__ __forceinline__ void consume(const Config::Params& p, const Memory& s
       wait_full();
       leave_stage();
     }
-    // Before the next tile's Q overwrites what slower warps of the group, or lanes of the warp, still read of this one's.
+    // Before the next tile's Q overwrites what slower warps of the group still read of this one's.
     if constexpr (!Config::kKeepQ) ptx::named_barrier(1 + group, 128);
-    else __syncwarp();
   }
 }
 
