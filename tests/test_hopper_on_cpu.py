@@ -252,7 +252,7 @@ FAULTS = {
         "Config::kConsumerWarps * ptx::cluster_size()",
         "Config::kConsumerWarps",
         "many pairs",
-        "more arrivals",
+        "arrival",
     ),
     "stage": (
         "attend.cuh",

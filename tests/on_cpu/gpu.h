@@ -3,8 +3,9 @@
 // beside this one.
 //
 // Whatever order the GPU may choose must do: with a seed, warps and lanes come in random order, a warp mostly going on until it can go no
-// further, and some warps, and lanes, are slow; what happens by itself, as copies do, happens as late as it may. Faults end the launch, and the kernel's
-// caller is told: accesses outside of shared memory, misaligned ones, lanes of a warp at different instructions, and waiting for ever.
+// further, and some warps, and lanes, are slow; what happens by itself, as copies do, happens when no thread, or none but slow ones, can go
+// on. Faults end the launch, and the kernel's caller is told: accesses outside of shared memory, misaligned ones, lanes of a warp at different
+// instructions, and waiting for ever.
 #pragma once
 
 #include <setjmp.h>
@@ -357,15 +358,20 @@ inline void make_the_one_before() {
 }
 
 inline void run_cluster() {
-  const unsigned slowness = 4u << random_numbers() % 8;
+  const unsigned slowness = 4u << random_numbers() % 8, rarity = 2u << random_numbers() % 5;
   const std::vector<bool> none(fibers.size());
   std::vector<bool> slow = none;
   for (size_t warp = 0; warp < warps.size() && !in_order; ++warp) {
-    const unsigned kind = random_numbers() % 4;  // a slow warp, one with slow lanes, or one of two without
+    const unsigned kind = random_numbers() % rarity;  // 0: a slow warp, 1: one with slow lanes
     for (int lane = 0; lane < kLanes; ++lane) slow[warp * kLanes + lane] = kind == 0 || (kind == 1 && random_numbers() % 2 == 0);
   }
   while (failure.empty()) {
-    if (let_go_on(slow, slowness) || let_go_on(none, 1)) continue;
+    if (let_go_on(slow, slowness)) continue;
+    if (!in_order && !under_way.empty() && random_numbers() % 2 == 0) {
+      let_happen();
+      continue;
+    }
+    if (let_go_on(slow, 2) || let_go_on(none, 1)) continue;
     const auto left = std::find_if(fibers.begin(), fibers.end(), [](const Fiber& fiber) { return !fiber.done; });
     const bool waits_for_launch = std::any_of(fibers.begin(), fibers.end(), [](const Fiber& fiber) { return !fiber.done && fiber.waits_for == &ends_seen; });
     if (!under_way.empty() && left != fibers.end()) let_happen();
