@@ -31,14 +31,15 @@ BEFORE = {
     "sm80_qk_int8_pv_f16_accum_f16": ("quant_k_int8", "quant_v_f16"),
     "sm89_qk_int8_pv_f8": ("quant_k_int8", "quant_v_f8"),
     "sm89_qk_int8_pv_f8_accum_f16": ("quant_k_int8", "quant_v_f8"),
+    "sm90_qk_int8_pv_f16": ("quant_k_int8",),
     "sm120_qk_fp4_pv_fp4": ("means", "quant_kv_fp4"),
 }
 TYPES = {torch.float16: ("fp16", "__half"), torch.bfloat16: ("bf16", "__nv_bfloat16")}
 Result = tuple[torch.Tensor, torch.Tensor]
 
 
-def compile_for_cpu(source: str, target: Path, options: list[str]) -> None:
-    """Make a library of a file of tests/on_cpu/. The test is skipped where there is no compiler that can.
+def compile_for_cpu(source: str, target: Path, options: list[str], *, races: bool = False) -> None:
+    """Make a library of a file of tests/on_cpu/, which with `races` is races.h's. The test is skipped where there is no compiler that can.
 
     Raises:
         RuntimeError: the source is faulty; the compiler's words.
@@ -48,6 +49,10 @@ def compile_for_cpu(source: str, target: Path, options: list[str]) -> None:
         pytest.skip("no g++ here: install it")
     # Multiplications and additions are fused, as nvcc does it. jmp_buf's fortified functions take a fiber's stack for a broken one.
     general = ["-std=c++20", "-O1", "-march=native", "-ffp-contract=fast", "-U_FORTIFY_SOURCE", "-w", "-fPIC", "-shared"]
+    if races:
+        # With the first option, what the last two call is not taken from the compiler's library.
+        general += ["-nodefaultlibs", "-lstdc++", "-lm", "-lc", "-lgcc_s", "-g", "-DSAGE_RACES"]
+        general += ["-fsanitize=thread", "--param=tsan-instrument-func-entry-exit=0"]
     command = [
         compiler,
         *general,
@@ -87,19 +92,21 @@ class Kernels:
     """Those of one architecture, compiled when they are first asked for.
 
     folder: for what is compiled. architecture: sm_NN, whose `__CUDA_ARCH__` the sources see. csrc: where those are; the host's code is
-    this checkout's in any case.
+    this checkout's in any case. races: accesses to shared memory that no barrier orders are errors too (tests/on_cpu/races.h), and
+    a call takes twenty times as long.
     """
 
-    def __init__(self, folder: Path, architecture: str, csrc: Path = CSRC) -> None:
-        self.folder, self.architecture, self.csrc = folder, architecture, csrc
+    def __init__(self, folder: Path, architecture: str, csrc: Path = CSRC, *, races: bool = False) -> None:
+        self.folder, self.architecture, self.csrc, self.races = folder, architecture, csrc, races
 
     def compile(self, kernel: str, head_dim: int, dtype: torch.dtype, *, masked: bool) -> None:
         """What a call of an attention kernel launches."""
         head_dim = 64 if head_dim <= 64 else 128 if head_dim <= 128 else 256
+        variant = f"{kernel}_masked" if masked and f"{kernel}_masked" in SOURCES else kernel
         suffix, element = TYPES[dtype]
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             waited_for = [pool.submit(operators)]
-            for stem in (kernel, *BEFORE[kernel], *(["mask_tiles"] if masked else [])):
+            for stem in (variant, *BEFORE[kernel], *(["mask_tiles"] if masked else [])):
                 instance = f"{stem}-d{head_dim}-{suffix}" if "head_dim" in SOURCES[stem] else stem
                 path = self.folder / self.architecture / f"{instance}.so"
                 if path.is_file():
@@ -107,23 +114,24 @@ class Kernels:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 source = SOURCES[stem]["source"]
                 given = {
-                    "__CUDA_ARCH__": f"{self.architecture[3:]}0",
+                    "__CUDA_ARCH__": f"{self.architecture[3:].rstrip('a')}0",
                     "SAGE_HEAD_DIM": head_dim,
                     "SAGE_DTYPE": element,
                     "KERNEL": stem,
                     "KERNEL_SOURCE": f'"kernels/{source}"',
-                    "__shared__": "" if source.startswith("attention/") else "static",  # attention's is dynamic
+                    # Attention's is dynamic.
+                    "__shared__": "" if source.startswith("attention/") else 'static __attribute__((section("shared_memory")))',
                 }
                 options = [f"-I{self.csrc}", "-fvisibility=hidden", *(f"-D{name}={value}" for name, value in given.items())]
-                waited_for.append(pool.submit(compile_for_cpu, "launch.cpp", path, options))
+                waited_for.append(pool.submit(compile_for_cpu, "launch.cpp", path, options, races=self.races))
             for done in waited_for:
                 done.result()
 
     def copy(self, folder: Path, *but: str) -> Kernels:
         """The same kernels in another folder, and a copy of their sources for the test to change, of which kernels `but` are compiled anew."""
-        others = shutil.ignore_patterns(*(f"{kernel}-*" for kernel in but))
+        others = shutil.ignore_patterns(*(f"{kernel}*" for kernel in but))
         shutil.copytree(self.folder / self.architecture, folder / self.architecture, ignore=others)
-        return Kernels(folder, self.architecture, shutil.copytree(self.csrc, folder / "csrc"))
+        return Kernels(folder, self.architecture, shutil.copytree(self.csrc, folder / "csrc"), races=self.races)
 
     def change(self, file: str, text: str, other: str) -> None:
         """Of a source below kernels/ that has the text once."""
@@ -211,12 +219,12 @@ class Case:
             return kernels.attention_varlen(*self.tensors, *o["cu_seqlens"], 0, 0, o["sm_scale"], options, seed=seed)
         return kernels.attention(*self.tensors, o["attn_mask"], o["sm_scale"], options, seed=seed)
 
-    def check(self, kernels: Kernels, kernel: str, largest: float = 1e-3) -> None:
+    def check(self, kernels: Kernels, kernel: str, largest: float = 1e-3, *, seed: int = 0) -> None:
         """Hold the kernel to the reference: a relative L1 distance, and 0.02 in log-sum-exp.
 
         Sums in another order now and then make a mean's element its neighbour, and with it a number's code.
         """
-        (out, lse), (expected, expected_lse) = self.run(kernels, kernel), self.expected(kernel)
+        (out, lse), (expected, expected_lse) = self.run(kernels, kernel, seed=seed), self.expected(kernel)
         seen, finite = expected.isfinite(), expected_lse.isfinite()
         assert torch.equal(out.isfinite(), seen)
         assert torch.equal(lse.isfinite(), finite)

@@ -421,7 +421,10 @@ def test_a_damaged_build_record(tmp_path: Path, content: str | None) -> None:
     path = tmp_path / "_build.json"
     if content is not None:
         path.write_text(content, encoding="utf-8")
-    with pytest.raises(ImportError, match=r"_build\.json is missing or damaged .*run\.py build --package sageattention --cuda 12\.8.* or reinstall"):
+    with pytest.raises(
+        ImportError,
+        match=r"_build\.json is missing or damaged .*run\.py build --package sageattention --cuda 12\.8.* or reinstall",
+    ):
         _library.read_build(path)
 
 

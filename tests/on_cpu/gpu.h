@@ -1,8 +1,11 @@
-// What kernels use of CUDA, on the CPU: a block of threads after the other, a fiber for each of its threads, which take turns where they wait
-// for each other. So device code runs as it is, but for csrc/kernels/ptx/, in whose place stand the headers beside this one.
+// What kernels use of CUDA, on the CPU: a cluster of blocks of threads (mostly one block) after the other, a fiber for each of its threads,
+// which take turns where they wait for each other. So device code runs as it is, but for csrc/kernels/ptx/, in whose place stand the headers
+// beside this one.
 //
-// Whatever order the GPU may choose must do: with a seed, warps and lanes come in random order, a warp going on until it can go no
-// further. Faults end the launch, and the kernel's caller is told: accesses outside of shared memory, misaligned ones, and waiting for ever.
+// Whatever order the GPU may choose must do: with a seed, warps and lanes come in random order, a warp mostly going on until it can go no
+// further, and some warps, and lanes, are slow; what happens by itself, as copies do, happens when no thread, or none but slow ones, can go
+// on. Faults end the launch, and the kernel's caller is told: accesses outside of shared memory, misaligned ones, lanes of a warp at different
+// instructions, and waiting for ever.
 #pragma once
 
 #include <setjmp.h>
@@ -13,12 +16,16 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
+#include <map>
 #include <memory>
 #include <random>
 #include <string>
 #include <type_traits>
 #include <utility>
 #include <vector>
+
+#include "races.h"
 
 #define __device__
 #define __host__
@@ -52,8 +59,40 @@ struct Index { unsigned x; };
 struct Warp {
   alignas(16) unsigned char given[2][kLanes][64];
   alignas(16) unsigned char made[2][kLanes][64];
+  const void* instruction[2];
   int arrived[2];
   int generation;
+  races::Order order[2];
+  int registers;  // of each lane
+};
+
+// Where threads wait until so many have come.
+struct Gate {
+  int arrived = 0, generation = 0;
+  races::Order order = races::order();
+};
+
+// In shared memory.
+struct Mbarrier {
+  int arrivals, missing;  // in each phase, and yet to come in this one
+  int64_t bytes;          // that are expected of copies
+  int phase;              // how many have completed
+  bool waited_for;        // the last of those
+  const void* hidden_from_all_but;  // the thread that has initialised it, until its fence
+  uint32_t number;
+  races::Order order = races::order();
+};
+
+struct Block {
+  Index index;
+  unsigned rank;  // in its cluster
+  uint8_t* shared;
+  int living;     // threads that have not ended
+  Gate gate;
+  int any[2];
+  Gate named[16];
+  int free_registers;
+  std::map<uint32_t, Mbarrier> mbarriers;  // by address
 };
 
 // 16 bytes on their way to shared memory.
@@ -62,51 +101,96 @@ struct Copy {
   const void* source;  // null: zeros
 };
 
+// A product of tensor cores that has been started, as a lane knows it.
+struct Product {
+  void (*multiply)(int warp, size_t product);
+  uint32_t* d;        // not to be touched until it is done, nor is A
+  const uint32_t* a;  // null: in shared memory
+  uint64_t descriptors[2];  // of A there, and of B
+  bool accumulate;
+  const void* where;  // in the code
+  races::Known known;
+};
+
+// Registers that products under way will write.
+struct Accumulator {
+  uint32_t* d;
+  std::vector<uint32_t> values;  // so far
+  int products;                  // under way
+};
+
 struct Fiber {
   ucontext_t first;
   jmp_buf next;
   std::unique_ptr<char[]> stack;
   Index index;
+  Block* block;
   Warp* warp;
   int set;
   bool started, done;
   const int* waits_for;  // to be other than it was
   int was;
   std::vector<std::vector<Copy>> copies;  // groups of them, the last one not committed
+  std::vector<std::vector<Product>> products;  // the same
+  std::vector<Accumulator> accumulators;
+  bool fenced;  // registers, for products that follow
 
   bool can_go_on() const { return !done && (waits_for == nullptr || *waits_for != was); }
 };
 
 inline std::vector<Fiber> fibers;
 inline std::vector<Warp> warps;
+inline std::vector<Block> blocks;  // of the cluster
+inline Gate cluster_gate;
+inline unsigned cluster;
+inline std::vector<std::function<void()>> under_way;  // what happens by itself
+inline const char* (*before)();  // makes the launch before this one, whose end this one need not have seen; null: it has been made
+inline int ends_seen;            // of such launches
 inline Fiber* current;
 inline jmp_buf scheduler;
-inline Index block;
-inline int arrived, generation, any[2];
 inline void (*kernel)(const void* params);
 inline const void* params;
 inline std::string failure;
 inline bool in_order;
-inline void (*previous)();  // runs the kernel before this one; null: it has run, or this one may not overlap it
 inline std::minstd_rand random_numbers;
 
-// Shared memory that the launch asks for. Addresses do not start at 0, which is none on a GPU.
-constexpr uint32_t kSharedBase = 1024;
+// Shared memory that the launch asks for; a cluster's blocks have theirs one after the other. Addresses do not start at 0, which is none on
+// a GPU, and say above of which block they are.
+constexpr uint32_t kSharedBase = 1024, kMostShared = 227 * 1024;
+constexpr int kRankBit = 24;
 inline uint8_t* shared;
 inline uint32_t shared_bytes;
 
+inline std::string name(const Fiber& fiber) {
+  return " by thread " + std::to_string(fiber.index.x) + " of block " + std::to_string(fiber.block->index.x);
+}
 [[noreturn]] inline void fail(const std::string& what) {
-  failure = what + " by thread " + std::to_string(current->index.x) + " of block " + std::to_string(block.x);
+  failure = what + name(*current);
   _longjmp(scheduler, 1);
 }
 
-// An access to it.
-inline uint8_t* at(uint32_t address, uint32_t bytes) {
-  if (address % bytes != 0) fail("misaligned access of " + std::to_string(bytes) + " bytes to shared memory");
-  if (address < kSharedBase || address - kSharedBase + uint64_t{bytes} > shared_bytes) {
-    fail("access to byte " + std::to_string(int64_t{address} - kSharedBase) + " of " + std::to_string(shared_bytes) + " of shared memory");
+inline uint32_t own_address(uint32_t offset) { return (current->block->rank << kRankBit) + kSharedBase + offset; }
+inline Block& block_of(uint32_t address) {
+  const uint32_t rank = address >> kRankBit;
+  if (rank >= blocks.size()) fail("access to shared memory of block " + std::to_string(rank) + " of a cluster of " + std::to_string(blocks.size()));
+  return blocks[rank];
+}
+
+// An access to that of any block of the cluster.
+inline uint8_t* at_cluster(uint32_t address, uint32_t bytes, uint32_t alignment) {
+  Block& block = block_of(address);
+  const int64_t offset = int64_t{address % (1u << kRankBit)} - kSharedBase;
+  if (address % alignment != 0) fail("misaligned access of " + std::to_string(bytes) + " bytes to shared memory");
+  if (offset < 0 || offset + bytes > shared_bytes) {
+    fail("access to byte " + std::to_string(offset) + " of " + std::to_string(shared_bytes) + " of shared memory");
   }
-  return shared + (address - kSharedBase);
+  if (block.living == 0) fail("access to shared memory of a block that has ended");
+  return block.shared + offset;
+}
+// To this block's.
+inline uint8_t* at(uint32_t address, uint32_t bytes) {
+  if (&block_of(address) != current->block) fail("access to another block's shared memory");
+  return at_cluster(address, bytes, bytes);
 }
 
 // Goes on when it has changed.
@@ -130,13 +214,16 @@ struct Exchanged {
   void put(int lane, const T& x) { std::memcpy(places[lane], &x, sizeof(T)); }
 };
 
-// Of all lanes' values the last one makes what each is given back: make(given, made).
+// Of all lanes' values the last one makes what each is given back: make(given, made). Each type of `make` is an instruction.
 template <typename Made, typename Given, typename Make>
 Made together(const Given& value, const Make& make) {
   static_assert(sizeof(Given) <= 64 && sizeof(Made) <= 64);
+  static char instruction;
   Warp& warp = *current->warp;
   const int set = current->set, lane = current->index.x % kLanes, before = warp.generation;
   current->set ^= 1;
+  if (warp.arrived[set] > 0 && warp.instruction[set] != &instruction) fail("another instruction than other lanes of the warp have reached");
+  warp.instruction[set] = &instruction;
   Exchanged<Given>{warp.given[set]}.put(lane, value);
   Exchanged<Made> made{warp.made[set]};
   if (++warp.arrived[set] == kLanes) {
@@ -149,25 +236,36 @@ Made together(const Given& value, const Make& make) {
   return made[lane];
 }
 
-// Answers with what all lanes gave.
-template <typename T>
+// Answers with what all lanes gave, in an instruction of this type.
+template <typename Instruction, typename T>
 Exchanged<T> exchange(const T& value) {
   const int set = current->set;
-  together<char>(value, [](auto, auto) {});
+  together<char>(value, [](auto, auto) { static_cast<void>(sizeof(Instruction*)); });
   return {current->warp->given[set]};
 }
 
-inline int barrier(bool x) {
-  const int before = generation;
-  any[before % 2] |= x;
-  if (++arrived == static_cast<int>(fibers.size())) {
-    arrived = 0;
-    any[(before + 1) % 2] = 0;
-    ++generation;
+inline void pass(Gate& gate, int threads, bool orders = true) {
+  const int before = gate.generation;
+  if (orders) races::come(gate.order);
+  if (++gate.arrived == threads) {
+    races::all_have_come(gate.order);
+    gate.arrived = 0;
+    ++gate.generation;
   } else {
-    wait(generation, before);
+    wait(gate.generation, before);
   }
-  return any[before % 2];
+  races::go_on(gate.order);
+}
+
+inline int barrier(bool x) {
+  Block& block = *current->block;
+  int& any = block.any[block.gate.generation % 2];
+  any |= x;
+  const int threads = fibers.size() / blocks.size();
+  // The answer before this one, which all have taken when all have come.
+  if (block.gate.arrived + 1 == threads) block.any[(block.gate.generation + 1) % 2] = 0;
+  pass(block.gate, threads);
+  return any;
 }
 
 // Copies are made as late as they may be: when the thread waits for them.
@@ -187,15 +285,24 @@ inline void wait_for_copies(size_t pending) {
   }
 }
 
-// Until the kernel before has ended. It starts as late as it may: now.
-inline void wait_for_previous() {
-  if (previous != nullptr) std::exchange(previous, nullptr)();
+// The same of a warp's lanes, in an instruction of this type.
+template <typename Instruction>
+void pass_warp() {
+  races::Order& order = current->warp->order[current->set];
+  races::come(order);
+  together<char>(0, [&](auto, auto) {
+    static_cast<void>(sizeof(Instruction*));
+    races::all_have_come(order);
+  });
+  races::go_on(order);
 }
 
 inline void start() {
   kernel(params);
   if (current->copies.size() > 1 || !current->copies.back().empty()) fail("the end before copies have arrived");
+  if (!current->accumulators.empty()) fail("the end before products have been waited for");
   current->done = true;
+  --current->block->living;
   _longjmp(scheduler, 1);
 }
 
@@ -215,65 +322,119 @@ inline std::vector<int> an_order(int count) {
   return order;
 }
 
-inline void run_block() {
-  for (bool left = true; left && failure.empty();) {
-    bool moved = false;
-    left = false;
-    for (const int warp : an_order(warps.size())) {
-      const std::vector<int> lanes = an_order(kLanes);
-      for (bool more = true; more;) {
-        more = false;
-        for (const int lane : lanes) {
-          Fiber& fiber = fibers[warp * kLanes + lane];
-          if (!fiber.can_go_on()) continue;
-          resume(fiber);
-          if (!failure.empty()) return;
-          more = moved = true;
-        }
+// Lets warps go on until they can go no further, or at random no longer, but for some of the slow threads. Whether anything has moved.
+inline bool let_go_on(const std::vector<bool>& slow, unsigned slowness) {
+  bool moved = false;
+  for (const int warp : an_order(warps.size())) {
+    const std::vector<int> lanes = an_order(kLanes);
+    for (bool more = true; more;) {
+      more = false;
+      for (const int lane : lanes) {
+        Fiber& fiber = fibers[warp * kLanes + lane];
+        if (!fiber.can_go_on() || (slow[warp * kLanes + lane] && random_numbers() % slowness != 0)) continue;
+        resume(fiber);
+        if (!failure.empty()) return true;
+        more = moved = true;
       }
+      if (!in_order && random_numbers() % 8 == 0) break;
     }
-    for (const Fiber& fiber : fibers) left |= !fiber.done;
-    if (left && !moved) {
-      current = &*std::find_if(fibers.begin(), fibers.end(), [](const Fiber& fiber) { return !fiber.done; });
-      failure = "waiting for ever by thread " + std::to_string(current->index.x) + " of block " + std::to_string(block.x);
+  }
+  return moved;
+}
+
+// One of the things that happen by themselves.
+inline void let_happen() {
+  const size_t which = in_order ? 0 : random_numbers() % under_way.size();
+  const auto happens = std::move(under_way[which]);
+  under_way.erase(under_way.begin() + which);
+  races::ignored = true;
+  if (_setjmp(scheduler) == 0) happens();
+  races::ignored = false;
+}
+
+// The launch before this one.
+inline void make_the_one_before() {
+  const char* its_failure = std::exchange(before, nullptr)();
+  if (its_failure != nullptr) failure = its_failure;
+  ++ends_seen;
+}
+
+inline void run_cluster() {
+  const unsigned slowness = 4u << random_numbers() % 8, rarity = 2u << random_numbers() % 5;
+  const std::vector<bool> none(fibers.size());
+  std::vector<bool> slow = none;
+  for (size_t warp = 0; warp < warps.size() && !in_order; ++warp) {
+    const unsigned kind = random_numbers() % rarity;  // 0: a slow warp, 1: one with slow lanes
+    for (int lane = 0; lane < kLanes; ++lane) slow[warp * kLanes + lane] = kind == 0 || (kind == 1 && random_numbers() % 2 == 0);
+  }
+  while (failure.empty()) {
+    if (let_go_on(slow, slowness)) continue;
+    if (!in_order && !under_way.empty() && random_numbers() % 2 == 0) {
+      let_happen();
+      continue;
     }
+    if (let_go_on(slow, 2) || let_go_on(none, 1)) continue;
+    const auto left = std::find_if(fibers.begin(), fibers.end(), [](const Fiber& fiber) { return !fiber.done; });
+    const bool waits_for_launch = std::any_of(fibers.begin(), fibers.end(), [](const Fiber& fiber) { return !fiber.done && fiber.waits_for == &ends_seen; });
+    if (!under_way.empty() && left != fibers.end()) let_happen();
+    else if (waits_for_launch && before != nullptr) make_the_one_before();
+    else if (!under_way.empty()) failure = "the end of a cluster before copies have arrived";
+    else if (left != fibers.end()) failure = "waiting for ever" + name(*left);
+    else return;
   }
 }
 
-// Null, or what went wrong. `memory`, of so many bytes, is shared, and NaN before each block of threads. In order blocks come from the last one on:
-// what starts last on a GPU, and may get by without a wait there, here finds the kernel before not run.
-inline const char* launch(void (*entry)(const void*), const void* argument, int grid, int threads, uint8_t* memory, uint32_t bytes,
-                          int seed, void (*run_previous)()) {
+// Null, or what went wrong. A grid of clusters of blocks of threads; a block has `bytes` of shared memory, which is NaN before, a cluster all of `memory`.
+// In order clusters come from the last one on: what starts last on a GPU, and may get by without a wait there, here finds the kernel before not run.
+inline const char* launch(void (*entry)(const void*), const void* argument, int grid, int cluster_size, int threads, uint8_t* memory,
+                          uint32_t bytes, int seed, const char* (*made_before)()) {
   kernel = entry;
   params = argument;
-  previous = run_previous;
   shared = memory;
   shared_bytes = bytes;
   in_order = seed == 0;
   random_numbers.seed(seed);
+  before = made_before;
   failure.clear();
-  fibers.resize(threads);
-  warps.resize(threads / kLanes);
-  for (const int index : an_order(grid)) {
-    block.x = in_order ? grid - 1 - index : index;
-    arrived = generation = any[0] = any[1] = 0;
-    std::memset(memory, 0xff, bytes);
-    for (Warp& warp : warps) warp.arrived[0] = warp.arrived[1] = warp.generation = 0;
-    for (int i = 0; i < threads; ++i) {
+  fibers.resize(threads * cluster_size);
+  warps.resize(fibers.size() / kLanes);
+  for (const int index : an_order(grid / cluster_size)) {
+    cluster = in_order ? grid / cluster_size - 1 - index : index;
+    under_way.clear();
+    races::start(fibers.size(), cluster_size, memory, kMostShared, bytes < 32768 ? 1 : 4);
+    cluster_gate = {};
+    blocks.assign(cluster_size, Block{});
+    for (int rank = 0; rank < cluster_size; ++rank) {
+      Block& block = blocks[rank];
+      block.index.x = cluster * cluster_size + rank;
+      block.rank = rank;
+      block.shared = memory + rank * kMostShared;
+      block.living = threads;
+      std::memset(block.shared, 0xff, bytes);
+    }
+    for (Warp& warp : warps) {
+      warp.arrived[0] = warp.arrived[1] = warp.generation = 0;
+      warp.order[0] = warp.order[1] = races::order();
+      warp.registers = 65536 / threads / 8 * 8;
+    }
+    for (size_t i = 0; i < fibers.size(); ++i) {
       Fiber& fiber = fibers[i];
       if (fiber.stack == nullptr) fiber.stack.reset(new char[kStackBytes]);
-      fiber.index.x = i;
+      fiber.index.x = i % threads;
+      fiber.block = &blocks[i / threads];
       fiber.warp = &warps[i / kLanes];
       fiber.set = 0;
-      fiber.started = fiber.done = false;
+      fiber.started = fiber.done = fiber.fenced = false;
       fiber.waits_for = nullptr;
       fiber.copies.assign(1, {});
+      fiber.products.assign(1, {});
+      fiber.accumulators.clear();
       getcontext(&fiber.first);
       fiber.first.uc_stack.ss_sp = fiber.stack.get();
       fiber.first.uc_stack.ss_size = kStackBytes;
       makecontext(&fiber.first, start, 0);
     }
-    run_block();
+    run_cluster();
     if (!failure.empty()) return failure.c_str();
   }
   return nullptr;
@@ -282,15 +443,15 @@ inline const char* launch(void (*entry)(const void*), const void* argument, int 
 }  // namespace gpu
 
 #define threadIdx (gpu::current->index)
-#define blockIdx (gpu::block)
+#define blockIdx (gpu::current->block->index)
 
 inline void __syncthreads() { gpu::barrier(false); }
 inline int __syncthreads_or(int x) { return gpu::barrier(x != 0); }
-inline void __syncwarp() { gpu::exchange(0); }
+inline void __syncwarp() { gpu::pass_warp<struct Barrier>(); }
 template <typename T>
-T __shfl_xor_sync(uint32_t, T x, int mask) { return gpu::exchange(x)[(threadIdx.x % 32) ^ mask]; }
+T __shfl_xor_sync(uint32_t, T x, int mask) { return gpu::exchange<struct Shuffle>(x)[(threadIdx.x % 32) ^ mask]; }
 template <typename T>
-T __shfl_sync(uint32_t, T x, int lane) { return gpu::exchange(x)[lane]; }
+T __shfl_sync(uint32_t, T x, int lane) { return gpu::exchange<struct Shuffle>(x)[lane]; }
 inline uint32_t __ballot_sync(uint32_t, bool x) {
   return gpu::together<uint32_t>(x, [](auto given, auto made) {
     uint32_t bits = 0;
@@ -311,6 +472,7 @@ To same_bits(const From& x) {
 inline uint32_t __float_as_uint(float x) { return same_bits<uint32_t>(x); }
 inline float __uint_as_float(uint32_t x) { return same_bits<float>(x); }
 inline float __int_as_float(int32_t x) { return same_bits<float>(x); }
+inline int32_t __float_as_int(float x) { return same_bits<int32_t>(x); }
 inline uint32_t __byte_perm(uint32_t x, uint32_t y, uint32_t selector) {
   const uint64_t both = static_cast<uint64_t>(y) << 32 | x;
   uint32_t bits = 0;
@@ -321,6 +483,7 @@ inline uint32_t __umulhi(uint32_t x, uint32_t y) { return static_cast<uint64_t>(
 inline uint32_t __funnelshift_l(uint32_t low, uint32_t high, int shift) {
   return ((static_cast<uint64_t>(high) << 32 | low) << shift) >> 32;
 }
+inline int __ffs(uint32_t x) { return __builtin_ffs(x); }
 inline int __popc(uint32_t x) { return __builtin_popcount(x); }
 inline int __dp4a(int x, int y, int sum) {
   for (int i = 0; i < 32; i += 8) sum += static_cast<int8_t>(x >> i) * static_cast<int8_t>(y >> i);
@@ -333,4 +496,12 @@ inline float __fmul_rn(float x, float y) { return x * y; }
 inline float __fmaf_rn(float x, float y, float z) { return std::fma(x, y, z); }
 template <typename T>
 T __ldcs(const T* pointer) { return *pointer; }
+template <typename T>
+T __ldg(const T* pointer) { return *pointer; }
+template <typename T>
+T atomicAdd(T* pointer, T x) { return std::exchange(*pointer, *pointer + x); }
 inline void* __cvta_shared_to_generic(uint32_t address) { return gpu::at(address, 1); }
+
+#ifdef SAGE_RACES
+#include "races_found.h"
+#endif

@@ -2,10 +2,11 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-// Dynamic shared memory, which a kernel declares as an array without length; of others' static variables there is one for all threads.
+// Dynamic shared memory, which a kernel declares as an array without length; of others' static variables there is one for all threads, in a section.
 namespace sage {
-alignas(1024) uint8_t memory[100 * 1024];
+alignas(1024) uint8_t memory[2 * gpu::kMostShared];
 }
+extern __attribute__((weak)) uint8_t __start_shared_memory[], __stop_shared_memory[];
 
 #include KERNEL_SOURCE
 
@@ -14,13 +15,16 @@ void call(void (*kernel)(Params), const void* params) {
   kernel(*static_cast<const Params*>(params));
 }
 template <typename Params>
-constexpr int size_of_params(void (*)(Params)) { return sizeof(Params); }
+constexpr size_t size_of(void (*)(Params)) { return sizeof(Params); }
 
-extern "C" __attribute__((visibility("default"))) const int params_bytes = size_of_params(sage::KERNEL);
+#define EXPORT extern "C" __attribute__((visibility("default")))
 
-// Null, or what went wrong. `previous`, if there is one, runs the kernel before, and is called once a thread waits for that.
-extern "C" __attribute__((visibility("default"))) const char* launch(const void* params, int grid, int threads, uint32_t shared_bytes,
-                                                                     int seed, void (*previous)()) {
-  if (shared_bytes > sizeof sage::memory) return "more shared memory than there is";
-  return gpu::launch([](const void* p) { call(sage::KERNEL, p); }, params, grid, threads, sage::memory, shared_bytes, seed, previous);
+EXPORT const size_t params_bytes = size_of(sage::KERNEL);
+
+// gpu::launch
+EXPORT const char* launch(const void* params, int grid, int cluster, int threads, uint32_t shared_bytes, int seed, const char* (*before)()) {
+  if (shared_bytes > gpu::kMostShared || cluster > 2) return "more shared memory than there is";
+  const uint32_t variables = __stop_shared_memory - __start_shared_memory;
+  return gpu::launch([](const void* p) { call(sage::KERNEL, p); }, params, grid, cluster, threads, variables > 0 ? __start_shared_memory : sage::memory,
+                     variables + shared_bytes, seed, before);
 }

@@ -1,13 +1,13 @@
-// csrc/torch/'s operators on CPU tensors, as torch.ops.sage_on_cpu: all that a call does on the host as it is, and in the place of
-// csrc/runtime/ a store of kernels that are compiled for the CPU, DIRECTORY/ARCHITECTURE/INSTANCE.so (launch.cpp).
+// csrc/torch/'s operators on CPU tensors, as torch.ops.sage_on_cpu: all that a call does on the host as it is, but for the driver, and in the place of
+// csrc/runtime/'s a store of kernels that are compiled for the CPU, DIRECTORY/ARCHITECTURE/INSTANCE.so (launch.cpp).
 #include <dlfcn.h>
 #include <torch/library.h>
 
-#include <string>
 #include <string_view>
-#include <utility>
-#include <vector>
 
+#include "runtime/driver.cpp"
+#include "runtime/tensor_map.cpp"
+#include "tensor_map.h"
 #include "torch/arguments.cpp"
 #include "torch/attention.cpp"
 #include "torch/attention_kernels.cpp"
@@ -16,7 +16,7 @@ namespace sage {
 
 namespace runtime {
 
-int order_of_threads = 0;  // launch.cpp's seed
+int order_of_threads;  // launch.cpp's seed
 
 KernelStore& KernelStore::get() {
   static KernelStore store;
@@ -29,34 +29,49 @@ void KernelStore::set_directory(std::string directory, std::vector<std::string> 
 }
 
 std::string KernelStore::architecture(int) { return architectures_.at(0); }
-KernelStore::Device KernelStore::device(int) { return {0, nullptr, {std::stoi(architectures_.at(0).substr(3)), false, false}}; }
+// Of few multiprocessors, so that a block of threads that stays computes several tiles.
+KernelStore::Device KernelStore::device(int) {
+  const std::string name = architecture(0);
+  return {5, nullptr, {std::stoi(name.substr(3)), name.back() == 'a', false}};
+}
 
 namespace {
 
-using Function = const char* (*)(const void* params, int grid, int threads, uint32_t shared_bytes, int seed, void (*previous)());
+using Function = const char* (*)(const void* params, int grid, int cluster, int threads, uint32_t shared_bytes, int seed, const char* (*before)());
+struct alignas(64) Line { char bytes[64]; };
 
 struct Launched {
   Launch launch;
   Function function;
-  std::vector<char> params;
+  std::vector<Line> params;
 };
 std::vector<Launched> launched;  // and not yet run
 std::string failure;
 
-// Runs the last one. The one before it, which it may overlap, runs when it is waited for and no sooner, so that whatever is read without a wait, or
-// after a wait for a kernel that itself did not wait, is not yet there.
-void run_last() {
-  if (launched.empty()) return;
+// Runs the last one; null, or what went wrong. The one before it, which it may overlap, runs when it is waited for and no sooner, so that whatever is
+// read without a wait, or after a wait for a kernel that itself did not wait, is not yet there.
+const char* run_last() {
+  if (launched.empty()) return nullptr;
   const Launched last = std::move(launched.back());
   launched.pop_back();
+  const Launch& launch = last.launch;
   const char* wrong =
-      last.function(last.params.data(), last.launch.grid, last.launch.block, last.launch.shared_bytes, order_of_threads, run_last);
-  if (wrong != nullptr && failure.empty()) failure = last.launch.instance + ": " + wrong;
+      last.function(last.params.data(), launch.grid, launch.cluster, launch.block, launch.shared_bytes, order_of_threads, run_last);
+  if (wrong != nullptr && failure.empty()) failure = launch.instance + ": " + wrong;
+  return failure.empty() ? nullptr : failure.c_str();
 }
 
 void run_all() {
   while (!launched.empty()) run_last();
   TORCH_CHECK(failure.empty(), std::exchange(failure, {}));
+}
+
+bool is_attention(std::string_view entry) {
+  for (int64_t i = 0; attention_kernel_name(i) != nullptr; ++i) {
+    const AttentionKernel& kernel = attention_kernel(i);
+    if (entry == kernel.name || (kernel.masked != nullptr && entry == kernel.masked)) return true;
+  }
+  return false;
 }
 
 }  // namespace
@@ -66,24 +81,22 @@ void KernelStore::launch(const Launch& launch, void* params) {
   const std::string path = directory_ + "/" + architecture(launch.device) + "/" + launch.instance + ".so";
   void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   TORCH_CHECK(library != nullptr, dlerror());
-  const auto* bytes = static_cast<const char*>(params);
-  launched.push_back({launch, reinterpret_cast<Function>(dlsym(library, "launch")),
-                      {bytes, bytes + *static_cast<const int*>(dlsym(library, "params_bytes"))}});
-  // Attention is a call's last, after which its workspace is gone.
-  for (int64_t i = 0; attention_kernel_name(i) != nullptr; ++i) {
-    if (attention_kernel_name(i) == std::string_view(launch.entry)) run_all();
-  }
+  const size_t bytes = *static_cast<const size_t*>(dlsym(library, "params_bytes"));
+  std::vector<Line> copied((bytes + sizeof(Line) - 1) / sizeof(Line));
+  std::memcpy(copied.data(), params, bytes);
+  launched.push_back({launch, reinterpret_cast<Function>(dlsym(library, "launch")), std::move(copied)});
+  // A call's last, after which its workspace is gone.
+  if (is_attention(launch.entry)) run_all();
 }
 
-// There is no stream, and the kernels that need these are not compiled.
-void* find(const char*, const char*) {
+// There is no stream, no context, and of the driver's functions one that does something.
+void* find(const char*, const char* function) {
+  if (std::string(function) == "cuTensorMapEncodeTiled") return reinterpret_cast<void*>(&gpu::encode);
+  if (std::string(function).starts_with("cu")) return reinterpret_cast<void*>(+[] { return kCudaSuccess; });
   return reinterpret_cast<void*>(+[](int32_t, void** stream) -> int32_t {
     *stream = nullptr;
     return 0;
   });
-}
-TensorMap encode_tensor_map(int, const TensorView&, int32_t, int32_t, int32_t, int32_t, int32_t) {
-  TORCH_CHECK(false, "no copy engine here");
 }
 
 }  // namespace runtime

@@ -5,6 +5,12 @@
 
 namespace sage::ptx {
 
+// What the launch asks for.
+__device__ __forceinline__ uint8_t* dynamic_shared() {
+  extern __shared__ uint8_t memory[];
+  return memory;
+}
+
 __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }

@@ -233,7 +233,7 @@ __device__ __forceinline__ void consume(const Config::Params& p, const Memory& s
 
 template <bool Masked>
 __device__ __forceinline__ void attend(const Config::Params& p) {
-  extern __shared__ uint8_t unaligned[];
+  uint8_t* unaligned = ptx::dynamic_shared();
   Memory shared;
   shared.pointer = unaligned + (1024 - ptx::shared_address(unaligned) % 1024) % 1024;
   shared.address = ptx::shared_address(shared.pointer);

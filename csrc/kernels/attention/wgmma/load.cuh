@@ -142,6 +142,7 @@ __device__ __forceinline__ void load(const Config::Params& p, const Memory& shar
     ptx::mbarrier_wait(shared.address + Shared::kQFull, parity);
     const Work& work = work_of(parity, shared);
     if (work.qo_len == 0) return;
+    __syncwarp();  // one arrives for all: they have seen this tile come, and read the description of the one before
     if (threadIdx.x == 0) ptx::mbarrier_arrive(shared.address + Shared::kQEmpty);
     const int blocks = work.key_blocks();
     [[maybe_unused]] auto seen = [&] {
@@ -152,6 +153,7 @@ __device__ __forceinline__ void load(const Config::Params& p, const Memory& shar
     for (int first = 0; first <= blocks; first += Config::kStageBlocks, ring.next()) {
       const uint32_t full = shared.address + Shared::kFull + ring.stage * 8;
       ptx::mbarrier_wait(shared.address + Shared::kEmpty + ring.stage * 8, ring.parity ^ 1);
+      __syncwarp();  // the first lane goes on for all: none may miss a phase
 #pragma unroll 1
       for (int block = first; block < first + Config::kStageBlocks; ++block) {
         const int slot = ring.stage * Config::kStageBlocks + block - first;

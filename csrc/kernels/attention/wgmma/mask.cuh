@@ -74,6 +74,7 @@ __device__ __forceinline__ void fetch_added(const Config::Params& p, const Memor
     ptx::mbarrier_wait(shared.address + Shared::kQFull, parity);
     const Work& work = work_of(parity, shared);
     if (work.qo_len == 0) return;
+    __syncwarp();  // as in `load`
     if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(shared.address + Shared::kQEmpty);
     // Of the mask; 0 where it is broadcast.
     const int batch = p.mask.batch_stride == 0 ? 0 : work.batch, head = p.mask.head_stride == 0 ? 0 : work.head;

@@ -74,7 +74,7 @@ __device__ __forceinline__ void quantise_q(const Config::Params& p, const Work& 
         }
       }
       shift = sum_of_quad(shift);
-      shared.at<float>(Shared::kQShift)[block_row] = shift * p.scale_log2;
+      if (lane % 4 == 0) shared.at<float>(Shared::kQShift)[block_row] = shift * p.scale_log2;  // for itself
     }
   }
   __syncwarp();

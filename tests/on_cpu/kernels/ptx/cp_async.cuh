@@ -5,7 +5,10 @@
 
 namespace sage::ptx {
 
-inline uint32_t shared_address(const void* pointer) { return gpu::kSharedBase + (static_cast<const uint8_t*>(pointer) - gpu::shared); }
+inline uint8_t* dynamic_shared() { return gpu::current->block->shared; }
+inline uint32_t shared_address(const void* pointer) {
+  return gpu::own_address((static_cast<const uint8_t*>(pointer) - gpu::shared) % gpu::kMostShared);
+}
 inline void cp_async_16(uint32_t destination, const void* source, bool valid) { gpu::start_copy(destination, source, valid); }
 inline void cp_async_commit() { gpu::commit_copies(); }
 template <int Pending>

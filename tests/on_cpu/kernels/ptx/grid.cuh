@@ -1,9 +1,13 @@
-// A kernel that may overlap the one before it starts first, and that one when it is waited for: operators.cpp.
+// A kernel that may overlap the one before it is the first to run: that one is made when no thread can go on without.
 #pragma once
+
+#include "gpu.h"
 
 namespace sage::ptx {
 
 inline void grid_dependency_launch() {}
-inline void grid_dependency_wait() { gpu::wait_for_previous(); }
+inline void grid_dependency_wait() {
+  if (gpu::before != nullptr) gpu::wait(gpu::ends_seen, gpu::ends_seen);
+}
 
 }  // namespace sage::ptx
