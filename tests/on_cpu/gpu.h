@@ -360,16 +360,16 @@ inline void make_the_one_before() {
 }
 
 inline void run_cluster() {
-  const unsigned slowness = 4u << random_numbers() % 8, rarity = 2u << random_numbers() % 5;
+  const unsigned slowness = 4u << random_numbers() % 16, rarity = 2u << random_numbers() % 5;
   const std::vector<bool> none(fibers.size());
   std::vector<bool> slow = none;
   for (size_t warp = 0; warp < warps.size() && !in_order; ++warp) {
-    const unsigned kind = random_numbers() % rarity;  // 0: a slow warp, 1: one with slow lanes
-    for (int lane = 0; lane < kLanes; ++lane) slow[warp * kLanes + lane] = kind == 0 || (kind == 1 && random_numbers() % 2 == 0);
+    const unsigned kind = random_numbers() % rarity;  // 0: a slow warp, 1: one with slow lanes, mostly others than the first
+    for (int lane = 0; lane < kLanes; ++lane) slow[warp * kLanes + lane] = kind == 0 || (kind == 1 && random_numbers() % (lane == 0 ? 8 : 2) == 0);
   }
   while (failure.empty()) {
     if (let_go_on(slow, slowness)) continue;
-    if (!in_order && !under_way.empty() && random_numbers() % 2 == 0) {
+    if (!in_order && !under_way.empty() && random_numbers() % 8 != 0) {
       let_happen();
       continue;
     }

@@ -20,6 +20,7 @@ __device__ __forceinline__ int next_tile(const Config::Params& p, uint32_t parit
     if (first_lane) index = atomicAdd(p.next_tile, 1);
     if (ptx::cluster_size() > 1) {
       ptx::mbarrier_wait(empty, parity ^ 1);
+      __syncwarp();
       if (first_lane) ptx::store_at(shared.address + Shared::kIndex, index, full, 1);
     }
   } else {
@@ -130,7 +131,9 @@ __device__ __forceinline__ void fetch_last_v(const Config::Params& p, const Work
   __syncwarp();
 }
 
-// Streams the K and V of the tiles that are handed out. A warp, whose first thread starts the copies.
+// Streams the K and V of the tiles that are handed out. A warp, whose first thread starts the copies. That one acts for all where it arrives, or
+// starts what others will answer by arriving: not before all lanes have seen the phase that they wait for, which one of them might miss
+// else, and read what will be overwritten.
 template <bool Masked>
 __device__ __forceinline__ void load(const Config::Params& p, const Memory& shared) {
   static_assert(Config::kConsumers < 4);
@@ -142,7 +145,7 @@ __device__ __forceinline__ void load(const Config::Params& p, const Memory& shar
     ptx::mbarrier_wait(shared.address + Shared::kQFull, parity);
     const Work& work = work_of(parity, shared);
     if (work.qo_len == 0) return;
-    __syncwarp();  // one arrives for all: they have seen this tile come, and read the description of the one before
+    __syncwarp();
     if (threadIdx.x == 0) ptx::mbarrier_arrive(shared.address + Shared::kQEmpty);
     const int blocks = work.key_blocks();
     [[maybe_unused]] auto seen = [&] {
@@ -153,7 +156,7 @@ __device__ __forceinline__ void load(const Config::Params& p, const Memory& shar
     for (int first = 0; first <= blocks; first += Config::kStageBlocks, ring.next()) {
       const uint32_t full = shared.address + Shared::kFull + ring.stage * 8;
       ptx::mbarrier_wait(shared.address + Shared::kEmpty + ring.stage * 8, ring.parity ^ 1);
-      __syncwarp();  // the first lane goes on for all: none may miss a phase
+      __syncwarp();
 #pragma unroll 1
       for (int block = first; block < first + Config::kStageBlocks; ++block) {
         const int slot = ring.stage * Config::kStageBlocks + block - first;

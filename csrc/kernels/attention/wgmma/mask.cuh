@@ -74,7 +74,7 @@ __device__ __forceinline__ void fetch_added(const Config::Params& p, const Memor
     ptx::mbarrier_wait(shared.address + Shared::kQFull, parity);
     const Work& work = work_of(parity, shared);
     if (work.qo_len == 0) return;
-    __syncwarp();  // as in `load`
+    __syncwarp();  // here and below as in `load`
     if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(shared.address + Shared::kQEmpty);
     // Of the mask; 0 where it is broadcast.
     const int batch = p.mask.batch_stride == 0 ? 0 : work.batch, head = p.mask.head_stride == 0 ? 0 : work.head;
@@ -88,6 +88,7 @@ __device__ __forceinline__ void fetch_added(const Config::Params& p, const Memor
         const uint32_t full = shared.address + Shared::kAddedFull + group * 8;
         ptx::mbarrier_wait(shared.address + Shared::kAddedEmpty + group * 8, parities >> group & 1 ^ 1);
         parities ^= 1u << group;
+        __syncwarp();
         if (threadIdx.x % 32 == 0) {
           ptx::mbarrier_arrive_expect(full, Shared::Masked::kAddedBytes);
           ptx::tensor_copy(shared.address + Shared::kAdded + group * Shared::Masked::kAddedBytes, p.mask_map, tile.tile * Config::kBlockN,
