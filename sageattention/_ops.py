@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
+from torch.autograd import forward_ad
 
 from . import reference
 from ._library import build, library, operators
@@ -71,6 +72,7 @@ def _(
 
 @torch.library.impl(ATTENTION, "CPU")
 @torch.no_grad()
+@torch.autocast("cpu", enabled=False)  # or its float32 would be half precision
 def _(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, attn_mask: torch.Tensor | None, sm_scale: float, options: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -113,6 +115,7 @@ def _(
 
 @torch.library.impl(VARLEN, "CPU")
 @torch.no_grad()
+@torch.autocast("cpu", enabled=False)  # or its float32 would be half precision
 def _(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -178,6 +181,8 @@ def attention(
     """The operator `attention`: csrc/torch/attention.h."""
     heads_first = _LAYOUTS[tensor_layout]
     options = number_of(kernel, heads_first, is_causal, smooth_k, smooth_v, return_lse, or_pytorch, per_block_mean)
+    if _within_forward_ad():
+        _refuse_tangents(_attention, q, k, v, attn_mask)
     if torch.is_grad_enabled() and _any_requires_grad(q, k, v, attn_mask):
         return _NotDifferentiable.apply(_attention, q, k, v, attn_mask, sm_scale, options)  # type: ignore[no-any-return, unused-ignore]
     return _attention(q, k, v, attn_mask, sm_scale, options)  # type: ignore[no-any-return, unused-ignore]
@@ -201,6 +206,8 @@ def attention_varlen(
     """The operator `attention_varlen`: csrc/torch/attention.h."""
     options = number_of(kernel, False, is_causal, smooth_k, smooth_v, return_lse)
     arguments = (q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, sm_scale, options)
+    if _within_forward_ad():
+        _refuse_tangents(_attention_varlen, q, k, v)
     if torch.is_grad_enabled() and _any_requires_grad(q, k, v, None):
         return _NotDifferentiable.apply(_attention_varlen, *arguments)  # type: ignore[no-any-return, unused-ignore]
     return _attention_varlen(*arguments)  # type: ignore[no-any-return, unused-ignore]
@@ -208,3 +215,13 @@ def attention_varlen(
 
 def _any_requires_grad(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, attn_mask: torch.Tensor | None) -> bool:
     return q.requires_grad or k.requires_grad or v.requires_grad or (attn_mask is not None and attn_mask.requires_grad)
+
+
+def _within_forward_ad() -> bool:
+    return getattr(forward_ad, "_current_level", -1) >= 0  # no name that PyTorch promises
+
+
+def _refuse_tangents(operator: Any, *tensors: torch.Tensor | None) -> None:
+    """Within forward-mode differentiation (`torch.func.jvp`), where PyTorch would take the output for a constant."""
+    if any(x is not None and forward_ad.unpack_dual(x).tangent is not None for x in tensors):
+        raise RuntimeError(f"forward derivative for {operator.name()} is not implemented")
