@@ -254,6 +254,8 @@ def attention(
         Output [batch, q_heads, qo_len, v_head_dim] in q's dtype and log-sum-exp [batch, q_heads, qo_len] float32; 0 and -inf
         where a query sees no key.
     """
+    if q.numel() == 0:
+        return q.new_empty(*q.shape[:3], v.shape[3]), q.new_empty(q.shape[:3], dtype=torch.float32)
     if "fp4" in kernel:
         from . import reference_fp4  # which is made of parts of this module
 
