@@ -72,25 +72,25 @@ def _(
 
 @torch.library.impl(ATTENTION, "CPU")
 @torch.no_grad()
-@torch.autocast("cpu", enabled=False)  # or its float32 would be half precision
 def _(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, attn_mask: torch.Tensor | None, sm_scale: float, options: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     asked = options_of(options)
     if not asked.heads_first:
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    out, lse = reference.attention(
-        q,
-        k,
-        v,
-        attn_mask,
-        is_causal=asked.is_causal,
-        sm_scale=sm_scale,
-        smooth_k=asked.smooth_k,
-        smooth_v=asked.smooth_v,
-        per_block_mean=asked.per_block_mean,
-        kernel=asked.kernel,
-    )
+    with torch.autocast("cpu", enabled=False):  # of which float32 would become half precision
+        out, lse = reference.attention(
+            q,
+            k,
+            v,
+            attn_mask,
+            is_causal=asked.is_causal,
+            sm_scale=sm_scale,
+            smooth_k=asked.smooth_k,
+            smooth_v=asked.smooth_v,
+            per_block_mean=asked.per_block_mean,
+            kernel=asked.kernel,
+        )
     if not asked.heads_first:
         out = out.transpose(1, 2)
     return out.contiguous(), lse if asked.return_lse else lse.new_empty(0)
@@ -115,7 +115,6 @@ def _(
 
 @torch.library.impl(VARLEN, "CPU")
 @torch.no_grad()
-@torch.autocast("cpu", enabled=False)  # or its float32 would be half precision
 def _(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -129,18 +128,19 @@ def _(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     del max_seqlen_q, max_seqlen_k
     asked = options_of(options)
-    out, lse = reference.attention_varlen(
-        q,
-        k,
-        v,
-        cu_seqlens_q,
-        cu_seqlens_k,
-        is_causal=asked.is_causal,
-        sm_scale=sm_scale,
-        smooth_k=asked.smooth_k,
-        smooth_v=asked.smooth_v,
-        kernel=asked.kernel,
-    )
+    with torch.autocast("cpu", enabled=False):
+        out, lse = reference.attention_varlen(
+            q,
+            k,
+            v,
+            cu_seqlens_q,
+            cu_seqlens_k,
+            is_causal=asked.is_causal,
+            sm_scale=sm_scale,
+            smooth_k=asked.smooth_k,
+            smooth_v=asked.smooth_v,
+            kernel=asked.kernel,
+        )
     return out, lse if asked.return_lse else lse.new_empty(0)
 
 
