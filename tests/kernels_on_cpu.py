@@ -31,7 +31,7 @@ BEFORE = {
     "sm80_qk_int8_pv_f16_accum_f16": ("quant_k_int8", "quant_v_f16"),
     "sm89_qk_int8_pv_f8": ("quant_k_int8", "quant_v_f8"),
     "sm89_qk_int8_pv_f8_accum_f16": ("quant_k_int8", "quant_v_f8"),
-    "sm120_qk_fp4_pv_fp4": ("quant_k_fp4", "quant_v_fp4", "mean_q", "mean_scores"),
+    "sm120_qk_fp4_pv_fp4": ("means", "quant_kv_fp4"),
 }
 TYPES = {torch.float16: ("fp16", "__half"), torch.bfloat16: ("bf16", "__nv_bfloat16")}
 Result = tuple[torch.Tensor, torch.Tensor]
@@ -118,6 +118,19 @@ class Kernels:
                 waited_for.append(pool.submit(compile_for_cpu, "launch.cpp", path, options))
             for done in waited_for:
                 done.result()
+
+    def copy(self, folder: Path, *but: str) -> Kernels:
+        """The same kernels in another folder, and a copy of their sources for the test to change, of which kernels `but` are compiled anew."""
+        others = shutil.ignore_patterns(*(f"{kernel}-*" for kernel in but))
+        shutil.copytree(self.folder / self.architecture, folder / self.architecture, ignore=others)
+        return Kernels(folder, self.architecture, shutil.copytree(self.csrc, folder / "csrc"))
+
+    def change(self, file: str, text: str, other: str) -> None:
+        """Of a source below kernels/ that has the text once."""
+        path = self.csrc / "kernels" / file
+        source = path.read_text(encoding="utf-8")
+        assert source.count(text) == 1
+        path.write_text(source.replace(text, other), encoding="utf-8")
 
     def _ready(self, options: int, q: torch.Tensor, v: torch.Tensor, *, masked: bool, seed: int) -> Any:
         """The operators, for the kernel that is asked for."""
@@ -229,9 +242,15 @@ def inputs(
 
 
 def packed(
-    lengths_q: list[int], lengths_k: list[int], head_dim: int, v_head_dim: int, dtype: torch.dtype, **options: Any
+    lengths_q: list[int],
+    lengths_k: list[int],
+    head_dim: int,
+    v_head_dim: int,
+    dtype: torch.dtype,
+    kv_heads: int = 1,
+    **options: Any,
 ) -> Case:
     """Sequences one after the other, two heads to a key head."""
     cu_seqlens = tuple(torch.tensor([0, *some]).cumsum(0).int() for some in (lengths_q, lengths_k))
-    tensors = inputs(1, 2, 1, sum(lengths_q), sum(lengths_k), head_dim, v_head_dim)
+    tensors = inputs(1, 2 * kv_heads, kv_heads, sum(lengths_q), sum(lengths_k), head_dim, v_head_dim)
     return Case(*(x[0].transpose(0, 1).to(dtype) for x in tensors), cu_seqlens=cu_seqlens, **options)

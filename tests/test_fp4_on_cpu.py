@@ -7,7 +7,9 @@ tests/gpu/test_fp4.py runs the same kernels, emulated or not, on a GPU.
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
+import fuzz
 import pytest
 import torch
 from kernels_on_cpu import Case, Kernels, inputs, packed, randn
@@ -43,6 +45,13 @@ def masked() -> Case:
     return Case(*(x.half() for x in inputs(1, 2, 1, 70, 150, 64, 64)), attn_mask=seen)
 
 
+def near() -> Case:
+    """More tiles of rows than a product has means, of which few see a key."""
+    rows, keys = torch.arange(2180)[:, None], torch.arange(2100)
+    q, k, v = (randn(1, 1, tokens, 64, seed=seed).half() for seed, tokens in enumerate((2180, 2100, 2100)))
+    return Case(q, k, v, is_causal=True, attn_mask=((rows - keys).abs() < 150)[None, None])
+
+
 def not_numbers() -> Case:
     q, k, v = (x.half() for x in inputs(1, 2, 2, 70, 130, 64, 64))
     q[0, 0, 3, 5] = k[0, 1, 7, 9] = math.nan
@@ -60,6 +69,8 @@ CASES = {
     "exact": exact_numbers(),
     "plain": Case(*(x.half() for x in inputs(1, 1, 1, 128, 64, 64, 64)), smooth_k=False, smooth_v=False),
     "grouped heads": Case(*(x.half() for x in inputs(1, 2, 1, 150, 200, 64, 64))),
+    "more means than a product has rows": Case(*(x.half() for x in inputs(2, 4, 2, 1030, 70, 64, 64))),
+    "so many that a span sees none of some": near(),
     "causal": Case(*(x.half() for x in inputs(2, 1, 1, 100, 140, 64, 64)), is_causal=True),
     "one mean": Case(*(x.half() for x in inputs(1, 1, 1, 200, 90, 64, 64)), per_block_mean=False),
     "uneven": Case(*(x.half() for x in inputs(1, 1, 1, 70, 90, 33, 31))),
@@ -69,6 +80,7 @@ CASES = {
     "sink": small_sink(),
     "packed": packed(*LENGTHS, 64, 48, torch.float16),
     "packed, causal": packed(*LENGTHS, 64, 48, torch.float16, is_causal=True),
+    "packed, two key heads": packed(*LENGTHS, 64, 64, torch.bfloat16, kv_heads=2, smooth_k=False),
     "mask": masked(),
     "NaN": not_numbers(),
     "large V": Case(randn(1, 1, 40, 64).half(), randn(1, 1, 70, 64, seed=1).half(), torch.full((1, 1, 70, 64), 60000.0).half()),
@@ -84,3 +96,56 @@ def test_kernels_agree_with_the_reference(name: str, kernels: Kernels) -> None:
     (out, lse), (expected, expected_lse) = case.run(kernels, KERNEL), case.expected(KERNEL)
     assert torch.equal(out, expected)
     torch.testing.assert_close(lse, expected_lse, rtol=0, atol=1e-6)
+
+
+# Blocks come in another order too, and which of them run before the kernel that they are launched to overlap.
+@pytest.mark.parametrize("name", ["grouped heads", "packed", "mask"])
+def test_order_of_threads_changes_nothing(name: str, kernels: Kernels) -> None:
+    results = [CASES[name].run(kernels, KERNEL, seed=seed) for seed in (0, 1, 2, 3)]
+    for out, lse in results[1:]:
+        assert torch.equal(fuzz.bits(out), fuzz.bits(results[0][0]))
+        assert torch.equal(fuzz.bits(lse), fuzz.bits(results[0][1]))
+
+
+# Of a kernel a source, a text in it, and what it becomes.
+FAULTS = {
+    "K does not wait for the means": (
+        "quant_kv_fp4",
+        "quant/quant_k_fp4.cuh",
+        "keys(p, span);\n  ptx::grid_dependency_wait();",
+        "keys(p, span);",
+    ),
+    "attention does not wait": (
+        KERNEL,
+        "attention/fp4/attend.cuh",
+        "  ptx::grid_dependency_wait();",
+        "",
+    ),
+    "no head's mean of K but the first's": ("means", "quant/means.cu", "mean_of_k(p, block - p.q_blocks", "mean_of_k(p, 0"),
+    "means of other rows": ("means", "quant/means.cu", "index % p.means * Config::kRows;", "index % p.means;"),
+    "products that are seen are left out": ("quant_kv_fp4", "quant/mean_scores.cuh", "p.means < seen", "p.means <= seen"),
+    "products that are another part's": (
+        "quant_kv_fp4",
+        "quant/mean_scores.cuh",
+        "first = part * Config",
+        "first = 0 * Config",
+    ),
+    "means of another head": ("quant_kv_fp4", "quant/mean_scores.cuh", "span.mean * rows", "span.mean"),
+}
+
+
+# Several heads of K, means of a head and products of a span.
+CAUSAL = Case(*(x.half() for x in inputs(1, 18, 2, 150, 140, 64, 64)), is_causal=True)
+
+
+@pytest.fixture(scope="module")
+def right(kernels: Kernels) -> torch.Tensor:
+    return CAUSAL.run(kernels, KERNEL)[0]
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_faults_are_seen(name: str, kernels: Kernels, right: torch.Tensor, tmp_path: Path) -> None:
+    kernel, *changed = FAULTS[name]
+    faulty = kernels.copy(tmp_path, kernel)
+    faulty.change(*changed)
+    assert not torch.equal(CAUSAL.run(faulty, KERNEL)[0], right)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import shutil
 from pathlib import Path
 
 import fuzz
@@ -18,7 +17,7 @@ import pytest
 import torch
 from fuzz_bounds import Exact
 from fuzz_inputs import Problem
-from kernels_on_cpu import BEFORE, CSRC, Case, Kernels, inputs, packed, randn
+from kernels_on_cpu import BEFORE, Case, Kernels, inputs, packed, randn
 
 from sageattention import _ops
 
@@ -197,28 +196,16 @@ FAULTS = {
 
 @pytest.fixture
 def faulty(ada: Kernels, tmp_path: Path) -> Kernels:
-    """FP8 kernels, whose source the test may change."""
+    """FP8 kernels, whose source the test may change. Those before attention stay as they are."""
     for head_dim, dtype in TYPES.items():
         ada.compile(F8[0], head_dim, dtype, masked=False)
-    kernels = Kernels(tmp_path, ada.architecture, tmp_path / "csrc")
-    shutil.copytree(CSRC, kernels.csrc)
-    # Those before them stay as they are.
-    shutil.copytree(ada.folder / ada.architecture, tmp_path / ada.architecture, ignore=shutil.ignore_patterns(f"{F8[0]}*"))
-    return kernels
-
-
-def change(kernels: Kernels, file: str, text: str, other: str) -> None:
-    """Of a source that has the text once."""
-    path = kernels.csrc / "kernels" / "attention" / "mma_sync" / file
-    source = path.read_text(encoding="utf-8")
-    assert source.count(text) == 1
-    path.write_text(source.replace(text, other), encoding="utf-8")
+    return ada.copy(tmp_path, F8[0])
 
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_faults_are_seen(name: str, ada: Kernels, faulty: Kernels) -> None:
-    *changed, words = FAULTS[name]
-    change(faulty, *changed)
+    file, text, other, words = FAULTS[name]
+    faulty.change(f"attention/mma_sync/{file}", text, other)
     right, found = CASES["grouped heads"].run(ada, F8[0])[0], []
     try:
         found = [CASES["grouped heads"].run(faulty, F8[0], seed=seed)[0] for seed in range(4)]
@@ -235,9 +222,18 @@ def test_faults_are_seen(name: str, ada: Kernels, faulty: Kernels) -> None:
     [("coarsest<Config>(block) > Config::kCoarsest", "false"), (" && block.scale[row] <= Config::kCoarsest", "")],
 )
 def test_haste_with_coarse_scores_is_seen(text: str, other: str, faulty: Kernels) -> None:
-    change(faulty, "softmax.cuh", text, other)
+    faulty.change("attention/mma_sync/softmax.cuh", text, other)
     with pytest.raises(AssertionError, match="to"):
         check_weights(faulty, F8[0], 128)
+
+
+def test_attention_waits_for_k_though_v_does_not_need_it(folder: Path, tmp_path: Path) -> None:
+    """From 9.0 on a kernel may start before the one before it has ended: what waits for V's waits for K's by it."""
+    hopper, case = Kernels(folder, "sm_90"), CASES["grouped heads"]
+    right, _ = case.run(hopper, F8[0])
+    faulty = hopper.copy(tmp_path, "quant_v_f8")
+    faulty.change("quant/quant_v.cuh", "  ptx::grid_dependency_wait();\n", "")
+    assert not torch.equal(case.run(faulty, F8[0])[0], right)
 
 
 def compiled(problem: Problem) -> bool:

@@ -85,10 +85,13 @@ WGMMA = Expected(
 
 # A new kernel gets its line here.
 EXPECTED = {
-    "quant_k_fp4": Expected(lambda d, _: 2 if d <= 128 else 1, (), ("LDG.E.128", "STG.E", F4), since_90=("PREEXIT",)),
-    "quant_v_fp4": Expected(lambda d, _: 512 // (2 * d), (), ("LDG.E.128", "STG.E.64", F4), since_90=("PREEXIT", "ACQBULK")),
-    "mean_q": Expected(lambda *_: 1, (), ("LDG.E.{row_bits}", "STG.E.U16"), since_90=("PREEXIT",)),
-    "mean_scores": Expected(lambda *_: 2, ("HMMA.16816.F32{bf16}",), ("LDG.E.128", "STG.E.64"), since_90=("ACQBULK",)),
+    "means": Expected(lambda *_: 1, (), ("LDG.E.{row_bits}", "STG.E.U16"), since_90=("PREEXIT",)),
+    "quant_kv_fp4": Expected(
+        lambda d, _: 512 // (2 * d),
+        ("HMMA.16816.F32{bf16}",),
+        ("LDG.E.128", "STG.E", "STG.E.64", F4),
+        since_90=("PREEXIT", "ACQBULK"),
+    ),
     "sm120_qk_fp4_pv_fp4": Expected(
         lambda d, _: 3 if d <= 64 else 2 if d <= 128 else 1,
         ("OMMA.SF.16864.F32.E2M1.E2M1.UE4M3.4X",),

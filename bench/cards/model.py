@@ -194,6 +194,7 @@ class Quantiser(NamedTuple):
     # Clocks of a multiprocessor for an element: measured on the H200, where they and not memory are the limit; 0: not known.
     clocks: float = 0.0
     of_means: float = 0.0  # bytes for each key and 128 queries
+    only_seen: bool = False  # of those that a causal mask lets see each other
 
 
 class Measured(NamedTuple):
@@ -221,12 +222,11 @@ def _quantiser(name: str, size: float) -> Quantiser:
 
 _K, _V_F16, _V_F8 = _quantiser("quant_k_int8", 3), _quantiser("quant_v_f16", 4), _quantiser("quant_v_f8", 3)
 # Not measured. Bytes: what is read of 16 bits, and written in four with scales. Clocks: instructions executed for an element (40 and
-# 90), a lane each.
+# 90), a lane each. V's and K's blocks of threads are one launch, the ones before the others.
 _FP4 = (
-    Quantiser("quant_k_fp4", 2.6, 40 / 128),
-    Quantiser("mean_q", 2),
-    Quantiser("mean_scores", 2, of_means=4),
-    Quantiser("quant_v_fp4", 2.7, 90 / 128),
+    Quantiser("means", 2),
+    Quantiser("quant_kv_fp4, V", 2.7, 90 / 128),
+    Quantiser("quant_kv_fp4, K", 2.6, 40 / 128, of_means=4, only_seen=True),
 )
 # What goes before each attention kernel.
 OURS = {
@@ -243,7 +243,8 @@ def quantisation_seconds(quantisers: tuple[Quantiser, ...], card: Card, shape: S
     """Of kernels one after the other; `overlapped`: each is launched ahead of the last one's end."""
     seconds = 0.0 if overlapped else LAUNCH * len(quantisers)
     for quantiser in quantisers:
-        moved = quantiser.bytes * shape.elements + quantiser.of_means * shape.batch * shape.heads * shape.tokens**2 / 128
+        pairs = shape.batch * shape.heads * shape.tokens**2 / 128 / (2 if shape.causal and quantiser.only_seen else 1)
+        moved = quantiser.bytes * shape.elements + quantiser.of_means * pairs
         memory = moved / (card.gb_s * 1e9)
         units = quantiser.clocks * shape.elements / (card.multiprocessors * card.ghz * 1e9)
         seconds += max(memory, units)

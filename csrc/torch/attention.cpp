@@ -12,10 +12,9 @@
 #include "kernels/attention/sm120_qk_fp4_pv_fp4.h"
 #include "kernels/attention/sm90_qk_int8_pv_f16_masked.h"
 #include "kernels/mask/mask_tiles.h"
-#include "kernels/quant/mean_q.h"
-#include "kernels/quant/mean_scores.h"
-#include "kernels/quant/quant_k_fp4.h"
+#include "kernels/quant/means.h"
 #include "kernels/quant/quant_k_int8.h"
+#include "kernels/quant/quant_kv_fp4.h"
 #include "kernels/quant/quant_v.h"
 #include "kernels/sequences.h"
 #include "runtime/kernel_store.h"
@@ -64,6 +63,11 @@ struct Call {
   int32_t cluster() const {
     const bool even = row_blocks() % 2 == 0 && !options.is_causal;
     return kernel.persistent && !packed() && (even || row_blocks() >= 16) ? 2 : 1;
+  }
+  // Blocks of threads that share a span's products with means of Q: more than one where spans of few heads of K would not fill a large GPU.
+  int32_t parts() const {
+    const int32_t rows = shape.q_heads / shape.kv_heads * means();
+    return static_cast<int32_t>(std::clamp<int64_t>(1024 / kv_spans(), 1, (rows + QuantKFp4::kMeans - 1) / QuantKFp4::kMeans));
   }
   // Means of Q for each head of a batch element or packed sequence.
   int32_t means() const { return options.per_block_mean && !packed() ? row_blocks() : 1; }
@@ -124,7 +128,7 @@ struct Workspace {
       if (call.kernel.fp4) {
         take(k_fp4, spans * kBlocks * Fp4::k_block(call.head_dim()));
         take(q_mean, int64_t{call.shape.batch} * call.shape.q_heads * call.means() * head_dim * 2);
-        take(mean_scores, call.kv_spans_of(call.shape.q_heads) * call.means() * MeanScores::kSpanN);
+        take(mean_scores, call.kv_spans_of(call.shape.q_heads) * call.means() * QuantKFp4::kSpanN);
       } else {
         take(k_int8, spans * QuantKInt8::kSpanN * head_dim);
         take(k_scale, spans * kBlocks * QuantKInt8::kScales);
@@ -170,50 +174,64 @@ void quantise_k(const Call& call, const Workspace& workspace, int32_t first_tile
   launch(call, "quant_k_int8", call.kv_blocks(), QuantKInt8::kThreads, /*overlaps_previous=*/false, &params);
 }
 
-void quantise_k_fp4(const Call& call, const Workspace& workspace) {
-  auto params = quantisation<QuantKFp4::Params>(call, call.shape.head_dim);
-  params.k = view(call.k, call.shape.heads_first);
-  params.k_fp4 = workspace.k_fp4;
-  params.k_mean = workspace.k_mean;
-  launch(call, "quant_k_fp4", call.kv_blocks(), QuantKFp4::kThreads, /*overlaps_previous=*/false, &params);
-}
-
-// Q's means, and their scores with K less its own, which has been found by then.
-void means_of_q(const Call& call, const Workspace& workspace) {
-  const AttentionShape& shape = call.shape;
-  MeanQ::Params mean{};
-  mean.q = view(call.q, shape.heads_first);
-  mean.q_mean = workspace.q_mean;
-  mean.q_heads = shape.q_heads;
-  mean.qo_len = shape.qo_len;
-  mean.head_dim = shape.head_dim;
-  mean.means = call.means();
-  mean.cu_seqlens = data_or_null<int32_t>(call.cu_seqlens_q);
-  launch(call, "mean_q", int64_t{shape.batch} * shape.q_heads * call.means(), MeanQ::kThreads, /*overlaps_previous=*/false, &mean);
-
-  MeanScores::Params score{};
-  score.k = view(call.k, shape.heads_first);
-  score.q_mean = mean.q_mean;
-  score.k_mean = workspace.k_mean;
-  score.scores = workspace.mean_scores;
-  score.q_heads = shape.q_heads;
-  score.kv_heads = shape.kv_heads;
-  score.kv_len = shape.kv_len;
-  score.head_dim = shape.head_dim;
-  score.sequences = shape.batch;
-  score.means = call.means();
-  score.scale_log2 = static_cast<float>(call.sm_scale * kLog2E);
-  score.cu_seqlens = data_or_null<int32_t>(call.cu_seqlens_k);
-  launch(call, "mean_scores", call.kv_spans_of(shape.q_heads), MeanScores::kThreads, /*overlaps_previous=*/false, &score);
-}
-
-void quantise_v(const Call& call, const Workspace& workspace) {
+QuantV::Params quantisation_of_v(const Call& call, const Workspace& workspace) {
   auto params = quantisation<QuantV::Params>(call, call.shape.v_head_dim);
   params.v = view(call.v, call.shape.heads_first);
   params.v_quantised = workspace.v;
   params.v_scale = workspace.v_scale;
   params.v_mean = workspace.v_mean;
+  return params;
+}
+
+void quantise_v(const Call& call, const Workspace& workspace) {
+  auto params = quantisation_of_v(call, workspace);
   launch(call, call.kernel.quant_v, call.kv_blocks(), QuantV::threads(call.head_dim()), /*overlaps_previous=*/true, &params);
+}
+
+// What is subtracted from Q and K.
+void find_means(const Call& call, const Workspace& workspace) {
+  const AttentionShape& shape = call.shape;
+  Means::Params params{};
+  params.q = view(call.q, shape.heads_first);
+  params.k = view(call.k, shape.heads_first);
+  params.q_mean = workspace.q_mean;
+  params.k_mean = workspace.k_mean;
+  params.q_heads = shape.q_heads;
+  params.kv_heads = shape.kv_heads;
+  params.qo_len = shape.qo_len;
+  params.kv_len = shape.kv_len;
+  params.head_dim = shape.head_dim;
+  params.means = call.means();
+  params.cu_seqlens_q = data_or_null<int32_t>(call.cu_seqlens_q);
+  params.cu_seqlens_k = data_or_null<int32_t>(call.cu_seqlens_k);
+  const int64_t q_blocks = int64_t{shape.batch} * shape.q_heads * call.means();
+  const int64_t k_blocks = call.options.smooth_k ? int64_t{shape.batch} * shape.kv_heads : 0;
+  params.q_blocks = static_cast<int32_t>(q_blocks);
+  launch(call, "means", q_blocks + k_blocks, Means::kThreads, /*overlaps_previous=*/false, &params);
+}
+
+void quantise_kv_fp4(const Call& call, const Workspace& workspace) {
+  QuantKvFp4::Params params{};
+  params.v = quantisation_of_v(call, workspace);
+  params.v_blocks = static_cast<int32_t>(call.kv_blocks());
+  params.k_blocks = static_cast<int32_t>(call.kv_spans());
+  params.k.k = view(call.k, call.shape.heads_first);
+  params.k.k_fp4 = workspace.k_fp4;
+  params.k.k_mean = workspace.k_mean;
+  params.k.q_mean = workspace.q_mean;
+  params.k.mean_scores = workspace.mean_scores;
+  params.k.q_heads = call.shape.q_heads;
+  params.k.kv_heads = call.shape.kv_heads;
+  params.k.kv_len = call.shape.kv_len;
+  params.k.head_dim = call.shape.head_dim;
+  params.k.sequences = call.shape.batch;
+  params.k.means = call.means();
+  params.k.parts = call.parts();
+  params.k.causal = call.options.is_causal ? 1 : 0;
+  params.k.scale_log2 = static_cast<float>(call.sm_scale * kLog2E);
+  params.k.cu_seqlens = params.v.cu_seqlens;
+  launch(call, call.kernel.quant_v, call.kv_blocks() + call.parts() * call.kv_spans(), QuantKvFp4::threads(call.head_dim()),
+         /*overlaps_previous=*/true, &params);
 }
 
 // A mask as kernels are told of it, with the tensors that it lies in.
@@ -429,12 +447,12 @@ void run(Call& call, const Tensor& out, const Tensor& lse, const std::optional<T
   }
   const Workspace workspace(call);
   if (kernel.fp4) {
-    quantise_k_fp4(call, workspace);
-    means_of_q(call, workspace);
+    find_means(call, workspace);
+    quantise_kv_fp4(call, workspace);
   } else {
     quantise_k(call, workspace, static_cast<int32_t>(grid / cluster));
+    if (kernel.quant_v != nullptr) quantise_v(call, workspace);
   }
-  if (kernel.quant_v != nullptr) quantise_v(call, workspace);
   AttentionParams params = attention_params(call, out, lse, workspace);
   params.mask = looked.mask;
 

@@ -44,7 +44,7 @@ constexpr AttentionKernel fp4(const char* name) {
 #else
   kernel.since = 120;
 #endif
-  kernel.quant_v = "quant_v_fp4";
+  kernel.quant_v = "quant_kv_fp4";
   kernel.v_block_bytes = [](int32_t head_dim) { return static_cast<int32_t>(Fp4::v_block(head_dim)); };
   kernel.v_scale_bytes = &Kernel::scale_bytes;
   kernel.fp4 = kernel.v_smooths = kernel.v_differs = kernel.masks = kernel.packed = true;

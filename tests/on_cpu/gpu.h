@@ -17,6 +17,7 @@
 #include <random>
 #include <string>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #define __device__
@@ -86,6 +87,7 @@ inline void (*kernel)(const void* params);
 inline const void* params;
 inline std::string failure;
 inline bool in_order;
+inline void (*previous)();  // runs the kernel before this one; null: it has run, or this one may not overlap it
 inline std::minstd_rand random_numbers;
 
 // Shared memory that the launch asks for. Addresses do not start at 0, which is none on a GPU.
@@ -185,6 +187,11 @@ inline void wait_for_copies(size_t pending) {
   }
 }
 
+// Until the kernel before has ended. It starts as late as it may: now.
+inline void wait_for_previous() {
+  if (previous != nullptr) std::exchange(previous, nullptr)();
+}
+
 inline void start() {
   kernel(params);
   if (current->copies.size() > 1 || !current->copies.back().empty()) fail("the end before copies have arrived");
@@ -233,11 +240,13 @@ inline void run_block() {
   }
 }
 
-// Null, or what went wrong. `memory`, of so many bytes, is shared, and NaN before each block of threads.
+// Null, or what went wrong. `memory`, of so many bytes, is shared, and NaN before each block of threads. In order blocks come from the last one on:
+// what starts last on a GPU, and may get by without a wait there, here finds the kernel before not run.
 inline const char* launch(void (*entry)(const void*), const void* argument, int grid, int threads, uint8_t* memory, uint32_t bytes,
-                          int seed) {
+                          int seed, void (*run_previous)()) {
   kernel = entry;
   params = argument;
+  previous = run_previous;
   shared = memory;
   shared_bytes = bytes;
   in_order = seed == 0;
@@ -246,7 +255,7 @@ inline const char* launch(void (*entry)(const void*), const void* argument, int 
   fibers.resize(threads);
   warps.resize(threads / kLanes);
   for (const int index : an_order(grid)) {
-    block.x = index;
+    block.x = in_order ? grid - 1 - index : index;
     arrived = generation = any[0] = any[1] = 0;
     std::memset(memory, 0xff, bytes);
     for (Warp& warp : warps) warp.arrived[0] = warp.arrived[1] = warp.generation = 0;

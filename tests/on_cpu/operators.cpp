@@ -3,6 +3,11 @@
 #include <dlfcn.h>
 #include <torch/library.h>
 
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
 #include "torch/arguments.cpp"
 #include "torch/attention.cpp"
 #include "torch/attention_kernels.cpp"
@@ -26,14 +31,48 @@ void KernelStore::set_directory(std::string directory, std::vector<std::string> 
 std::string KernelStore::architecture(int) { return architectures_.at(0); }
 KernelStore::Device KernelStore::device(int) { return {0, nullptr, {std::stoi(architectures_.at(0).substr(3)), false, false}}; }
 
+namespace {
+
+using Function = const char* (*)(const void* params, int grid, int threads, uint32_t shared_bytes, int seed, void (*previous)());
+
+struct Launched {
+  Launch launch;
+  Function function;
+  std::vector<char> params;
+};
+std::vector<Launched> launched;  // and not yet run
+std::string failure;
+
+// Runs the last one. The one before it, which it may overlap, runs when it is waited for and no sooner, so that whatever is read without a wait, or
+// after a wait for a kernel that itself did not wait, is not yet there.
+void run_last() {
+  if (launched.empty()) return;
+  const Launched last = std::move(launched.back());
+  launched.pop_back();
+  const char* wrong =
+      last.function(last.params.data(), last.launch.grid, last.launch.block, last.launch.shared_bytes, order_of_threads, run_last);
+  if (wrong != nullptr && failure.empty()) failure = last.launch.instance + ": " + wrong;
+}
+
+void run_all() {
+  while (!launched.empty()) run_last();
+  TORCH_CHECK(failure.empty(), std::exchange(failure, {}));
+}
+
+}  // namespace
+
 void KernelStore::launch(const Launch& launch, void* params) {
+  if (!launch.overlaps_previous || device(launch.device).built_for.number < 90) run_all();
   const std::string path = directory_ + "/" + architecture(launch.device) + "/" + launch.instance + ".so";
   void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   TORCH_CHECK(library != nullptr, dlerror());
-  using Function = const char* (*)(const void* params, int grid, int threads, uint32_t shared_bytes, int seed);
-  const auto function = reinterpret_cast<Function>(dlsym(library, "launch"));
-  const char* failure = function(params, launch.grid, launch.block, launch.shared_bytes, order_of_threads);
-  TORCH_CHECK(failure == nullptr, launch.instance, ": ", failure);
+  const auto* bytes = static_cast<const char*>(params);
+  launched.push_back({launch, reinterpret_cast<Function>(dlsym(library, "launch")),
+                      {bytes, bytes + *static_cast<const int*>(dlsym(library, "params_bytes"))}});
+  // Attention is a call's last, after which its workspace is gone.
+  for (int64_t i = 0; attention_kernel_name(i) != nullptr; ++i) {
+    if (attention_kernel_name(i) == std::string_view(launch.entry)) run_all();
+  }
 }
 
 // There is no stream, and the kernels that need these are not compiled.

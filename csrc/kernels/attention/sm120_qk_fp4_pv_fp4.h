@@ -18,8 +18,8 @@ struct Sm120QkFp4PvFp4 : MmaSyncBlocks {
 
   struct Params : AttentionParams {
     const uint8_t* k_fp4;      // as QuantKFp4 leaves it
-    const uint8_t* q_mean;     // as MeanQ leaves it
-    const float* mean_scores;  // as MeanScores leaves them
+    const uint8_t* q_mean;     // as Means leaves it
+    const float* mean_scores;  // as QuantKFp4 leaves them
     int32_t means;             // of a head, or of a packed sequence: one for each kBlockM rows, or 1
   };
 };

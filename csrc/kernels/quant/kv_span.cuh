@@ -17,14 +17,14 @@ struct KvSpan {
   int64_t mean;        // index of its mean
 
   KvSpan() = default;
-  // `heads`, `tokens` and the grid are those of the whole tensor; cu_seqlens is null where it is not packed. A block of threads has `together`
-  // consecutive spans of a head; of packed sequences one.
-  __device__ __forceinline__ KvSpan(const int32_t* cu_seqlens, int sequences, int heads, int tokens, int span_n, int together) {
+  // `heads` and `tokens` are those of the whole tensor, as the grid is from `first_block` on; cu_seqlens is null where it is not packed. A block of
+  // threads has `together` consecutive spans of a head; of packed sequences one.
+  __device__ __forceinline__ KvSpan(const int32_t* cu_seqlens, int sequences, int heads, int tokens, int span_n, int together, int first_block = 0) {
     if (cu_seqlens == nullptr) {
       const int spans = (tokens + span_n - 1) / span_n;
       const int lots = (spans + together - 1) / together;
-      const int batch_head = blockIdx.x / lots;
-      const int first_span = blockIdx.x % lots * together;
+      const int batch_head = (blockIdx.x - first_block) / lots;
+      const int first_span = (blockIdx.x - first_block) % lots * together;
       batch = batch_head / heads;
       head = batch_head % heads;
       first_key = first_span * span_n;
@@ -35,15 +35,15 @@ struct KvSpan {
       mean = batch_head;
     } else {
       const int all_slots = static_cast<int>(slots(tokens, sequences, span_n));
-      const int slot = blockIdx.x % all_slots;
+      const int slot = (blockIdx.x - first_block) % all_slots;
       const Sequence sequence = find_sequence(cu_seqlens, sequences, tokens, span_n, slot);
       batch = 0;
-      head = blockIdx.x / all_slots;
+      head = (blockIdx.x - first_block) / all_slots;
       first_key = (slot - sequence.first_slot) * span_n;
       length = sequence.index < sequences ? sequence.length : 0;
       end_key = min(length, first_key + span_n);
       first_token = sequence.first_token;
-      index = blockIdx.x;
+      index = blockIdx.x - first_block;
       mean = static_cast<int64_t>(sequence.index) * heads + head;
     }
   }

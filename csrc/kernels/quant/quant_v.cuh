@@ -162,7 +162,7 @@ __device__ __forceinline__ void quantise_v(const typename Config::Params& p, con
       store(x, part, p.v_quantised + index * Config::block_bytes(Config::kHeadDim));
     }
   }
-  // It may run beside quant_k_int8, which it does not need; but attention, which waits for this one, needs both.
+  // It may run beside the kernel before, which it does not need; but attention, which waits for this one, needs both.
   ptx::grid_dependency_wait();
 }
 

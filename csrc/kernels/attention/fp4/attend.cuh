@@ -1,7 +1,7 @@
 // Attention in FP4 on mma.sync: the frame of mma_sync/attend.cuh, whose tiles, masks and output these kernels share.
 //
-// A warp keeps Q (less its mean), the scores of 32 keys and the output in registers. K and V (from quant_k_fp4 and quant_v_fp4), with their
-// scales and the scores of Q's mean (mean_scores), stream through shared memory, 64 keys a stage, double buffered with cp.async.
+// A warp keeps Q (less its mean), the scores of 32 keys and the output in registers. K and V (from quant_kv_fp4), with their
+// scales and the scores of Q's mean, stream through shared memory, 64 keys a stage, double buffered with cp.async.
 #pragma once
 
 #include "kernels/attention/fp4/values.cuh"

@@ -50,7 +50,7 @@ __device__ __forceinline__ void accumulate_fp4(const Fp4Probabilities<Config>& p
   }
 }
 
-// What quant_v_fp4 leaves out: the value of a sequence's first key, as it is, for its block. Where all rows like that key, as an attention
+// What quant_kv_fp4 leaves out: the value of a sequence's first key, as it is, for its block. Where all rows like that key, as an attention
 // sink, it is most of the output, and among 15 larger values it would be rounded away.
 template <typename Config>
 __device__ __forceinline__ void add_first_key(const typename Config::Params& p, const Fp4Tile& tile, const Fp4Probabilities<Config>& probabilities,

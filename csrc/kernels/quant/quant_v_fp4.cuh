@@ -1,12 +1,11 @@
 // V -> e2m1, transposed, with a scale for each 16 keys of a channel beside that for 64.
-#include "kernels/quant/quant_v_fp4.h"
+#pragma once
 
 #include "kernels/quant/fp4.cuh"
 #include "kernels/quant/quant_v.cuh"
+#include "kernels/quant/quant_v_fp4.h"
 
 namespace sage {
-
-using Config = QuantVConfig<QuantVFp4>;
 
 // Four lanes, 8 apart, share a chunk of 16 keys.
 struct OfChunk {
@@ -17,7 +16,8 @@ struct OfChunk {
   }
 };
 
-extern "C" __global__ void __launch_bounds__(Config::kThreads, 512 / Config::kThreads) quant_v_fp4(const __grid_constant__ Config::Params p) {
+template <typename Config>
+__device__ __forceinline__ void quantise_v_fp4(const typename Config::Params& p) {
   quantise_v<Config>(p, [](const float(&x)[4][8], const VPart<Config>& part, uint8_t* out) {
     uint8_t* const scales = out + Fp4::v_codes(Config::kHeadDim);
     // Of two channels each: four keys of the one, four of the other.
