@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
+from torch.autograd import forward_ad
 
 from . import reference
 from ._library import build, library, operators
@@ -77,18 +78,19 @@ def _(
     asked = options_of(options)
     if not asked.heads_first:
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    out, lse = reference.attention(
-        q,
-        k,
-        v,
-        attn_mask,
-        is_causal=asked.is_causal,
-        sm_scale=sm_scale,
-        smooth_k=asked.smooth_k,
-        smooth_v=asked.smooth_v,
-        per_block_mean=asked.per_block_mean,
-        kernel=asked.kernel,
-    )
+    with torch.autocast("cpu", enabled=False):  # of which float32 would become half precision
+        out, lse = reference.attention(
+            q,
+            k,
+            v,
+            attn_mask,
+            is_causal=asked.is_causal,
+            sm_scale=sm_scale,
+            smooth_k=asked.smooth_k,
+            smooth_v=asked.smooth_v,
+            per_block_mean=asked.per_block_mean,
+            kernel=asked.kernel,
+        )
     if not asked.heads_first:
         out = out.transpose(1, 2)
     return out.contiguous(), lse if asked.return_lse else lse.new_empty(0)
@@ -126,18 +128,19 @@ def _(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     del max_seqlen_q, max_seqlen_k
     asked = options_of(options)
-    out, lse = reference.attention_varlen(
-        q,
-        k,
-        v,
-        cu_seqlens_q,
-        cu_seqlens_k,
-        is_causal=asked.is_causal,
-        sm_scale=sm_scale,
-        smooth_k=asked.smooth_k,
-        smooth_v=asked.smooth_v,
-        kernel=asked.kernel,
-    )
+    with torch.autocast("cpu", enabled=False):
+        out, lse = reference.attention_varlen(
+            q,
+            k,
+            v,
+            cu_seqlens_q,
+            cu_seqlens_k,
+            is_causal=asked.is_causal,
+            sm_scale=sm_scale,
+            smooth_k=asked.smooth_k,
+            smooth_v=asked.smooth_v,
+            kernel=asked.kernel,
+        )
     return out, lse if asked.return_lse else lse.new_empty(0)
 
 
@@ -178,6 +181,8 @@ def attention(
     """The operator `attention`: csrc/torch/attention.h."""
     heads_first = _LAYOUTS[tensor_layout]
     options = number_of(kernel, heads_first, is_causal, smooth_k, smooth_v, return_lse, or_pytorch, per_block_mean)
+    if _within_forward_ad():
+        _refuse_tangents(_attention, q, k, v, attn_mask)
     if torch.is_grad_enabled() and _any_requires_grad(q, k, v, attn_mask):
         return _NotDifferentiable.apply(_attention, q, k, v, attn_mask, sm_scale, options)  # type: ignore[no-any-return, unused-ignore]
     return _attention(q, k, v, attn_mask, sm_scale, options)  # type: ignore[no-any-return, unused-ignore]
@@ -201,6 +206,8 @@ def attention_varlen(
     """The operator `attention_varlen`: csrc/torch/attention.h."""
     options = number_of(kernel, False, is_causal, smooth_k, smooth_v, return_lse)
     arguments = (q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, sm_scale, options)
+    if _within_forward_ad():
+        _refuse_tangents(_attention_varlen, q, k, v)
     if torch.is_grad_enabled() and _any_requires_grad(q, k, v, None):
         return _NotDifferentiable.apply(_attention_varlen, *arguments)  # type: ignore[no-any-return, unused-ignore]
     return _attention_varlen(*arguments)  # type: ignore[no-any-return, unused-ignore]
@@ -208,3 +215,13 @@ def attention_varlen(
 
 def _any_requires_grad(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, attn_mask: torch.Tensor | None) -> bool:
     return q.requires_grad or k.requires_grad or v.requires_grad or (attn_mask is not None and attn_mask.requires_grad)
+
+
+def _within_forward_ad() -> bool:
+    return getattr(forward_ad, "_current_level", -1) >= 0  # no name that PyTorch promises
+
+
+def _refuse_tangents(operator: Any, *tensors: torch.Tensor | None) -> None:
+    """Within forward-mode differentiation (`torch.func.jvp`), where PyTorch would take the output for a constant."""
+    if any(x is not None and forward_ad.unpack_dual(x).tangent is not None for x in tensors):
+        raise RuntimeError(f"forward derivative for {operator.name()} is not implemented")

@@ -30,9 +30,12 @@ SAME: dict[str, tuple[str, Any]] = {
 # Options that no kernel here has: the values that ask nothing of it, and what to say of others.
 OPTIONS: dict[str, tuple[tuple[object, ...], str]] = {
     "dropout_p": ((0,), "there is no dropout here"),
-    "window_size": (((-1, -1), [-1, -1]), "there is no window here; an attn_mask can hide what lies outside it"),
+    "window_size": (
+        ((-1, -1), [-1, -1]),
+        "there is no window here; an attn_mask hides what lies outside it, where one is taken",
+    ),
     "softcap": ((0,), "scores are not capped here"),
-    "alibi_slopes": ((None,), "there are no slopes here; an attn_mask can add the bias"),
+    "alibi_slopes": ((None,), "there are no slopes here; an attn_mask adds the bias, where one is taken"),
     "return_softmax": ((False,), "probabilities are never in memory; return_lse=True gives their log-sum-exp"),
     "return_attn_probs": ((False,), "probabilities are never in memory; return_lse=True gives their log-sum-exp"),
     "deterministic": ((False, True), "every call is deterministic"),

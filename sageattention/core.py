@@ -85,8 +85,8 @@ def sageattn(
 ) -> Result:
     """Attention with 8-bit scores, in place of `torch.nn.functional.scaled_dot_product_attention`.
 
-    Takes the kernel that `sageattention.explain` names, the fastest for the GPU at no less than the documented accuracy: on
-    Hopper and for few queries or keys that is PyTorch's own attention. On CPU tensors it runs the reference, which does the
+    Takes the kernel that `sageattention.explain` names, the fastest for the GPU at no less than the documented accuracy: for
+    few queries or keys that is, on Hopper, PyTorch's own attention. On CPU tensors it runs the reference, which does the
     kernels' arithmetic step by step. Forward only. Inputs are not changed.
 
     Args:
@@ -153,13 +153,13 @@ def sageattn_qk_int8_pv_fp16_cuda(
     """Attention with INT8 scores and 16-bit probabilities and values: compute capability 8.0 and later.
 
     Q is rounded with one scale a row, K with one for each 16 keys. P and V are multiplied in the inputs' dtype with "fp32",
-    so that bfloat16 values keep their range; else in float16, V with scales that keep it in range.
+    so that bfloat16 values keep their range; where sums are in float16, in float16, V with scales that keep it in range.
 
     Args:
         q, k, v, tensor_layout, is_causal, sm_scale, smooth_k, return_lse, attn_mask: as in `sageattn`.
         qk_quant_gran: "per_thread" or "per_warp". Every kernel serves both names: its scales are finer than either's.
         pv_accum_dtype: "fp32"; "fp16+fp32" and "fp16" sum 64 keys in float16 on 8.6 to 8.9 and 12.x: as exact, on GeForce up to
-            twice as fast.
+            twice as fast. Elsewhere they are "fp32".
         smooth_v: of no effect: V is not rounded to 8 bits.
 
     Returns, Raises: as in `sageattn`.

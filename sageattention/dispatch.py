@@ -272,17 +272,24 @@ def explain(
         TypeError, ValueError: the call would fail, with the same message.
         RuntimeError: no kernel runs on this GPU.
     """
-    del is_causal, sm_scale, return_lse, smooth_k
-    packed = isinstance(q, torch.Tensor) and q.dim() == 3
-    validation.tensors(q, k, v, "packed" if packed else tensor_layout)
-    if attn_mask is not None:
-        validation.mask(attn_mask, q, k, tensor_layout)
-    function = SERVED_AS.get(function, function)
     validation.one_of("function", function, [*ACCUMULATORS, *SERVED_AS])
-    allowed = ACCUMULATORS[function]
-    if pv_accum_dtype is not None or allowed:
-        pv_accum_dtype = allowed[0] if pv_accum_dtype is None else pv_accum_dtype
+    packed = function == PACKED or (function == FIRST and isinstance(q, torch.Tensor) and q.dim() == 3)
+    validation.one_of("tensor_layout", tensor_layout, ("HND", "NHD"))
+    validation.flags(is_causal, smooth_k, True, return_lse)
+    validation.tensors(q, k, v, "packed" if packed else tensor_layout)
+    if sm_scale is not None:
+        validation.number("sm_scale", sm_scale)
+    if attn_mask is not None:
+        if packed:
+            raise TypeError(f"{PACKED}() has no argument 'attn_mask'")
+        validation.mask(attn_mask, q, k, tensor_layout)
+    if pv_accum_dtype is not None:
+        if not (allowed := ACCUMULATORS.get(function)):
+            raise TypeError(f"{function}() has no argument 'pv_accum_dtype'")
         validation.one_of("pv_accum_dtype", pv_accum_dtype, allowed)
+    function = SERVED_AS.get(function, function)
+    if pv_accum_dtype is None:
+        pv_accum_dtype = next(iter(ACCUMULATORS[function]), None)
     request = Request(
         function,
         pv_accum_dtype,

@@ -203,7 +203,7 @@ def all_small(p: torch.Tensor) -> torch.Tensor:
 def mask_log2(attn_mask: torch.Tensor) -> torch.Tensor:
     """What a mask adds to the scores, in log2 units. Numbers that are meant as -infinity are."""
     if attn_mask.dtype == torch.bool:
-        return torch.zeros(attn_mask.shape).masked_fill(~attn_mask, -math.inf)
+        return torch.zeros(attn_mask.shape, dtype=torch.float32).masked_fill(~attn_mask, -math.inf)
     hides = torch.finfo(torch.float16).min if attn_mask.dtype == torch.float16 else HIDES
     return (attn_mask.float() * math.log2(math.e)).masked_fill(attn_mask <= hides, -math.inf)
 
@@ -254,6 +254,8 @@ def attention(
         Output [batch, q_heads, qo_len, v_head_dim] in q's dtype and log-sum-exp [batch, q_heads, qo_len] float32; 0 and -inf
         where a query sees no key.
     """
+    if q.numel() == 0:
+        return q.new_empty(*q.shape[:3], v.shape[3]), q.new_empty(q.shape[:3], dtype=torch.float32)
     if "fp4" in kernel:
         from . import reference_fp4  # which is made of parts of this module
 
@@ -279,7 +281,7 @@ def attention(
     k_int, k_scale = quantise_k(k, mean)
     values = Values(*(x.unsqueeze(2) for x in quantise_v(v, precision, smooth_v=smooth_v)))
 
-    queries = q.float().unflatten(1, heads) * torch.tensor(sm_scale * math.log2(math.e))
+    queries = q.float().unflatten(1, heads) * torch.tensor(sm_scale * math.log2(math.e), dtype=torch.float32)
     magnitude = queries.abs().amax(dim=-1, keepdim=True).clamp_min(SMALLEST_MAGNITUDE)
     q_int = round_to_int8(queries, magnitude)
     k_int, k_scale = k_int.unsqueeze(2), k_scale[:, :, None, None]
@@ -379,7 +381,7 @@ def attention_varlen(
     [sequences + 1] → [tokens, q_heads, v_head_dim] in q's dtype, log-sum-exp [q_heads, tokens] float32.
     """
     out = q.new_zeros(*q.shape[:2], v.shape[2])
-    lse = torch.full((q.shape[1], q.shape[0]), -math.inf)
+    lse = torch.full((q.shape[1], q.shape[0]), -math.inf, dtype=torch.float32)
     ends_q, ends_k = cu_seqlens_q.tolist(), cu_seqlens_k.tolist()
     for queries, keys in zip(map(slice, ends_q, ends_q[1:]), map(slice, ends_k, ends_k[1:])):
         sequence = [x.transpose(0, 1).unsqueeze(0) for x in (q[queries], k[keys], v[keys])]

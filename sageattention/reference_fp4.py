@@ -37,7 +37,7 @@ PRECISION = {"sm120_qk_fp4_pv_fp4": Precision(torch.float32, largest_v=LARGEST, 
 def round_to_e2m1(x: torch.Tensor) -> torch.Tensor:
     """To 0, 0.5, 1, 1.5, 2, 3, 4, 6 and their negatives, nearest, ties to even; NaN becomes 6."""
     magnitude = x.abs().nan_to_num(6.0).clamp_max(6.0)
-    step = torch.where(magnitude < 2.0, 0.5, torch.where(magnitude < 4.0, 1.0, 2.0))
+    step = torch.where(magnitude < 2.0, 0.5, torch.where(magnitude < 4.0, 1.0, 2.0)).float()
     return torch.copysign(torch.round(magnitude / step) * step, x)
 
 
@@ -53,7 +53,7 @@ def quantise(x: torch.Tensor) -> torch.Tensor:
     magnitude = magnitude.masked_fill(~magnitude.isfinite(), math.nan)
     answer = least = torch.zeros(())
     for number, divisor in enumerate(DIVISORS):
-        scale = round_to_e4m3((magnitude * torch.tensor(1.0 / divisor)).clamp_min(SMALLEST_SCALE))
+        scale = round_to_e4m3((magnitude * torch.tensor(1.0 / divisor, dtype=torch.float32)).clamp_min(SMALLEST_SCALE))
         rounded = round_to_e2m1(groups * scale.reciprocal()) * scale
         error = (rounded - groups).square().sum(dim=-1, keepdim=True)
         better = error < least
@@ -134,7 +134,7 @@ def attention(
     """
     (q_heads, qo_len), (kv_heads, kv_len) = q.shape[1:3], k.shape[1:3]
     heads = (kv_heads, q_heads // kv_heads)  # those that share a key head stand beside each other: [batch, *heads, ...]
-    scale_log2 = torch.tensor(sm_scale * math.log2(math.e))
+    scale_log2 = torch.tensor(sm_scale * math.log2(math.e), dtype=torch.float32)
     k_mean = sampled_mean(k.float())[0].to(k.dtype) if smooth_k else torch.zeros_like(k[:, :, :1])
     k_rounded, k_unit = (x.unsqueeze(2) for x in quantise_k(k, k_mean))
     values = quantise_v(v, PRECISION[kernel], smooth_v=smooth_v)

@@ -14,7 +14,7 @@ KERNELS = {
     ),
 }
 
-FLOAT32_SUMS = "float32 sums instead, as exact: those in float16 are faster on 8.6 to 8.9 and 12.x alone"
+FLOAT32_SUMS = "float32 sums instead, as exact: kernels with float16 sums are for 8.6 to 8.9 and 12.x"
 WGMMA = "16-bit P and V on wgmma: faster than SageAttention's FP8 kernel for Hopper, and 3.5 times as exact"
 WITHOUT_FP8 = "16-bit P and V instead, 3.5 times as exact: FP8 kernels are for 8.9 and 12.x"
 

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from .table import PACKED
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -110,7 +112,7 @@ def tensors(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, tensor_layout: st
         tensor_layout: "HND", "NHD" or, for `sageattn_varlen`, "packed".
 
     Raises:
-        TypeError: not a tensor, or a dtype that is not computed, or dtypes that differ.
+        TypeError: not a dense tensor, or a dtype that is not computed, or dtypes that differ.
         ValueError: anything else that the kernels cannot compute.
     """
     rank = 3 if tensor_layout == "packed" else 4
@@ -118,6 +120,10 @@ def tensors(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, tensor_layout: st
         if not isinstance(x, torch.Tensor):
             got = "nothing" if x is REQUIRED else type(x).__name__
             raise TypeError(f"{name}: expected a torch.Tensor, got {got}")
+        if x.layout != torch.strided or x.is_nested:
+            raise TypeError(
+                f"{name}: expected a dense tensor, got a nested or sparse one; {PACKED} takes sequences of different lengths"
+            )
         if x.dim() != rank:
             raise ValueError(f"{name}: expected {rank} dimensions {AXES[tensor_layout]}, got {x.dim()}: {tuple(x.shape)}")
         if x.dtype not in DTYPES:

@@ -132,6 +132,41 @@ def test_gradients_are_not_pretended() -> None:
         assert torch.equal(out, sageattn(*tensors))
 
 
+def test_forward_derivatives_are_not_pretended() -> None:
+    """PyTorch would take the output for a constant."""
+    q, k, v = qkv(1, 2, 20, 64)
+    lengths = torch.tensor([0, 20], dtype=torch.int32)
+    refused = pytest.raises(RuntimeError, match=r"forward derivative for sageattention::attention(_varlen)? is not implemented")
+    for call in (lambda x: sageattn(x, k, v), lambda x: sageattn(q, k, x)):
+        with refused:
+            torch.func.jvp(call, (q,), (v,))
+    with refused:
+        torch.func.jvp(lambda x: sageattn_varlen(x, k[0], v[0], lengths, lengths, 20, 20), (q[0],), (v[0],))
+    out, tangent = torch.func.jvp(lambda x: x * sageattn(q, k, v), (q,), (v,))  # which does not depend on x
+    assert torch.equal(out, q * sageattn(q, k, v))
+    assert torch.equal(tangent, v * sageattn(q, k, v))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_neither_autocast_nor_the_default_dtype_changes_the_reference(function: Callable[..., Any], dtype: torch.dtype) -> None:
+    q, k, v = qkv(1, 2, 70, 64, dtype=torch.bfloat16)
+    mask = randn(70, 70) < 0.5
+    expected = function(q, k, v, attn_mask=mask, return_lse=True)
+    with torch.autocast("cpu", dtype=dtype, enabled=dtype != torch.float64):
+        results = [function(q, k, v, attn_mask=mask, return_lse=True)]
+    lengths = torch.tensor([0, 2], dtype=torch.int32)
+    torch.set_default_dtype(dtype)
+    try:
+        results.append(function(q, k, v, attn_mask=mask, return_lse=True))
+        packed = sageattn_varlen(q[0], k[0], v[0], lengths, lengths, 2, 2, return_lse=True)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    for result in results:
+        assert all(torch.equal(x, y) and x.dtype == y.dtype for x, y in zip(result, expected, strict=True))
+    assert packed[1].dtype == torch.float32
+
+
 # ── Errors ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 Q, K, V = qkv(2, 4, 10, 64)

@@ -225,6 +225,23 @@ def test_explain_refuses_what_the_call_refuses() -> None:
         explain(Q, K, V, function="sageattn_qk_int8_pv_fp16_cuda", pv_accum_dtype="fp8")
     with pytest.raises(ValueError, match="function: expected one of 'sageattn', 'sageattn_qk_int8_pv_fp16_cuda'"):
         explain(Q, K, V, function="sageattn4")
+    with pytest.raises(ValueError, match="tensor_layout: expected one of 'HND', 'NHD', got 'BHSD'"):
+        explain(Q, K, V, "BHSD")
+    with pytest.raises(TypeError, match="is_causal: expected True or False, got 1"):
+        explain(Q, K, V, is_causal=1)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="sm_scale: expected a number or None, got '1'"):
+        explain(Q, K, V, sm_scale="1")  # type: ignore[arg-type]
+    packed = [x[0].transpose(0, 1) for x in (Q, K, V)]
+    for function in ("sageattn", "sageattn_qk_int8_pv_fp16_triton", "sageattn_varlen"):
+        tensors = packed if function == "sageattn_varlen" else [Q, K, V]
+        with pytest.raises(TypeError, match=rf"{function}\(\) has no argument 'pv_accum_dtype'"):
+            explain(*tensors, function=function, pv_accum_dtype="fp32")
+    with pytest.raises(ValueError, match=r"q: expected 3 dimensions \[tokens, heads, head_dim\], got 4"):
+        explain(Q, K, V, function="sageattn_varlen")
+    with pytest.raises(ValueError, match=r"q: expected 4 dimensions \[batch, heads, tokens, head_dim\], got 3"):
+        explain(*packed, function="sageattn_qk_int8_pv_fp16_cuda")
+    with pytest.raises(TypeError, match=r"sageattn_varlen\(\) has no argument 'attn_mask'"):
+        explain(packed[0], packed[1], packed[2], attn_mask=torch.ones(1, 1))
 
 
 def test_every_kernel_has_a_row_a_reference_and_a_tolerance() -> None:

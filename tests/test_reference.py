@@ -264,11 +264,14 @@ def test_expanded_heads() -> None:
         ((1, 2, 0, 64), (1, 2, 5, 64)),
         ((1, 2, 0, 64), (1, 2, 0, 64)),
         ((1, 0, 5, 64), (1, 1, 5, 64)),
+        ((0, 2, 5, 64), (0, 2, 0, 64)),
+        ((1, 0, 5, 64), (1, 1, 0, 64)),
     ],
 )
-def test_nothing_to_compute(q_shape: tuple[int, ...], kv_shape: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("smooth_k", [True, False])
+def test_nothing_to_compute(q_shape: tuple[int, ...], kv_shape: tuple[int, ...], smooth_k: bool) -> None:
     q, kv = torch.zeros(q_shape, dtype=torch.float16), torch.zeros(kv_shape, dtype=torch.float16)
-    out, lse = attend_lse(q, kv, kv)
+    out, lse = attend_lse(q, kv, kv, smooth_k=smooth_k)
     assert out.shape == q_shape
     assert lse.shape == q_shape[:3]
 

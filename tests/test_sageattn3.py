@@ -184,7 +184,7 @@ def test_packed_sequences() -> None:
 def test_argument_errors(arguments: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error) as caught:
         sageattn3_blackwell(**wrong_arguments.call(arguments))
-    assert str(caught.value) == message
+    assert str(caught.value) == message.replace("sageattn_varlen", "sageattn3_varlen")
 
 
 @pytest.mark.parametrize(("arguments", "error", "message"), [pytest.param(*e[1:], id=e[0]) for e in VARLEN_ERRORS])
@@ -204,6 +204,18 @@ def test_other_errors() -> None:
     tensors = [x.clone().requires_grad_() for x in (Q, K, V)]
     with pytest.raises(RuntimeError, match="derivative for sageattn3::attention is not implemented"):
         sageattn3_blackwell(*tensors).float().sum().backward()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
+def test_neither_autocast_nor_the_default_dtype_changes_the_reference(dtype: torch.dtype) -> None:
+    expected = sageattn3_blackwell(Q, K, V, return_lse=True)
+    torch.set_default_dtype(dtype)
+    try:
+        with torch.autocast("cpu", dtype=torch.float16):
+            result = sageattn3_blackwell(Q, K, V, return_lse=True)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert all(torch.equal(x, y) and x.dtype == y.dtype for x, y in zip(result, expected, strict=True))
 
 
 # ── Which GPUs ───────────────────────────────────────────────────────────────────────────────────────────────────────

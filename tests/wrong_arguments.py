@@ -13,6 +13,14 @@ CASES: list[tuple[str, dict[str, Any], type[Exception], str]] = [
     ("layout no string", {"tensor_layout": 1}, ValueError, "tensor_layout: expected one of 'HND', 'NHD', got 1"),
     ("q no tensor", {"q": [1.0]}, TypeError, "q: expected a torch.Tensor, got list"),
     ("v no tensor", {"v": None}, TypeError, "v: expected a torch.Tensor, got NoneType"),
+    (
+        "q sparse", {"q": Q.to_sparse()}, TypeError,
+        "q: expected a dense tensor, got a nested or sparse one; sageattn_varlen takes sequences of different lengths",
+    ),
+    (
+        "k nested", {"k": torch.nested.nested_tensor(list(K), layout=torch.jagged)}, TypeError,
+        "k: expected a dense tensor, got a nested or sparse one; sageattn_varlen takes sequences of different lengths",
+    ),
     ("q rank", {"q": Q[0]}, ValueError, "q: expected 4 dimensions [batch, heads, tokens, head_dim], got 3: (4, 10, 64)"),
     (
         "k rank NHD", {"k": K[..., None], "tensor_layout": "NHD"}, ValueError,

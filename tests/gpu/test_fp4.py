@@ -1,6 +1,6 @@
 """The FP4 kernel on a GPU: against its reference on the CPU, bit by bit where the arithmetic is exact, and against float64.
 
-It runs on compute capability 12.0 and 12.1, and, with kernels and operators compiled with SAGE_EMULATE_FP4 (docs/sageattn3.md), on any.
+It runs on compute capability 12.0 and 12.1, and, with kernels of SAGE_PROOF and operators of SAGE_EMULATE_FP4 (docs/sageattn3.md), on any.
 """
 
 from __future__ import annotations
