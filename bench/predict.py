@@ -16,7 +16,8 @@ import re
 import sys
 from pathlib import Path
 
-from cards.tables import fp4_table, generated, original_table
+from cards.gpus import BY_NAME
+from cards.tables import SHORT, fp4_table, generated, kernels_of, original_table
 
 from sage_factory.inspect.cubin import CubinError
 
@@ -63,6 +64,12 @@ def main() -> int:
     if not arguments.write:
         print(text)
         return 0
+    if len(list(kernels_of(cubins, BY_NAME["H200"], 128))) < len(SHORT):
+        print(
+            "error: the H200's kernels are not all here: run `python3 scripts/run.py kernels --proof --architecture 9.0`",
+            file=sys.stderr,
+        )
+        return 1
     page = PAGE.read_text(encoding="utf-8")
     written, count = BETWEEN.subn(lambda _: f"\n{text}\n", page)
     if count != 1:

@@ -1,4 +1,4 @@
-// Attention with INT8 QK^T and FP16 PV, FP16 sums of 64 keys added up in float32 (sm_80 on).
+// Attention with INT8 QK^T and FP16 PV, FP16 sums of 64 keys added up in float32 (sm_86 to sm_89 and sm_12x).
 #include "kernels/attention/sm80_qk_int8_pv_f16_accum_f16.h"
 
 #include "kernels/attention/mma_sync/attend.cuh"

@@ -1,4 +1,4 @@
-// Attention with INT8 QK^T and e4m3 PV, float32 sums (sm_89, sm_90 and sm_12x).
+// Attention with INT8 QK^T and e4m3 PV, float32 sums (sm_89 and sm_12x; sm_90 to prove it there).
 #include "kernels/attention/sm89_qk_int8_pv_f8.h"
 
 #include "kernels/attention/mma_sync/attend.cuh"
