@@ -34,6 +34,8 @@ BEFORE = {
     "sm90_qk_int8_pv_f16": ("quant_k_int8",),
     "sm120_qk_fp4_pv_fp4": ("means", "quant_kv_fp4"),
 }
+# Attention's is dynamic. Of variables in a section races.h knows; in quant/ some are of inline functions, which have sections of their own.
+SHARED = {"attention": "", "quant": "static", "mask": 'static __attribute__((section("shared_memory")))'}
 TYPES = {torch.float16: ("fp16", "__half"), torch.bfloat16: ("bf16", "__nv_bfloat16")}
 Result = tuple[torch.Tensor, torch.Tensor]
 
@@ -119,8 +121,7 @@ class Kernels:
                     "SAGE_DTYPE": element,
                     "KERNEL": stem,
                     "KERNEL_SOURCE": f'"kernels/{source}"',
-                    # Attention's is dynamic.
-                    "__shared__": "" if source.startswith("attention/") else 'static __attribute__((section("shared_memory")))',
+                    "__shared__": SHARED[source.split("/")[0]],
                 }
                 options = [f"-I{self.csrc}", "-fvisibility=hidden", *(f"-D{name}={value}" for name, value in given.items())]
                 waited_for.append(pool.submit(compile_for_cpu, "launch.cpp", path, options, races=self.races))

@@ -2,7 +2,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-// Dynamic shared memory, which a kernel declares as an array without length; of others' static variables there is one for all threads, in a section.
+// Dynamic shared memory, which a kernel declares as an array without length; of others' static variables there is one for all threads, maybe in a section.
 namespace sage {
 alignas(1024) uint8_t memory[2 * gpu::kMostShared];
 }
