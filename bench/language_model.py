@@ -167,10 +167,9 @@ def methods(device: str, head_dim: int) -> dict[str, tuple[str, Attend]]:
             options = {"is_causal": True, **({"pv_accum_dtype": which} if which else {})}
             if kernel not in [served for served, _ in list(found.values())[1:]]:  # after sageattn, each kernel once
                 found[f"{function} {which or ''}".strip()] = (kernel, partial(getattr(sageattention, function), **options))
-    gpu, present = dispatch.gpu_of(device, None)
+    _, present = dispatch.gpu_of(device, None)
     for name in dispatch.KERNELS:
-        able = device == "cpu" or (dispatch.GPUS[dispatch.KERNELS[name].gpus](gpu) and (present is None or name in present))
-        if able and name not in [served for served, _ in found.values()]:
+        if (present is None or name in present) and name not in [served for served, _ in found.values()]:
             found[name] = (name, partial(causal, ours(name)))
     return found
 

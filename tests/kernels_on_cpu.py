@@ -7,17 +7,22 @@ are NaN before, shared memory too. A wrong access to shared memory, or threads t
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import os
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import fuzz
 import pytest
 import torch
+from fuzz_bounds import Exact
+from fuzz_inputs import Problem
 from torch.utils import cpp_extension
 
 from sageattention import _ops, reference
@@ -232,6 +237,36 @@ class Case:
         x, y = out[seen].double(), expected[seen].double()
         assert (x - y).abs().sum() <= largest * y.abs().sum(), f"differs by {float((x - y).abs().sum() / y.abs().sum()):.5f}"
         assert not finite.any() or (lse - expected_lse)[finite].abs().max() <= 0.02
+
+    def check_orders(self, kernels: Kernels, kernel: str, *seeds: int) -> None:
+        """Hold the kernel to the same bits in each of these orders of threads."""
+        in_order = self.run(kernels, kernel)
+        for seed in seeds:
+            for one, other in zip(self.run(kernels, kernel, seed=seed), in_order, strict=True):
+                assert torch.equal(fuzz.bits(one), fuzz.bits(other)), seed
+
+
+def stand_in(kernels: Kernels, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put these in the operators' place. Threads of each call go on in another order."""
+    seeds = itertools.count()
+    monkeypatch.setattr(_ops, "_attention", lambda *arguments: kernels.attention(*arguments, seed=next(seeds)))
+    monkeypatch.setattr(_ops, "_attention_varlen", lambda *arguments: kernels.attention_varlen(*arguments, seed=next(seeds)))
+
+
+def check_random_calls(first: int, problems: int, wanted: Callable[[fuzz.Call, Problem], bool]) -> int:
+    """Hold calls of the fuzz's problems, from the seed `first` on, to its limits: those that are wanted, whose number is returned."""
+    calls = 0
+
+    def run(call: fuzz.Call, problem: Problem, exact: Exact) -> torch.Tensor:
+        nonlocal calls
+        if not wanted(call, problem):
+            return torch.zeros(len(fuzz.FIGURES) + 1, dtype=torch.float64)
+        calls += 1
+        return fuzz.one(call, problem, exact)
+
+    failures = [failure for seed in range(first, first + problems) for failure in fuzz.solve(seed, "cpu", run).failures]
+    assert not failures, "\n".join(fuzz.report(failure, "cpu") for failure in failures)
+    return calls
 
 
 def randn(*shape: int, seed: int = 0) -> torch.Tensor:

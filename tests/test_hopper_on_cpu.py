@@ -15,11 +15,10 @@ from typing import Any
 import fuzz
 import pytest
 import torch
-from fuzz_bounds import Exact
 from fuzz_inputs import Problem
-from kernels_on_cpu import Case, Kernels, inputs, packed, randn
+from kernels_on_cpu import Case, Kernels, check_random_calls, inputs, packed, randn, stand_in
 
-from sageattention import _ops, dispatch
+from sageattention import dispatch
 
 pytestmark = pytest.mark.slow
 
@@ -134,10 +133,7 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_kernels_agree_with_the_reference(name: str, hopper: Kernels) -> None:
     CASES[name].check(hopper, KERNEL)
-    in_order = CASES[name].run(hopper, KERNEL)
-    for seed in (1, 2):
-        for one, other in zip(CASES[name].run(hopper, KERNEL, seed=seed), in_order, strict=True):
-            assert torch.equal(fuzz.bits(one), fuzz.bits(other)), seed
+    CASES[name].check_orders(hopper, KERNEL, 1, 2)
 
 
 class Mask(ctypes.Structure):
@@ -314,19 +310,7 @@ def able(problem: Problem) -> bool:
 
 
 def test_random_calls(hopper: Kernels, monkeypatch: pytest.MonkeyPatch) -> None:
-    seeds = itertools.count()
-    monkeypatch.setattr(_ops, "_attention", lambda *arguments: hopper.attention(*arguments, seed=next(seeds)))
-    monkeypatch.setattr(_ops, "_attention_varlen", lambda *arguments: hopper.attention_varlen(*arguments, seed=next(seeds)))
+    stand_in(hopper, monkeypatch)
     monkeypatch.setattr(fuzz, "kernels", lambda device, problem: [KERNEL] * 9 if able(problem) else [])
-    calls = 0
-
-    def run(call: fuzz.Call, problem: Problem, exact: Exact) -> torch.Tensor:
-        nonlocal calls
-        if call.kernel != KERNEL:
-            return torch.zeros(len(fuzz.FIGURES) + 1, dtype=torch.float64)
-        calls += 1
-        return fuzz.one(call, problem, exact)
-
-    failures = [failure for seed in range(FIRST, FIRST + PROBLEMS) for failure in fuzz.solve(seed, "cpu", run).failures]
+    calls = check_random_calls(FIRST, PROBLEMS, lambda call, _: call.kernel == KERNEL)
     assert calls >= PROBLEMS / 6
-    assert not failures, "\n".join(fuzz.report(failure, "cpu") for failure in failures)

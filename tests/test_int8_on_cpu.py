@@ -15,11 +15,8 @@ import fuzz_inputs
 import model_inputs
 import pytest
 import torch
-from fuzz_bounds import Exact
 from fuzz_inputs import Problem
-from kernels_on_cpu import BEFORE, Case, Kernels, inputs, packed, randn
-
-from sageattention import _ops
+from kernels_on_cpu import BEFORE, Case, Kernels, check_random_calls, inputs, packed, randn, stand_in
 
 pytestmark = pytest.mark.slow
 
@@ -43,9 +40,7 @@ def ada(folder: Path) -> Kernels:
 @pytest.fixture
 def as_operators(ada: Kernels, monkeypatch: pytest.MonkeyPatch) -> None:
     """The package's operators are these kernels, each time in another order of threads."""
-    seeds = itertools.count()
-    monkeypatch.setattr(_ops, "_attention", lambda *arguments: ada.attention(*arguments, seed=next(seeds)))
-    monkeypatch.setattr(_ops, "_attention_varlen", lambda *arguments: ada.attention_varlen(*arguments, seed=next(seeds)))
+    stand_in(ada, monkeypatch)
 
 
 def halves(*sizes: int) -> list[torch.Tensor]:
@@ -167,10 +162,7 @@ def test_weights_of_coarse_scores_sum_to_one(kernel: str, head_dim: int, ada: Ke
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("name", ["grouped heads", "packed", "bool mask"])
 def test_order_of_threads_changes_nothing(kernel: str, name: str, ada: Kernels) -> None:
-    results = [CASES[name].run(ada, kernel, seed=seed) for seed in (0, 1, 2)]
-    for out, lse in results[1:]:
-        assert torch.equal(fuzz.bits(out), fuzz.bits(results[0][0]))
-        assert torch.equal(fuzz.bits(lse), fuzz.bits(results[0][1]))
+    CASES[name].check_orders(ada, kernel, 1, 2)
 
 
 # In the attention kernels' sources: a text, what it becomes, and the error that follows (empty: or another result, or other bits in another
@@ -250,15 +242,5 @@ def test_random_calls(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if kind == "huge":
         monkeypatch.setattr(fuzz_inputs, "Q_KINDS", {"randn": 1, "huge": 1})
         monkeypatch.setattr(fuzz_inputs, "K_KINDS", {"randn": 1, "huge": 2, "loud token": 1})
-    calls = 0
-
-    def run(call: fuzz.Call, problem: Problem, exact: Exact) -> torch.Tensor:
-        nonlocal calls
-        if call.kernel not in KERNELS or not compiled(problem):
-            return torch.zeros(len(fuzz.FIGURES) + 1, dtype=torch.float64)
-        calls += 1
-        return fuzz.one(call, problem, exact)
-
-    failures = [failure for seed in range(FIRST, FIRST + PROBLEMS) for failure in fuzz.solve(seed, "cpu", run).failures]
+    calls = check_random_calls(FIRST, PROBLEMS, lambda call, problem: call.kernel in KERNELS and compiled(problem))
     assert calls >= PROBLEMS / 3
-    assert not failures, "\n".join(fuzz.report(failure, "cpu") for failure in failures)
