@@ -6,6 +6,7 @@ are NaN before, shared memory too. A wrong access to shared memory, or threads t
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import itertools
 import json
@@ -14,9 +15,9 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import fuzz
 import pytest
@@ -77,22 +78,37 @@ def compile_for_cpu(source: str, target: Path, options: list[str], *, races: boo
         raise RuntimeError(f"{' '.join(command)}\n{done.stderr}")
 
 
+class Operators(NamedTuple):
+    """csrc/torch/ for CPU tensors."""
+
+    library: ctypes.CDLL
+    namespace: Any  # of torch.ops
+
+    def choose(self, folder: Path, architecture: str, seed: int) -> Any:
+        """The operators, which from now on run these kernels, in this order of threads."""
+        self.library.sage_set_kernel_directory(os.fsencode(folder), (ctypes.c_char_p * 1)(architecture.encode()), 1)
+        self.library.set_order_of_threads(seed)
+        return self.namespace
+
+
 @functools.cache
-def operators() -> Any:
-    """csrc/torch/ for CPU tensors, torch.ops.sage_on_cpu, of which a process has one."""
+def operators(*, stable_abi: bool) -> Operators:
+    """One for each of PyTorch's interfaces, of which a process has one."""
     if not any((Path(path) / "torch" / "library.h").is_file() for path in cpp_extension.include_paths()):
         pytest.skip("this PyTorch came without its C++ headers: install PyPI's")
-    abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}"
+    abi = "-DSAGE_STABLE_ABI" if stable_abi else f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}"
     places = [f"-I{path}" for path in cpp_extension.include_paths()] + [f"-L{path}" for path in cpp_extension.library_paths()]
+    given = ['-DSAGE_PACKAGE="on_cpu"', '-DSAGE_DEVICE="CPU"']
     with tempfile.TemporaryDirectory() as folder:
-        library = Path(folder) / "operators.so"
-        compile_for_cpu(
-            "operators.cpp",
-            library,
-            [f"-I{CSRC}", abi, '-DSAGE_PACKAGE="on_cpu"', *places, "-ltorch", "-ltorch_cpu", "-lc10"],
-        )
-        torch.ops.load_library(library)
-    return torch.ops.sage_on_cpu
+        path = Path(folder) / "operators.so"
+        compile_for_cpu("operators.cpp", path, [f"-I{CSRC}", abi, *given, *places, "-ltorch_cpu", "-lc10"])
+        library = ctypes.CDLL(str(path))
+    library.sage_register_operators.restype = ctypes.c_char_p
+    name = "sage_on_cpu_by_stable_abi" if stable_abi else "sage_on_cpu"
+    failure = library.sage_register_operators(name.encode())
+    if failure is not None:
+        raise RuntimeError(failure.decode())
+    return Operators(library, getattr(torch.ops, name))
 
 
 class Kernels:
@@ -100,11 +116,13 @@ class Kernels:
 
     folder: for what is compiled. architecture: sm_NN, whose `__CUDA_ARCH__` the sources see. csrc: where those are; the host's code is
     this checkout's in any case. races: accesses to shared memory that no barrier orders are errors too (tests/on_cpu/races.h), and
-    a call takes twenty times as long.
+    a call takes twenty times as long. stable_abi: the host's code speaks to PyTorch by that, and outputs and workspace are not NaN before.
     """
 
-    def __init__(self, folder: Path, architecture: str, csrc: Path = CSRC, *, races: bool = False) -> None:
-        self.folder, self.architecture, self.csrc, self.races = folder, architecture, csrc, races
+    def __init__(
+        self, folder: Path, architecture: str, csrc: Path = CSRC, *, races: bool = False, stable_abi: bool = False
+    ) -> None:
+        self.folder, self.architecture, self.csrc, self.races, self.stable_abi = folder, architecture, csrc, races, stable_abi
 
     def compile(self, kernel: str, head_dim: int, dtype: torch.dtype, *, masked: bool) -> None:
         """What a call of an attention kernel launches."""
@@ -112,7 +130,7 @@ class Kernels:
         variant = f"{kernel}_masked" if masked and f"{kernel}_masked" in SOURCES else kernel
         suffix, element = TYPES[dtype]
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            waited_for = [pool.submit(operators)]
+            waited_for: list[Future[Any]] = [pool.submit(operators, stable_abi=self.stable_abi)]
             for stem in (variant, *BEFORE[kernel], *(["mask_tiles"] if masked else [])):
                 instance = f"{stem}-d{head_dim}-{suffix}" if "head_dim" in SOURCES[stem] else stem
                 path = self.folder / self.architecture / f"{instance}.so"
@@ -149,10 +167,7 @@ class Kernels:
     def _ready(self, options: int, q: torch.Tensor, v: torch.Tensor, *, masked: bool, seed: int) -> Any:
         """The operators, for the kernel that is asked for."""
         self.compile(_ops.options_of(options).kernel, max(q.shape[-1], v.shape[-1]), q.dtype, masked=masked)
-        ops = operators()
-        ops.set_directory(str(self.folder), self.architecture)
-        ops.set_seed(seed)
-        return ops
+        return operators(stable_abi=self.stable_abi).choose(self.folder, self.architecture, seed)
 
     def attention(
         self,

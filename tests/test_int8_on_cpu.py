@@ -235,9 +235,9 @@ def compiled(problem: Problem) -> bool:
     return largest <= 128 and TYPES[64 if largest <= 64 else 128] == dtype
 
 
-@pytest.mark.parametrize("kind", ["any", "huge"])
-@pytest.mark.usefixtures("as_operators")
-def test_random_calls(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", ["any", "huge", "by the stable ABI"])
+def test_random_calls(kind: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in(Kernels(folder, "sm_89", stable_abi=kind == "by the stable ABI"), monkeypatch)
     monkeypatch.setattr(fuzz, "kernels", lambda device, problem: KERNELS)
     if kind == "huge":
         monkeypatch.setattr(fuzz_inputs, "Q_KINDS", {"randn": 1, "huge": 1})

@@ -370,7 +370,7 @@ INCLUDES = {
     "kernels/**/*.h": r"kernels/.*\.h|cuda/std/cstdint",
     "runtime/*": r"(runtime/.*|kernels/tensor_view|windows|dlfcn)\.h",
     "torch/abi/aten.h": r"(ATen|c10|torch)/(?!cuda).*\.h",
-    "torch/abi/stable.h": r"torch/csrc/inductor/aoti_torch/c/shim\.h",
+    "torch/abi/stable.h": r"torch/csrc/inductor/aoti_torch/(c/shim|generated/c_shim_cuda)\.h|torch/torch_cuda\.h",
     "torch/*.h": r"(torch|torch/abi|runtime|kernels)/[^./]*\.h",
     "torch/*.cpp": r"(torch|runtime|kernels|kernels/\w+)/[^./]*\.h",
 }

@@ -99,6 +99,13 @@ def call(arguments: dict[str, Any], device: str = "cpu") -> dict[str, Any]:
     """A case's whole call, on a device."""
     whole = {"q": Q, "k": K, "v": V, **arguments}
     return {
-        name: x.to(device) if isinstance(x, torch.Tensor) and x.device.type == "cpu" and device != "cpu" else x
+        name: _moved(x, device) if isinstance(x, torch.Tensor) and x.device.type == "cpu" and device != "cpu" else x
         for name, x in whole.items()
     }
+
+
+def _moved(x: torch.Tensor, device: str) -> torch.Tensor:
+    """With its strides, which `x.to` keeps only of a tensor that is whole."""
+    if x.layout != torch.strided:
+        return x.to(device)
+    return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=device).copy_(x)

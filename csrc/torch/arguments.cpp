@@ -2,7 +2,7 @@
 
 #include <limits>
 
-#include "runtime/library.h"
+#include "torch/torch_cuda.h"
 
 namespace sage {
 
@@ -95,14 +95,7 @@ std::string instance_name(const char* stem, int32_t kernel_head_dim, const Tenso
 }
 
 runtime::CUstream current_stream(int device) {
-  // PyTorch's C interface, found at run time: linking libtorch_cuda would tie this library to PyTorch builds with CUDA.
-  using GetStream = int32_t (*)(int32_t device, void** stream);
-#ifdef _WIN32
-  constexpr const char* kLibrary = "torch_cuda.dll";
-#else
-  constexpr const char* kLibrary = "libtorch_cuda.so";
-#endif
-  static const auto get_stream = reinterpret_cast<GetStream>(runtime::find(kLibrary, "aoti_torch_get_current_cuda_stream"));
+  static const auto get_stream = torch_cuda<int32_t (*)(int32_t device, void** stream)>("aoti_torch_get_current_cuda_stream");
   void* stream = nullptr;
   TORCH_CHECK(get_stream(device, &stream) == 0, SAGE_PACKAGE ": no current stream on device ", device);
   return static_cast<runtime::CUstream>(stream);

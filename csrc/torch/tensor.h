@@ -11,6 +11,11 @@
 //   TORCH_CHECK_VALUE, TORCH_CHECK_TYPE   throw what Python sees as ValueError and TypeError; as RuntimeError with the stable ABI
 #pragma once
 
+// Whose tensors operators are for. Tests have them compute on the CPU's.
+#ifndef SAGE_DEVICE
+#define SAGE_DEVICE "CUDA"
+#endif
+
 #ifdef SAGE_STABLE_ABI
 #include "torch/abi/stable.h"
 #else

@@ -1,7 +1,6 @@
-// csrc/torch/'s operators on CPU tensors, as torch.ops.sage_on_cpu: all that a call does on the host as it is, but for the driver, and in the place of
-// csrc/runtime/'s a store of kernels that are compiled for the CPU, DIRECTORY/ARCHITECTURE/INSTANCE.so (launch.cpp).
+// csrc/torch/'s operators on CPU tensors: all that a call does on the host as it is, but for the driver, and in the place of csrc/runtime/'s
+// a store of kernels that are compiled for the CPU, DIRECTORY/ARCHITECTURE/INSTANCE.so (launch.cpp).
 #include <dlfcn.h>
-#include <torch/library.h>
 
 #include <string_view>
 
@@ -11,6 +10,16 @@
 #include "torch/arguments.cpp"
 #include "torch/attention.cpp"
 #include "torch/attention_kernels.cpp"
+#include "torch/ops.cpp"
+
+#ifdef SAGE_STABLE_ABI
+#include <torch/csrc/inductor/aoti_torch/generated/c_shim_cpu.h>
+
+// PyTorch's from 2.9 on, which is where the stable ABI begins; all else of it the 2.8 of the tests has.
+extern "C" AOTITorchError aoti_torch_aten_fill__Scalar(AtenTensorHandle self, double value) {
+  return aoti_torch_cpu_fill__Scalar(self, value);
+}
+#endif
 
 namespace sage {
 
@@ -91,8 +100,10 @@ void KernelStore::launch(const Launch& launch, void* params) {
 
 // There is no stream, no context, and of the driver's functions one that does something.
 void* find(const char*, const char* function) {
-  if (std::string(function) == "cuTensorMapEncodeTiled") return reinterpret_cast<void*>(&gpu::encode);
-  if (std::string(function).starts_with("cu")) return reinterpret_cast<void*>(+[] { return kCudaSuccess; });
+  const std::string_view name = function;
+  if (name == "cuTensorMapEncodeTiled") return reinterpret_cast<void*>(&gpu::encode);
+  if (name.starts_with("cu")) return reinterpret_cast<void*>(+[] { return kCudaSuccess; });
+  TORCH_CHECK(name == "aoti_torch_get_current_cuda_stream", "there is no ", function, " for CPU tensors");
   return reinterpret_cast<void*>(+[](int32_t, void** stream) -> int32_t {
     *stream = nullptr;
     return 0;
@@ -101,18 +112,7 @@ void* find(const char*, const char* function) {
 
 }  // namespace runtime
 
-namespace {
-
-TORCH_LIBRARY(sage_on_cpu, library) {
-  library.def("attention", &attention);
-  library.def("attention_varlen", &attention_varlen);
-  library.def("set_directory", [](std::string directory, std::string architecture) {
-    runtime::KernelStore::get().set_directory(std::move(directory), {std::move(architecture)});
-  });
-  // Other than 0: blocks, warps and lanes in random order.
-  library.def("set_seed", [](int64_t seed) { runtime::order_of_threads = static_cast<int>(seed); });
-}
-
-}  // namespace
-
 }  // namespace sage
+
+// Other than 0: blocks, warps and lanes in random order.
+extern "C" void set_order_of_threads(int seed) { sage::runtime::order_of_threads = seed; }

@@ -35,11 +35,11 @@ inline std::pair<Tensor, Tensor> cudnn_attention(const Tensor& q, const Tensor& 
   return {std::get<0>(result), std::get<1>(result)};
 }
 
-// An operator: its schema, and what computes it on CUDA tensors.
+// An operator: its schema, and what computes it.
 struct Operator {
   const char* name;
   const char* arguments;  // and results
-  torch::CppFunction (*cuda)();
+  torch::CppFunction (*implementation)();
 };
 
 #define SAGE_OPERATOR(name, arguments) \
@@ -52,10 +52,10 @@ void register_operators(const char* name_space, const Operator (&operators)[coun
     return new torch::Library(kind, name_space, key, "csrc/torch/abi/aten.h", 0);
   };
   torch::Library* schemas = library(torch::Library::DEF, std::nullopt);
-  torch::Library* cuda = library(torch::Library::IMPL, c10::DispatchKey::CUDA);
+  torch::Library* implementations = library(torch::Library::IMPL, c10::parseDispatchKey(SAGE_DEVICE));
   for (const Operator& one : operators) {
     schemas->def((std::string(one.name) + one.arguments).c_str());
-    cuda->impl(one.name, one.cuda());
+    implementations->impl(one.name, one.implementation());
   }
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
+#include <torch/csrc/inductor/aoti_torch/generated/c_shim_cuda.h>
 
 #include <cstdint>
 #include <cstring>
@@ -14,6 +15,8 @@
 #include <tuple>
 #include <utility>
 #include <vector>
+
+#include "torch/torch_cuda.h"
 
 // That of aten::fill_, which the header does not have, since it is generated: generated/c_shim_aten.h.
 extern "C" AOTI_TORCH_EXPORT AOTITorchError aoti_torch_aten_fill__Scalar(AtenTensorHandle self, double value);
@@ -138,11 +141,10 @@ class Tensor {
     return answer;
   }
   Tensor as_strided(IntArrayRef sizes, IntArrayRef strides) const {
-    int64_t offset = 0;
+    constexpr int64_t kMoved = 0;  // what that function calls the offset is added to the tensor's
     AtenTensorHandle answer = nullptr;
-    SAGE_CHECK_CALL(aoti_torch_get_storage_offset(get(), &offset));
     SAGE_CHECK_CALL(aoti_torch__reinterpret_tensor(get(), static_cast<int64_t>(sizes.size()), sizes.data(), strides.data(),
-                                                   offset, &answer));
+                                                   kMoved, &answer));
     return Tensor(answer);
   }
   const Tensor& copy_(const Tensor& source) const {
@@ -226,30 +228,27 @@ struct Boxed<function> {
   }
 };
 
-// The operator itself: which backends a caller has allowed, and autocast, change nothing.
+// The operator itself: which backends a caller has allowed, and autocast, change nothing. The dispatcher of this ABI cannot call it: results
+// of different types come back as one another's (PyTorch 2.9 to 2.11). The C function that compiled models call can, which is libtorch_cuda's.
 inline std::pair<Tensor, Tensor> cudnn_attention(const Tensor& q, const Tensor& k, const Tensor& v, bool return_lse,
                                                  bool is_causal, double sm_scale) {
-  constexpr StableIValue kNone = 0;
-  // Of its nine results the first two are ours; the others' tensors may be undefined ones.
-  StableIValue stack[] = {to_value(q), to_value(k), to_value(v), kNone, to_value(return_lse), to_value(0.0),
-                          to_value(is_causal), to_value(false),
-                          reinterpret_cast<StableIValue>(new StableIValue(to_value(sm_scale)))};
-  SAGE_CHECK_CALL(aoti_torch_call_dispatcher("aten::_scaled_dot_product_cudnn_attention", "", stack));
-  for (const int i : {2, 3, 6, 7, 8}) aoti_torch_delete_tensor_object(reinterpret_cast<AtenTensorHandle>(stack[i]));
-  Tensor lse;
-  if (return_lse) {
-    lse = FromValue<Tensor>::get(stack[1]);
-  } else {
-    aoti_torch_delete_tensor_object(reinterpret_cast<AtenTensorHandle>(stack[1]));
-  }
-  return {FromValue<Tensor>::get(stack[0]), lse};
+  static const auto function = torch_cuda<decltype(&aoti_torch_cuda__scaled_dot_product_cudnn_attention)>(
+      "aoti_torch_cuda__scaled_dot_product_cudnn_attention");
+  // Of nine results, of which two are numbers, the first two are ours; the others' tensors may be undefined ones.
+  AtenTensorHandle tensors[7] = {};
+  int64_t longest[2];
+  SAGE_CHECK_CALL(function(q.get(), k.get(), v.get(), /*attn_bias=*/nullptr, return_lse, /*dropout_p=*/0.0, is_causal,
+                           /*return_debug_mask=*/0, &sm_scale, &tensors[0], &tensors[1], &tensors[2], &tensors[3], &longest[0],
+                           &longest[1], &tensors[4], &tensors[5], &tensors[6]));
+  for (size_t i = return_lse ? 2 : 1; i < std::size(tensors); ++i) aoti_torch_delete_tensor_object(tensors[i]);
+  return {Tensor(tensors[0]), return_lse ? Tensor(tensors[1]) : Tensor()};
 }
 
-// An operator: its schema, and what computes it on CUDA tensors.
+// An operator: its schema, and what computes it.
 struct Operator {
   const char* name;
   const char* arguments;  // and results
-  void (*cuda)(StableIValue* stack, uint64_t inputs, uint64_t outputs);
+  void (*implementation)(StableIValue* stack, uint64_t inputs, uint64_t outputs);
 };
 
 #define SAGE_OPERATOR(name, arguments) \
@@ -258,12 +257,12 @@ struct Operator {
 template <size_t count>
 void register_operators(const char* name_space, const Operator (&operators)[count]) {
   // For the life of the process.
-  TorchLibraryHandle schemas = nullptr, cuda = nullptr;
+  TorchLibraryHandle schemas = nullptr, implementations = nullptr;
   SAGE_CHECK_CALL(aoti_torch_library_init_def(name_space, "csrc/torch/abi/stable.h", 0, &schemas));
-  SAGE_CHECK_CALL(aoti_torch_library_init_impl(name_space, "CUDA", "csrc/torch/abi/stable.h", 0, &cuda));
+  SAGE_CHECK_CALL(aoti_torch_library_init_impl(name_space, SAGE_DEVICE, "csrc/torch/abi/stable.h", 0, &implementations));
   for (const Operator& one : operators) {
     SAGE_CHECK_CALL(aoti_torch_library_def(schemas, (std::string(one.name) + one.arguments).c_str()));
-    SAGE_CHECK_CALL(aoti_torch_library_impl(cuda, one.name, one.cuda));
+    SAGE_CHECK_CALL(aoti_torch_library_impl(implementations, one.name, one.implementation));
   }
 }
 
