@@ -123,6 +123,15 @@ def test_sinks(kernel: str, mass: float) -> None:
     assert model_inputs.error(kernel, sink, smooth_v=True) <= 0.045
 
 
+@pytest.mark.parametrize("kernel", F8)
+@pytest.mark.usefixtures("as_operators")
+def test_sinks_of_many_keys(kernel: str) -> None:
+    """Between keys that take nearly all of a row lie some that take little: to be seen in whichever lanes they are."""
+    sink = model_inputs.sink(2048, 0.99, place=5, width=40, queries=32).to("cpu", torch.bfloat16)
+    plain, smoothed = (model_inputs.error(kernel, sink, smooth_v=smooth) for smooth in (False, True))
+    assert smoothed <= 1.02 * plain
+
+
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.usefixtures("as_operators")
 def test_huge_values(kernel: str) -> None:

@@ -44,7 +44,7 @@ struct MmaSyncConfig : Kernel {
 #if __CUDA_ARCH__ >= 1000
   static constexpr bool kRoomy = kValues == Values::kE4m3;
 #else
-  static constexpr bool kRoomy = !kConvert;
+  static constexpr bool kRoomy = true;
 #endif
   static constexpr int kChunkN = kHeadDim == 64 ? 64 : kRoomy ? 32 : 16;
   // Keys whose probabilities are gathered before they meet V: all that share V's scales, which FP16 sums are of too.

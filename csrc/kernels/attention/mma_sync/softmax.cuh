@@ -200,12 +200,19 @@ __device__ __forceinline__ void exponentiate_with_care(const AttentionParams& p,
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int row = 2 * M + i;
-      bool small = false;
+      bool small = false, all_small = false;
 #pragma unroll
-      for (int j = 0; j < Config::kNFragments * 2; ++j) {
-        small |= x[j / 2][i * 2 + j % 2] < Config::kRestBelow && scores[j / 2][i * 2 + j % 2] > -INFINITY;
+      for (int pair = 0; pair < Config::kNFragments / 2; ++pair) {
+        float four = 0.0f;
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          const int n = pair * 2 + j / 2, column = i * 2 + j % 2;
+          small |= x[n][column] < Config::kRestBelow && scores[n][column] > -INFINITY;
+          four += x[n][column];
+        }
+        all_small |= four < 4 * Config::kRestBelow;
       }
-      const bool some = any_of_row(small), few = any_of_row(added[i] < 2 * Config::kNFragments * Config::kRestBelow) && (look || rise[i] > 0.0f);
+      const bool some = any_of_row(small), few = any_of_row(all_small) && (look || rise[i] > 0.0f);
       const bool never = any_of_row(state.sum[row] > Config::kEnough || fabsf(state.base[row]) > Config::kLargestBase);
       // A row's first base is no jump.
       if (some && !never && (few || (rise[i] >= Config::kJump && rise[i] < -0.5f * Config::kNever))) progress.in_two |= 1u << row;
