@@ -108,6 +108,11 @@ CASES = {
     "packed": sequences(),
     "packed, causal": sequences(is_causal=True),
     "packed, 256": packed([70, 3], [9, 130], 256, 256, torch.bfloat16),
+    # Tiles of the last round whose keys several clusters share, beside tiles that one has alone; rows of a pair's second block beyond the last.
+    "parts": case(1, 1, 1, 150, 1700, 128, 128),
+    "parts, whole tiles": case(1, 6, 3, 70, 1100, 64, 64),
+    "parts, a pair": case(1, 1, 1, 330, 1600, 64, 40, smooth_k=False),
+    "parts, 256": case(1, 2, 1, 100, 1540, 256, 200),
     "NaN": not_numbers(),
     "large V": Case(randn(1, 1, 40, 64).half(), randn(1, 1, 70, 64, seed=1).half(), torch.full((1, 1, 70, 64), 60000.0).half()),
     # Masks of each kind of row and of tile.
@@ -134,6 +139,13 @@ CASES = {
 def test_kernels_agree_with_the_reference(name: str, hopper: Kernels) -> None:
     CASES[name].check(hopper, KERNEL)
     CASES[name].check_orders(hopper, KERNEL, 1, 2)
+
+
+def test_parts_whose_scores_are_beyond_measure(hopper: Kernels) -> None:
+    """Each part makes the unit of such a row's scores another; one key outweighs all others in any. The log-sum-exp is that of one unit or another."""
+    q, k, v = inputs(1, 1, 1, 70, 1000, 64, 64)
+    it = Case((250 * q).half(), (250 * k).half(), v.half(), sm_scale=100.0)
+    assert torch.equal(it.run(hopper, KERNEL)[0], it.expected(KERNEL)[0])
 
 
 class Mask(ctypes.Structure):

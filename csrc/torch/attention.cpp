@@ -90,6 +90,32 @@ struct Call {
   Tensor empty(IntArrayRef sizes, ScalarType type) const { return sage::empty(sizes, type, q); }
 };
 
+// What blocks of a persistent kernel take one after the other: Sm90QkInt8PvF16::Params.
+struct Items {
+  int32_t tiles = 0, parted_tiles = 0, parts = 1, count = 0;
+  uint32_t clusters = 0;  // that take them
+
+  Items() = default;
+  Items(const Call& call, int32_t multiprocessors, bool masked) {
+    // Leaving parts and adding them up takes as long as so many blocks of keys.
+    constexpr int32_t kBlocksOfParting = 12;
+    tiles = static_cast<int32_t>(grid_size(call.row_tiles()));
+    const int32_t at_once = multiprocessors / call.cluster();
+    // Tiles of the last round, which some of the clusters have and the others wait for. A tile of few rows is half of one.
+    const int32_t rows = call.cluster() * Sm90QkInt8PvF16::block_m(call.head_dim());
+    const int32_t short_tiles = (call.shape.qo_len - 1) % rows < rows / 2 ? call.shape.batch * call.shape.q_heads : 0;
+    const int32_t last_round = (tiles - short_tiles / 2) % at_once;
+    if (last_round > 0 && !masked && !call.packed() && !call.options.is_causal) {
+      const int32_t blocks = (call.shape.kv_len + QuantKInt8::kBlockN - 1) / QuantKInt8::kBlockN;
+      parts = std::min(at_once / last_round, Sm90QkInt8PvF16::kMostParts);
+      if (blocks * (parts - 1) < kBlocksOfParting * parts) parts = 1;
+    }
+    parted_tiles = parts > 1 ? last_round : 0;
+    count = tiles + parted_tiles * (parts - 1);
+    clusters = static_cast<uint32_t>(std::min(count, at_once));
+  }
+};
+
 template <typename T>
 T* data_or_null(const Tensor& tensor) {
   return tensor.defined() && tensor.numel() > 0 ? static_cast<T*>(tensor.data_ptr()) : nullptr;
@@ -109,11 +135,14 @@ struct Workspace {
   float *k_scale = nullptr, *k_mean = nullptr;
   uint8_t *v = nullptr, *v_scale = nullptr;
   float* v_mean = nullptr;
-  int32_t* next_tile = nullptr;
+  int32_t* next_tile = nullptr;  // and behind it how many parts of parted tiles have arrived
+  float* left = nullptr;         // what they leave
   uint8_t *k_fp4 = nullptr, *q_mean = nullptr;  // these and their scores: of FP4 alone
   float* mean_scores = nullptr;
 
-  explicit Workspace(const Call& call) {
+  int32_t arrivals = 0;
+
+  Workspace(const Call& call, const Items& items) {
     const int64_t spans = call.kv_spans(), head_dim = call.head_dim();
     const int64_t means = int64_t{call.shape.batch} * call.shape.kv_heads * head_dim;
     constexpr int64_t kBlocks = QuantKInt8::kSpanN / QuantKInt8::kBlockN;
@@ -139,8 +168,10 @@ struct Workspace {
         take(v_scale, spans * kBlocks * call.kernel.v_scale_bytes(call.head_dim()));
         take(v_mean, call.options.smooth_v && call.kernel.v_smooths ? means : 0);
       }
-      take(next_tile, call.kernel.persistent ? 1 : 0);
+      take(next_tile, call.kernel.persistent ? 1 + arrivals : 0);
+      take(left, int64_t{arrivals} * items.parts * Sm90QkInt8PvF16::left_floats(call.head_dim()) * 32);
     };
+    arrivals = static_cast<int32_t>(int64_t{items.parted_tiles} * call.cluster() * Sm90QkInt8PvF16::consumer_warps(call.head_dim()));
     lay_out();
     memory = call.empty({bytes}, kByte);
     base = data_or_null<uint8_t>(memory);
@@ -163,14 +194,15 @@ Params quantisation(const Call& call, int32_t head_dim) {
   return params;
 }
 
-void quantise_k(const Call& call, const Workspace& workspace, int32_t first_tile) {
+void quantise_k(const Call& call, const Workspace& workspace, uint32_t first_tile) {
   auto params = quantisation<QuantKInt8::Params>(call, call.shape.head_dim);
   params.k = view(call.k, call.shape.heads_first);
   params.k_int8 = workspace.k_int8;
   params.k_scale = workspace.k_scale;
   params.k_mean = workspace.k_mean;
   params.next_tile = workspace.next_tile;
-  params.first_tile = first_tile;
+  params.first_tile = static_cast<int32_t>(first_tile);
+  params.zeros = workspace.arrivals;
   launch(call, "quant_k_int8", call.kv_blocks(), QuantKInt8::kThreads, /*overlaps_previous=*/false, &params);
 }
 
@@ -437,26 +469,28 @@ void run(Call& call, const Tensor& out, const Tensor& lse, const std::optional<T
   runtime::KernelStore& store = runtime::KernelStore::get();
   const int32_t head_dim = call.head_dim();
   const uint32_t cluster = static_cast<uint32_t>(call.cluster());
+  const bool masked = kernel.persistent && attn_mask.has_value();
+  Items items;
   uint32_t grid = grid_size(call.row_tiles() * cluster);
   if (kernel.persistent) {
     // Rows that do not start on 16 bytes, and repeated ones, the copy engine cannot read.
     for (Tensor* tensor : {&call.q, &call.v}) {
       if (!copy_engine_reads(*tensor, view(*tensor, call.shape.heads_first))) *tensor = copied(*tensor);
     }
-    grid = std::min(grid, static_cast<uint32_t>(store.device(call.device()).multiprocessors) / cluster * cluster);
+    items = Items(call, store.device(call.device()).multiprocessors, masked);
+    grid = items.clusters * cluster;
   }
-  const Workspace workspace(call);
+  const Workspace workspace(call, items);
   if (kernel.fp4) {
     find_means(call, workspace);
     quantise_kv_fp4(call, workspace);
   } else {
-    quantise_k(call, workspace, static_cast<int32_t>(grid / cluster));
+    quantise_k(call, workspace, items.clusters);
     if (kernel.quant_v != nullptr) quantise_v(call, workspace);
   }
   AttentionParams params = attention_params(call, out, lse, workspace);
   params.mask = looked.mask;
 
-  const bool masked = kernel.persistent && attn_mask.has_value();
   const char* name = masked ? kernel.masked : kernel.name;
   runtime::Launch launch{instance_name(name, head_dim, call.q),
                          name,
@@ -481,8 +515,13 @@ void run(Call& call, const Tensor& out, const Tensor& lse, const std::optional<T
     using Kernel = Sm90QkInt8PvF16;
     Kernel::Params mapped{};
     static_cast<AttentionParams&>(mapped) = params;
-    mapped.tiles = static_cast<int32_t>(call.row_tiles());
     mapped.next_tile = workspace.next_tile;
+    mapped.tiles = items.tiles;
+    mapped.items = items.count;
+    mapped.parted_tiles = items.parted_tiles;
+    mapped.parts = items.parts;
+    mapped.left = workspace.left;
+    mapped.arrived = workspace.next_tile + 1;
     // Packed sequences are one batch element of all tokens.
     const int32_t batch = call.packed() ? 1 : params.batch;
     if (Kernel::keeps_q(head_dim)) {

@@ -13,6 +13,7 @@ pytestmark = [
 ]
 
 ROUNDING = 512  # for a counter
+HOPPER = "sm90_qk_int8_pv_f16"
 # What is asked of PyTorch's allocator: what it gives is more by up to a megabyte that it does not split off.
 BYTES = "requested_bytes.all"
 
@@ -25,6 +26,13 @@ def workspace(kernel: str, keys: int, heads: int, sequences: int, head_dim: int)
     k_scales = keys * heads // 2
     v_scales = keys // 64 * heads * (head_dim * (4 if v_bytes == 1 else 1) + 16) if v_bytes else 0
     return copies + means + k_scales + v_scales + ROUNDING
+
+
+def parts(head_dim: int) -> int:
+    """At most, of Hopper's kernel: tiles whose keys several multiprocessors share are added up in memory, and counted."""
+    multiprocessors: int = torch.cuda.get_device_properties().multi_processor_count
+    rows = multiprocessors * (192 if head_dim <= 128 else 128)
+    return rows * (head_dim + 12) * 4 + rows
 
 
 def peak_above(before: int, *outputs: torch.Tensor) -> int:
@@ -54,7 +62,7 @@ def test_workspace_is_the_8_bit_copies_and_their_scales(kernel: str, head_dim: i
     before = start()
     outputs = call()
     allowed = workspace(kernel, 2 * 5120, 4, 2, head_dim)
-    assert peak_above(before, *outputs) <= allowed
+    assert peak_above(before, *outputs) <= allowed + (parts(head_dim) if kernel == HOPPER else 0)
     # And that this is little: about a quarter of K and V themselves, with V in FP8 half, in FP16 three quarters.
     assert allowed < (k.numel() + v.numel()) * 2 * (0.6 if "f8" in kernel else 0.85 if "accum_f16" in kernel else 0.3)
 

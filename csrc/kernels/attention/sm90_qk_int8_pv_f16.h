@@ -32,9 +32,21 @@ struct Sm90QkInt8PvF16 {
     TensorMap q_map;     // boxes of 64 channels x block_m tokens, swizzled; where Q is kept
     TensorMap v_map;     // boxes of 64 channels x 64 tokens, swizzled
     TensorMap mask_map;  // boxes of 64 keys x 64 rows, swizzled; of a mask that is added
-    int32_t* next_tile;  // which tile of the output is computed next, once each cluster has one; QuantKInt8 starts it
+    int32_t* next_tile;  // which item of work comes next, once each cluster has one; QuantKInt8 starts it
     int32_t tiles;       // of the output: block_m rows for each block of a cluster
+    // An item is a tile with all keys; of the last tiles, which would leave most multiprocessors idle, with one of `parts` parts of them.
+    // First all tiles, with the first part if they are parted; then these with the second; ….
+    int32_t items;
+    int32_t parted_tiles;
+    int32_t parts;
+    float* left;       // by warps that computed a part, for the one that adds the parts up: left_floats(head_dim) of each lane
+    int32_t* arrived;  // for each warp of such a tile: how many parts have been left; 0 before
   };
+
+  static constexpr int kMostParts = 4;
+  // A lane's output, and of its two rows sums, references and scales.
+  static constexpr int left_floats(int head_dim) { return head_dim / 2 + 6; }
+  static constexpr int consumer_warps(int head_dim) { return 4 * consumers(head_dim); }
 };
 
 }  // namespace sage

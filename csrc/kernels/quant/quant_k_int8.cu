@@ -102,7 +102,10 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPe
   using Element = Config::Element;
   constexpr int kChannels = Config::kChannels;
   ptx::grid_dependency_launch();
-  if (p.next_tile != nullptr && blockIdx.x == 0 && threadIdx.x == 0) *p.next_tile = p.first_tile;
+  if (p.next_tile != nullptr && blockIdx.x == 0) {
+    if (threadIdx.x == 0) *p.next_tile = p.first_tile;
+    for (int i = threadIdx.x; i < p.zeros; i += Config::kThreads) p.next_tile[1 + i] = 0;
+  }
 
   const KvSpan span(p.cu_seqlens, p.sequences, p.kv_heads, p.kv_len, Config::kSpanN, p.together);
   if (span.first_key >= span.length) return;

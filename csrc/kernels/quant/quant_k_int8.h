@@ -29,6 +29,7 @@ struct QuantKInt8 {
     float* k_mean;    // [batch or sequences, kv_heads, kHeadDim], written; null: K is not smoothed
     int32_t* next_tile;  // the attention kernel's counter, set to `first_tile`; null: it has none
     int32_t first_tile;
+    int32_t zeros;       // numbers behind the counter that are set to 0
     int32_t kv_heads;
     int32_t kv_len;
     int32_t head_dim;

@@ -10,6 +10,7 @@
 
 #include "kernels/attention/wgmma/load.cuh"
 #include "kernels/attention/wgmma/mask.cuh"
+#include "kernels/attention/wgmma/parts.cuh"
 #include "kernels/attention/wgmma/quantise_q.cuh"
 #include "kernels/attention/wgmma/softmax.cuh"
 #include "kernels/attention/wgmma/store_out.cuh"
@@ -219,7 +220,7 @@ __device__ __forceinline__ void consume(const Config::Params& p, const Memory& s
       finish_pv();
       leave_stage();
       stages_left -= blocks / Config::kStageBlocks + 1;
-      store_out(p, work, warp_row, rows, out, shared);
+      if (Masked || work.parts == 1 || add_parts(p, work, warp - 4, rows, out)) store_out(p, work, warp_row, rows, out, shared);
     }
     // Other warpgroups and the other block may see more keys.
     for (; stages_left > 0; --stages_left) {

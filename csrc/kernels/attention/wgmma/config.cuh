@@ -25,7 +25,8 @@ struct Config : Sm90QkInt8PvF16 {
   static constexpr int kVPanels = kHeadDim / 64;
   static constexpr int kQkSteps = kHeadDim / 32;
   static constexpr int kPvSteps = kBlockN / 16;
-  static constexpr int kConsumerWarps = 4 * kConsumers;
+  static constexpr int kConsumerWarps = consumer_warps(kHeadDim);
+  static constexpr int kLeftFloats = left_floats(kHeadDim);
   static constexpr int kProducerRegisters = kConsumers == 3 ? 32 : 40;
   static constexpr int kConsumerRegisters = kConsumers == 3 ? 160 : 232;
   // What the launch gives a warpgroup's worth of threads is shared out: 65536 registers by all threads, in eights.
@@ -90,7 +91,25 @@ struct Memory {
 // A tile of the output as the warps that compute are told of it; none is left where `qo_len` is 0. A cluster, which is a pair of
 // blocks or one on its own, computes neighbouring rows of a head; the keys are those that some of its rows sees.
 struct Work : Tile {
-  using Tile::Tile;
+  int parts;  // how many clusters compute the tile, from a part of its keys each
+  int part;   // which this is
+  int left;   // which of such tiles
+
+  // By a whole warp.
+  __device__ __forceinline__ Work(const Config::Params& p, int block_m, int tile) : Tile(p, block_m, tile), parts(1), part(0), left(0) {}
+
+  // Has this part's keys be all that there are.
+  __device__ __forceinline__ void take_part(int this_part, int of, int which) {
+    parts = of;
+    part = this_part;
+    left = which;
+    const int first = blocks * part / parts, end = blocks * (part + 1) / parts;
+    kv_block += first;
+    kv_token += first * Config::kBlockN;
+    kv_len = min(kv_len, end * Config::kBlockN) - first * Config::kBlockN;
+    blocks = end - first;
+  }
+
   // Tiles of keys that some row sees; one, hidden as a whole, where there is none.
   __device__ __forceinline__ int key_blocks() const { return max(1, blocks); }
 };

@@ -33,13 +33,19 @@ __device__ __forceinline__ int next_tile(const Config::Params& p, uint32_t parit
   return __shfl_sync(0xffffffffu, index, 0);
 }
 
-// Describes a tile of the output to the other warps. False: there is nothing to do. A warp.
+// Describes an item of work to the other warps. False: there is nothing to do. A warp.
 template <bool Masked>
 __device__ __forceinline__ bool describe(const Config::Params& p, int index, Work& description) {
-  Work work(p, Config::kBlockM * ptx::cluster_size(), index);
+  int tile = index, part = 0;
+  for (; tile >= p.tiles; tile -= p.parted_tiles) ++part;
+  Work work(p, Config::kBlockM * ptx::cluster_size(), tile);
   if (work.qo_len == 0) return false;
   work.first_row += ptx::cluster_rank() * Config::kBlockM;
-  if (threadIdx.x % 32 == 0) description = work;
+  if (threadIdx.x % 32 == 0) {
+    description = work;
+    const int which = tile - (p.tiles - p.parted_tiles);
+    if (!Masked && which >= 0) description.take_part(part, p.parts, which);  // there, where it takes no registers
+  }
   if constexpr (Masked) {
     __syncwarp();
     const int blocks = SeenTiles(p, description).count();
@@ -57,7 +63,7 @@ __device__ __forceinline__ void hand_out(const Config::Params& p, const Memory& 
   uint32_t parity = 0, index_parity = 0;
   // Q does not wait for quant_k_int8, as K and the counter do, which packed sequences may need at once.
   if (!Masked && p.cu_seqlens_q != nullptr) ptx::grid_dependency_wait();
-  for (int index = ptx::cluster_index(); index < p.tiles; index = next_tile(p, index_parity, shared), index_parity ^= 1) {
+  for (int index = ptx::cluster_index(); index < p.items; index = next_tile(p, index_parity, shared), index_parity ^= 1) {
     if (describe<Masked>(p, index, work_of(parity, shared))) {
       const Work& work = work_of(parity, shared);
       if (threadIdx.x % 32 == 0) {
