@@ -109,7 +109,8 @@ class Exact:
         self.centred = self.v - self.middle
         self.range = 2 * largest(self.centred, -2).unsqueeze(-2)
         self.largest_v = largest(self.v, -2).unsqueeze(-2)
-        self.independent = 1.0 / self.p2.sum(dim=-1).clamp_min(1e-300)  # keys that matter, of each row
+        # Keys whose errors matter, of each row: as many as would all weigh alike.
+        self.independent = self.p2.sum(dim=-1).square() / self.p2.square().sum(dim=-1).clamp_min(1e-300)
 
     def by_head(self, x: torch.Tensor) -> torch.Tensor:
         """Something broadcastable to the scores, with key heads apart."""
@@ -176,6 +177,8 @@ class Exact:
         if key not in self._allowed:
             deviation = self.deviation(*key)
             rows, keys = self.blind.numel(), self.k.numel()
+            if self.problem.rows_alike:
+                rows //= max(1, self.blind.shape[-1])
             together = 1.0 if self.problem.v_alike else self.v.shape[-1]
             by_row = deviation.sum(dim=-1)
             (a, b), (c, d) = LIMITS.call, LIMITS.row
@@ -228,6 +231,9 @@ class Errors:
         variance = half_q.square() * k2.sum(dim=-1)[:, :, None, None] + half_k.square() * q2.sum(dim=-1, keepdim=True)
         if self.smooth_k:
             variance = variance + unit(exact.dtype) ** 2 * (q2 @ k2.unsqueeze(2).transpose(-1, -2))
+        # Kernels round halves of K, which near the smallest numbers of its dtype lose their last bit.
+        smallest = float(torch.finfo(exact.dtype).smallest_normal * torch.finfo(exact.dtype).eps)
+        variance = variance + smallest**2 * q2.sum(dim=-1, keepdim=True)
         small = 4 * half_q * half_k * abs(factor) + 2.0**-22 * exact.norms
         if exact.bias is not None:
             small = small + 2.0**-22 * exact.bias.abs().clamp_max(1e6)

@@ -21,6 +21,8 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 ALIKE = {"constant", "zero", "half zero", "trend", "grid", "repeated", "huge", "overlapping"}
 # Kinds of values of which one error moves a whole row: of one key, in one channel, or in all channels together.
 V_ALIKE = {"loud token", "outlier channels", "offset", "constant", "trend", "huge", "overlapping"}
+# Kinds of queries and keys whose errors of rounding are alike from row to row of a head: rows have the same weights, or a part in common.
+ROWS_ALIKE = {"zero", "tiny", "one query", "sink"}
 K_KINDS = {
     "randn": 8, "offset": 4, "outlier channels": 3, "loud token": 2, "sink": 3, "constant": 1, "zero": 1, "half zero": 2,
     "trend": 2, "grid": 2, "repeated": 1, "tiny": 1, "huge": 1,
@@ -71,6 +73,7 @@ class Problem(NamedTuple):
     sm_scale: float | None
     alike: bool  # errors of rounding may not average out
     v_alike: bool  # one error may move a whole row
+    rows_alike: bool  # or all rows of a head
     buffer: torch.Tensor  # bytes, in which everything lies
     before: torch.Tensor  # the same bytes, copied
     words: str  # describes it
@@ -397,6 +400,21 @@ def problem(seed: int, device: str) -> Problem:
         ]
     )
     alike = bool({kinds[0], kinds[1]} & ALIKE) or kinds[2] == "overlapping"
+    rows_alike = bool({kinds[0], kinds[1]} & ROWS_ALIKE)
     return Problem(
-        q, k, v, mask, hidden, packed, layout, is_causal, sm_scale, alike, kinds[2] in V_ALIKE, buffer, buffer.clone(), words
+        q,
+        k,
+        v,
+        mask,
+        hidden,
+        packed,
+        layout,
+        is_causal,
+        sm_scale,
+        alike,
+        kinds[2] in V_ALIKE,
+        rows_alike,
+        buffer,
+        buffer.clone(),
+        words,
     )
