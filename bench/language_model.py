@@ -43,16 +43,17 @@ Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 class Size(NamedTuple):
     """Of the network, of a step of its training, and of what is evaluated."""
 
-    layers: int = 10
-    heads: int = 6
+    layers: int = 6
+    heads: int = 4
     head_dim: int = 128
-    context: int = 1024
+    context: int = 512
     batch: int = 32
+    rate: float = 2e-3  # of learning, at most
     held_out: int = 64  # contexts whose loss is computed
     looked_at: int = 4  # contexts of which each layer's error is
 
 
-SMALL = Size(layers=4, heads=2, head_dim=64, context=256, batch=8, held_out=32, looked_at=4)
+SMALL = Size(layers=4, heads=2, head_dim=64, context=256, batch=8, rate=1e-3, held_out=32, looked_at=4)
 
 
 def text(device: str) -> tuple[torch.Tensor, torch.Tensor]:
@@ -154,16 +155,19 @@ def causal(attention: Attention, q: torch.Tensor, k: torch.Tensor, v: torch.Tens
     return out
 
 
-def methods(device: str, head_dim: int) -> dict[str, tuple[str, Attend]]:
+def methods(device: str, size: Size) -> dict[str, tuple[str, Attend]]:
     """Ours, by name, with the kernel that serves each: public functions with each of their sums, then kernels that none of them takes."""
-    q = torch.empty(1, 1, 1024, head_dim, dtype=torch.bfloat16, device=device)
+    q = torch.empty(1, 1, size.context, size.head_dim, dtype=torch.bfloat16, device=device)
     found: dict[str, tuple[str, Attend]] = {}
     for function, sums in dispatch.ACCUMULATORS.items():
         for which in sums or (None,):
             try:
-                kernel = sageattention.explain(q, q, q, is_causal=True, function=function, pv_accum_dtype=which).kernel
+                explained = sageattention.explain(q, q, q, is_causal=True, function=function, pv_accum_dtype=which)
             except ValueError:  # not on this GPU
                 continue
+            kernel = explained.kernel
+            if explained.or_pytorch and size.context <= dispatch.KERNELS[kernel].few_causal_queries:
+                kernel = "PyTorch's, for so few"
             options = {"is_causal": True, **({"pv_accum_dtype": which} if which else {})}
             if kernel not in [served for served, _ in list(found.values())[1:]]:  # after sageattn, each kernel once
                 found[f"{function} {which or ''}".strip()] = (kernel, partial(getattr(sageattention, function), **options))
@@ -211,7 +215,7 @@ def train(model: Model, data: torch.Tensor, size: Size, seconds: float, steps: i
     start, done, step, shown = time.time(), 0.0, 0, 0.0
     loss = torch.zeros(())
     while done < 1.0:
-        rate = 1e-3 * min(1.0, (done + 1e-3) / 0.05) * min(1.0, (1.0 - done) / 0.5)
+        rate = size.rate * min(1.0, (done + 1e-3) / 0.05) * min(1.0, (1.0 - done) / 0.5)
         for group in optimiser.param_groups:
             group["lr"] = rate
         starts = torch.randint(len(data) - size.context, (size.batch,), generator=generator, device=data.device)
@@ -343,12 +347,12 @@ def main() -> None:
         sys.exit(
             "language_model: needs an NVIDIA GPU, and PyTorch sees none here; --device cpu --small --steps 20 tries the script"
         )
-    size = SMALL if arguments.small else Size(heads=768 // arguments.head_dim, head_dim=arguments.head_dim)
+    size = SMALL if arguments.small else Size(heads=512 // arguments.head_dim, head_dim=arguments.head_dim)
     torch.manual_seed(0)
     data, held_out = text(arguments.device)
     model = Model(size).to(arguments.device)
     trained = train(model, data, size, arguments.seconds, arguments.steps)
-    table = methods(arguments.device, size.head_dim) | fp4_methods(arguments.device, size)
+    table = methods(arguments.device, size) | fp4_methods(arguments.device, size)
     result: dict[str, Any] = {
         "environment": environment("python bench/language_model.py " + " ".join(sys.argv[1:])),
         "model": {**size._asdict(), "parameters": sum(p.numel() for p in model.parameters())},
