@@ -168,14 +168,9 @@ def _makespan(blocks: list[float], multiprocessors: int, clocks: tuple[float, ..
     return clock
 
 
-def attention_seconds(
-    kernel: Kernel, card: Card, shape: Shape, *, rows_descend: bool = True, simulated: tuple[float, ...] = ()
-) -> float:
-    """Of the attention kernel alone. Blocks of threads start as others end, the last rows' first or, if not, each head's in order.
-
-    `simulated`: clocks for a tile with 1, 2, … blocks of threads on a multiprocessor, where they are not to be the kernel's.
-    """
-    clocks = tuple(c / REACHED for c in simulated or load(kernel, card).with_blocks)
+def attention_seconds(kernel: Kernel, card: Card, shape: Shape, *, rows_descend: bool = True) -> float:
+    """Of the attention kernel alone. Blocks of threads start as others end, the last rows' first or, if not, each head's in order."""
+    clocks = tuple(c / REACHED for c in load(kernel, card).with_blocks)
     blocks = []  # in tiles
     for first in range(0, shape.tokens, kernel.rows):
         keys = min(shape.tokens, first + kernel.rows) if shape.causal else shape.tokens
@@ -197,27 +192,20 @@ class Quantiser(NamedTuple):
     only_seen: bool = False  # of those that a causal mask lets see each other
 
 
-class Measured(NamedTuple):
-    """On the H200, for 2 x 32 heads x 4096 tokens of head_dim 128, float16, the kernel alone (bench/notes-mma-sync.md)."""
-
-    microseconds: float
-    # What was simulated of the code that was measured, for a tile with 1, 2, … blocks of threads: where the code has changed since.
-    simulated: tuple[float, ...] = ()
-
-
+# Microseconds on the H200, for 2 x 32 heads x 4096 tokens of head_dim 128, float16, the kernel alone (bench/notes-mma-sync.md).
 MEASURED = {
-    "sm80_qk_int8_pv_f16": Measured(1184),
-    "sm80_qk_int8_pv_f16_accum_f16": Measured(1749, (9534, 5368)),
-    "sm89_qk_int8_pv_f8": Measured(1569),
-    "sm90_qk_int8_pv_f16": Measured(658),
-    "quant_k_int8": Measured(31.0),
-    "quant_v_f16": Measured(52),
-    "quant_v_f8": Measured(70.3),
+    "sm80_qk_int8_pv_f16": 1190,
+    "sm80_qk_int8_pv_f16_accum_f16": 1375,
+    "sm89_qk_int8_pv_f8": 1478,
+    "sm90_qk_int8_pv_f16": 663,
+    "quant_k_int8": 31.2,
+    "quant_v_f16": 51.5,
+    "quant_v_f8": 69.5,
 }
 
 
 def _quantiser(name: str, size: float) -> Quantiser:
-    return Quantiser(name, size, MEASURED[name].microseconds * 1e-6 * 132 * 1.98e9 / (2 * 32 * 4096 * 128))
+    return Quantiser(name, size, MEASURED[name] * 1e-6 * 132 * 1.98e9 / (2 * 32 * 4096 * 128))
 
 
 _K, _V_F16, _V_F8 = _quantiser("quant_k_int8", 3), _quantiser("quant_v_f16", 4), _quantiser("quant_v_f8", 3)

@@ -79,7 +79,7 @@ def kernels_table(cubins: Sequence[Path]) -> str:
 
 
 def checked_table(cubins: Sequence[Path]) -> str:
-    """What was measured, beside the prediction for the code that was measured and for that there is."""
+    """What was measured, beside the prediction."""
     card = next(c for c in CARDS if c.name == "H200")
     shape = Shape(2, 32, 4096, 128)
     rows = []
@@ -87,11 +87,9 @@ def checked_table(cubins: Sequence[Path]) -> str:
         name = kernel.name.split("-")[0]
         if (measured := MEASURED.get(name)) is None:
             continue
-        predicted = 1e6 * attention_seconds(kernel, card, shape, simulated=measured.simulated)
-        since = f"{1e6 * attention_seconds(kernel, card, shape):.0f}" if measured.simulated else ""
-        cells = (f"{measured.microseconds:.0f}", f"{predicted:.0f}", f"{predicted / measured.microseconds:.2f}", since)
-        rows.append((SHORT[name], *cells))
-    return _table(("kernel", "measured, µs", "predicted, µs", "ratio", "predicted as it is now"), rows)
+        predicted = 1e6 * attention_seconds(kernel, card, shape)
+        rows.append((SHORT[name], f"{measured:.0f}", f"{predicted:.0f}", f"{predicted / measured:.2f}"))
+    return _table(("kernel", "measured, µs", "predicted, µs", "ratio"), rows)
 
 
 def generated(cubins: Sequence[Path]) -> str:
@@ -103,8 +101,7 @@ Multiply-adds a clock and multiprocessor of the tensor cores, dense, at the boos
 A tile in clocks, and TFLOPS of a whole call at batch {BATCH}, {HEADS} heads, N={TOKENS}, quantisation included:
 
 {kernels_table(cubins)}
-The H200, attention kernel alone, batch 2, 32 heads, N=4096, D=128, float16. Kernels that have changed since were not measured again:
-the prediction beside a measurement is for the code that was measured.
+The H200, attention kernel alone, batch 2, 32 heads, N=4096, D=128, float16:
 
 {checked_table(cubins)}"""
 
