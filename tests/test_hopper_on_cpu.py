@@ -141,6 +141,14 @@ def test_kernels_agree_with_the_reference(name: str, hopper: Kernels) -> None:
     CASES[name].check_orders(hopper, KERNEL, 1, 2)
 
 
+@pytest.mark.parametrize("name", ["strided", "strided mask", "added", "packed", "parts"])
+def test_the_stable_abi_says_the_same(name: str, hopper: Kernels) -> None:
+    """What is copied, made even or seen as another shape is so by LibTorch's stable ABI too."""
+    by_stable_abi = Kernels(hopper.folder, hopper.architecture, stable_abi=True)
+    for one, other in zip(CASES[name].run(by_stable_abi, KERNEL), CASES[name].run(hopper, KERNEL), strict=True):
+        assert torch.equal(fuzz.bits(one), fuzz.bits(other))
+
+
 def test_parts_whose_scores_are_beyond_measure(hopper: Kernels) -> None:
     """Each part makes the unit of such a row's scores another; one key outweighs all others in any. The log-sum-exp is that of one unit or another."""
     q, k, v = inputs(1, 1, 1, 70, 1000, 64, 64)
