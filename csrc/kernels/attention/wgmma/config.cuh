@@ -95,14 +95,15 @@ struct Work : Tile {
   int part;   // which this is
   int left;   // which of such tiles
 
-  // By a whole warp.
-  __device__ __forceinline__ Work(const Config::Params& p, int block_m, int tile) : Tile(p, block_m, tile), parts(1), part(0), left(0) {}
-
-  // Has this part's keys be all that there are.
-  __device__ __forceinline__ void take_part(int this_part, int of, int which) {
-    parts = of;
-    part = this_part;
-    left = which;
+  // `part` being the item's number: has its part of the tile's keys be all that there are.
+  __device__ __forceinline__ void take_part(const Config::Params& p) {
+    left = part;
+    part = 0;
+#pragma unroll 1
+    for (; left >= p.tiles; left -= p.parted_tiles) ++part;
+    left -= p.tiles - p.parted_tiles;
+    parts = left < 0 ? 1 : p.parts;
+    if (parts == 1) return;
     const int first = blocks * part / parts, end = blocks * (part + 1) / parts;
     kv_block += first;
     kv_token += first * Config::kBlockN;

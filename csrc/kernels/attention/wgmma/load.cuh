@@ -35,16 +35,18 @@ __device__ __forceinline__ int next_tile(const Config::Params& p, uint32_t parit
 
 // Describes an item of work to the other warps. False: there is nothing to do. A warp.
 template <bool Masked>
-__device__ __forceinline__ bool describe(const Config::Params& p, int index, Work& description) {
-  int tile = index, part = 0;
-  for (; tile >= p.tiles; tile -= p.parted_tiles) ++part;
-  Work work(p, Config::kBlockM * ptx::cluster_size(), tile);
-  if (work.qo_len == 0) return false;
-  work.first_row += ptx::cluster_rank() * Config::kBlockM;
+__device__ __forceinline__ bool describe(const Config::Params& p, int item, Work& description) {
+  if constexpr (!Masked) {
+    if (threadIdx.x % 32 == 0) description.part = item;  // there, as all that can be: registers are short
+#pragma unroll 1
+    while (item >= p.tiles) item -= p.parted_tiles;
+  }
+  const Tile tile(p, Config::kBlockM * ptx::cluster_size(), item);
+  if (tile.qo_len == 0) return false;
   if (threadIdx.x % 32 == 0) {
-    description = work;
-    const int which = tile - (p.tiles - p.parted_tiles);
-    if (!Masked && which >= 0) description.take_part(part, p.parts, which);  // there, where it takes no registers
+    static_cast<Tile&>(description) = tile;
+    description.first_row += ptx::cluster_rank() * Config::kBlockM;
+    if constexpr (!Masked) description.take_part(p);
   }
   if constexpr (Masked) {
     __syncwarp();
@@ -60,12 +62,12 @@ __device__ __forceinline__ bool describe(const Config::Params& p, int index, Wor
 template <bool Masked>
 __device__ __forceinline__ void hand_out(const Config::Params& p, const Memory& shared) {
   const uint32_t full = shared.address + Shared::kQFull;
-  uint32_t parity = 0, index_parity = 0;
+  uint32_t parities = 0;  // of tiles, and of the counter's answers: one register
   // Q does not wait for quant_k_int8, as K and the counter do, which packed sequences may need at once.
   if (!Masked && p.cu_seqlens_q != nullptr) ptx::grid_dependency_wait();
-  for (int index = ptx::cluster_index(); index < p.items; index = next_tile(p, index_parity, shared), index_parity ^= 1) {
-    if (describe<Masked>(p, index, work_of(parity, shared))) {
-      const Work& work = work_of(parity, shared);
+  for (int index = ptx::cluster_index(); index < p.items; index = next_tile(p, parities >> 1, shared), parities ^= 2) {
+    if (describe<Masked>(p, index, work_of(parities & 1, shared))) {
+      const Work& work = work_of(parities & 1, shared);
       if (threadIdx.x % 32 == 0) {
         if constexpr (Config::kKeepQ) {
           ptx::mbarrier_arrive_expect(full, Shared::kQBytes);
@@ -78,13 +80,14 @@ __device__ __forceinline__ void hand_out(const Config::Params& p, const Memory& 
           ptx::mbarrier_arrive(full);
         }
       }
-      ptx::mbarrier_wait(shared.address + Shared::kQEmpty, parity);
-      parity ^= 1;
+      ptx::keep(parities);  // and no second one for its last bit
+      ptx::mbarrier_wait(shared.address + Shared::kQEmpty, parities & 1);
+      parities ^= 1;
     }
     ptx::grid_dependency_wait();
   }
   if (threadIdx.x % 32 == 0) {
-    work_of(parity, shared).qo_len = 0;
+    work_of(parities & 1, shared).qo_len = 0;
     ptx::mbarrier_arrive(full);
   }
 }
