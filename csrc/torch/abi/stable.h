@@ -176,14 +176,6 @@ inline Tensor empty(IntArrayRef sizes, ScalarType type, const Tensor& beside) {
 
 // ── Values on their way through the dispatcher: 64 bits each ──────────────────────────────────────────────
 
-template <typename T>
-StableIValue to_value(T number) {
-  static_assert(std::is_arithmetic_v<T>);
-  StableIValue value = 0;
-  std::memcpy(&value, &number, sizeof number);
-  return value;
-}
-
 // Another owner of the same tensor.
 inline StableIValue to_value(const Tensor& tensor) {
   AtenTensorHandle handle = nullptr;
