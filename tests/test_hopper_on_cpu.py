@@ -173,7 +173,7 @@ class MaskTiles(ctypes.Structure):
     _fields_ = (
         ("mask", Mask),
         *((name, ctypes.c_void_p) for name in ("tiles", "bits")),
-        *((name, ctypes.c_int32) for name in ("heads", "rows", "keys", "causal", "vectors")),
+        *((name, ctypes.c_int32) for name in ("heads", "rows", "keys", "causal", "vectors", "count")),
     )
 
 
@@ -193,11 +193,12 @@ def look_at(
     told = Mask(mask.data_ptr(), 0, 0, 0, mask.stride(0) * size, row_stride, mask.stride(2) * size)
     told.tile_rows, told.type = tile_rows, MASK_TYPES.index(mask.dtype)
     vectors = mask.data_ptr() % 16 == 0 and mask.stride(0) * size % 16 == 0 and row_stride % 16 == 0 and mask.stride(2) == 1
-    params = MaskTiles(told, tiles.data_ptr(), words.data_ptr() if bits else 0, mask.shape[0], rows, keys, causal, vectors)
-    blocks = mask.shape[0] * -(-rows // 128) * -(-key_tiles // (4 // size if size < 4 else 1))
+    params = MaskTiles(
+        told, tiles.data_ptr(), words.data_ptr() if bits else 0, mask.shape[0], rows, keys, causal, vectors, tiles.numel()
+    )
     launch = ctypes.CDLL(str(kernels.folder / kernels.architecture / "mask_tiles.so")).launch
     launch.restype = ctypes.c_char_p
-    assert launch(ctypes.byref(params), blocks, 1, 256, 0, 1, None) is None
+    assert launch(ctypes.byref(params), -(-tiles.numel() // 16), 1, 256, 0, 1, None) is None
     return tiles, words
 
 
@@ -251,6 +252,19 @@ def test_mask_tiles(dtype: torch.dtype, rows: int, hopper: Kernels) -> None:
             assert torch.equal(tiles, expected)
             read = (expected == MIXED) | (expected == ADDED)
             assert not bits or torch.equal(words[read], expected_words[read])
+
+
+def test_mask_tiles_of_other_bytes_than_one(hopper: Kernels) -> None:
+    """What is not zero is true."""
+    hopper.compile(KERNEL, 64, torch.float16, masked=True)
+    seen = randn(1, 150, 333) > 0.5
+    expected, expected_words = expected_tiles(seen, 150, 64, bits=True, causal=False)
+    bytes_of = torch.arange(1, 256, dtype=torch.uint8).repeat(196)[: seen.numel()].view(seen.shape) * seen
+    for width in (333, 336):
+        mask = torch.zeros(1, 150, width, dtype=torch.uint8)[..., :333].copy_(bytes_of).view(torch.bool)
+        tiles, words = look_at(hopper, mask, 150, 64, bits=True, causal=False)
+        assert torch.equal(tiles, expected)
+        assert torch.equal(words[expected == MIXED], expected_words[expected == MIXED])
 
 
 @pytest.mark.parametrize("name", ["many tiles", "many pairs", "causal, 256", "packed", "mask", "added"])

@@ -110,7 +110,7 @@ EXPECTED = {
     "quant_v_f8": Expected(
         lambda d, _: 768 // (2 * d), (), ("LDG.E.128", "STG.E.128", "F2FP"), since_90=("PREEXIT", "ACQBULK")
     ),
-    "mask_tiles": Expected(lambda _, c: 3 if c >= 100 else 4, (), ("LDG.E.EF.128", "LDG.E.U8", "LDG.E.U16", "LDG.E", "STG.E")),
+    "mask_tiles": Expected(lambda _, c: 4 if c == 90 else 3, (), ("LDG.E.EF.128", "LDG.E.U8", "LDG.E.U16", "LDG.E", "STG.E")),
     "sm80_qk_int8_pv_f16": Expected(
         lambda d, _: 2 if d <= 128 else 1,
         ("IMMA.16832.S8.S8", "HMMA.16816.F32{bf16}"),

@@ -343,6 +343,7 @@ LookedAt look_at_mask(const Call& call, const Tensor& attn_mask) {
   const int64_t key_tiles = (params.keys + MaskTiles::kKeys - 1) / MaskTiles::kKeys;
   looked.tiles = call.empty({looked.batch, looked.heads, row_tiles, key_tiles}, kByte);
   if (bits) looked.bits = call.empty({looked.tiles.numel(), MaskTiles::kWords}, kInt);
+  params.count = static_cast<uint32_t>(looked.tiles.numel());
 
   mask.data = looked.data.data_ptr();
   mask.tiles = params.tiles = data_or_null<uint8_t>(looked.tiles);
@@ -359,9 +360,7 @@ LookedAt look_at_mask(const Call& call, const Tensor& attn_mask) {
               : type == kFloat ? AttentionMask::kFloat
                                    : AttentionMask::kBfloat16;
   looked.mask = mask;
-  const int64_t tiles_together = MaskTiles::kRowBytes / static_cast<int64_t>(attn_mask.element_size()) / MaskTiles::kKeys;
-  const int64_t blocks = int64_t{looked.batch} * looked.heads * ((params.rows + MaskTiles::kRows - 1) / MaskTiles::kRows) *
-                         ((key_tiles + tiles_together - 1) / tiles_together);
+  const int64_t blocks = (int64_t{params.count} + MaskTiles::kTilesOfBlock - 1) / MaskTiles::kTilesOfBlock;
   if (blocks > 0) {
     runtime::KernelStore::get().launch({"mask_tiles", "mask_tiles", call.device(), call.stream, grid_size(blocks),
                                         MaskTiles::kThreads, 0, /*overlaps_previous=*/false},

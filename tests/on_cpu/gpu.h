@@ -459,6 +459,13 @@ inline uint32_t __ballot_sync(uint32_t, bool x) {
     for (int lane = 0; lane < 32; ++lane) made.put(lane, bits);
   });
 }
+inline uint32_t __reduce_add_sync(uint32_t, uint32_t x) {
+  return gpu::together<uint32_t>(x, [](auto given, auto made) {
+    uint32_t sum = 0;
+    for (int lane = 0; lane < 32; ++lane) sum += given[lane];
+    for (int lane = 0; lane < 32; ++lane) made.put(lane, sum);
+  });
+}
 inline bool __any_sync(uint32_t mask, bool x) { return __ballot_sync(mask, x) != 0; }
 inline bool __all_sync(uint32_t mask, bool x) { return __ballot_sync(mask, !x) == 0; }
 

@@ -1,198 +1,243 @@
 // Looks at an attention mask once: attention then skips the tiles that hide everything and does not read those that change nothing. For
 // wgmma it also says of each key whether a row sees it, a bit, in the order in which threads hold the scores.
 //
-// A block of threads reads 128 rows and of each 256 bytes, 16 at a time, makes bits of them, and looks at those.
+// A warp looks at one tile after the other and waits for no other warp. It reads 64 rows in four slabs of 16, as accumulators lie: of a
+// slab a lane reads two rows, lane / 4 and 8 further, and of each every fourth 16 bytes, 16 keys in all. Of these 32 numbers it makes 32
+// bits, and four lanes, which have the same rows, exchange theirs so that each has the keys whose scores it will hold.
 #include "kernels/mask/mask_tiles.h"
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-#include "kernels/attention/mask_value.cuh"
+#include <cuda/std/type_traits>
 
 namespace sage {
 
+constexpr int kWarps = MaskTiles::kThreads / 32;
 constexpr int kPieceBytes = 16;
-constexpr int kPieces = MaskTiles::kRowBytes / kPieceBytes;       // of a row
-constexpr int kRowsAtOnce = MaskTiles::kThreads / kPieces;
-constexpr int kPasses = MaskTiles::kRows / kRowsAtOnce;
-constexpr int kMostTiles = MaskTiles::kRowBytes / MaskTiles::kKeys;  // of keys: of bool
-constexpr int kHalves = MaskTiles::kRows / MaskTiles::kWgmmaRows;
+constexpr int kPieces = 8;  // of a lane, on their way together
+constexpr int kSlabs = MaskTiles::kWgmmaRows / 16;
 
-// What a piece of a row says.
-struct Seen {
-  uint32_t keys;   // that are seen, a bit a key
-  uint32_t added;  // not zero: to some of them something is added
-};
+// An element as it lies in memory.
+template <int kType>
+using Element = cuda::std::conditional_t<kType == AttentionMask::kBool, uint8_t,
+                                         cuda::std::conditional_t<kType == AttentionMask::kFloat, uint32_t, uint16_t>>;
 
-__device__ __forceinline__ void look(Seen& seen, float value, int bit) {
-  seen.keys |= (value != -INFINITY ? 1u : 0u) << bit;
-  seen.added |= value != -INFINITY && value != 0.0f ? 1 : 0;
+// The largest number that hides, as mask_value has it: float16's least, for others the one at or next below -5e5.
+template <int kType>
+constexpr uint32_t kHides = kType == AttentionMask::kBool       ? 0
+                            : kType == AttentionMask::kHalf     ? 0xfbff
+                            : kType == AttentionMask::kBfloat16 ? 0xc8f5
+                                                                : 0xc8f42400;
+
+// Makes it the last one, and the first one go.
+template <typename T, int kSize>
+__device__ __forceinline__ void append(T (&values)[kSize], const T& value) {
+#pragma unroll
+  for (int i = 0; i < kSize - 1; ++i) values[i] = values[i + 1];
+  values[kSize - 1] = value;
 }
 
-// 16 bytes of bool, which are what is not zero.
-__device__ __forceinline__ Seen look_at_bytes(const uint32_t (&words)[4]) {
+// Bytes of bool become 0 or 1, as PyTorch leaves them.
+__device__ __forceinline__ void make_ones(uint4 (&pieces)[kPieces]) {
+  uint32_t any = 0;
+#pragma unroll
+  for (const uint4& piece : pieces) any |= piece.x | piece.y | piece.z | piece.w;
+  if (!__any_sync(0xffffffffu, (any & ~0x01010101u) != 0)) return;
+  const auto ones = [](uint32_t x) { return ((x & 0x7f7f7f7fu) + 0x7f7f7f7fu | x) >> 7 & 0x01010101u; };
+#pragma unroll
+  for (uint4& piece : pieces) piece = make_uint4(ones(piece.x), ones(piece.y), ones(piece.z), ones(piece.w));
+}
+
+// Of two rows the keys that are seen: a byte for each other lane, two bits of eight keys of the first row, two of the second, and so of the
+// next eight keys.
+__device__ __forceinline__ uint32_t look_at_bytes(const uint4& first, const uint4& second) {
+  const uint32_t low = first.x + second.x * 4 + first.z * 16 + second.z * 64;
+  const uint32_t high = first.y + second.y * 4 + first.w * 16 + second.w * 64;
+  return __byte_perm(low, high, 0x6420) + __byte_perm(low, high, 0x7531) * 2;
+}
+
+// The same of eight keys, four bits for each lane. To `added` come the bits of what is seen.
+template <typename T2>
+__device__ __forceinline__ uint32_t look_at_pairs(const uint4& first, const uint4& second, uint32_t hides, uint32_t& added) {
+  const uint32_t words[2][4] = {{first.x, first.y, first.z, first.w}, {second.x, second.y, second.z, second.w}};
+  hides |= hides << 16;
   uint32_t keys = 0;
 #pragma unroll
-  for (int i = 3; i >= 0; --i) {
-    const uint32_t high = ((words[i] & 0x7f7f7f7fu) + 0x7f7f7f7fu | words[i]) & 0x80808080u;
-    keys = __funnelshift_l(high * 0x00204081u, keys, 4);  // the product has these four bits on top
-  }
-  return {keys, 0};
-}
-
-// 8 numbers of 16 bits, as mask_value takes them.
-template <typename T2>
-__device__ __forceinline__ Seen look_at_pairs(const uint32_t (&words)[4], uint32_t hides) {
-  uint32_t keys = 0, added = 0;
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
+  for (int i = 0; i < 8; ++i) {
+    const uint32_t word = words[i % 2][i / 2];
     // In each half all bits or none; not of NaN.
-    const uint32_t hidden = __hle2_mask(reinterpret_cast<const T2&>(words[i]), reinterpret_cast<const T2&>(hides));
+    const uint32_t hidden = __hle2_mask(reinterpret_cast<const T2&>(word), reinterpret_cast<const T2&>(hides));
     keys |= ~hidden & 0x00010001u << 2 * i;
-    added |= words[i] & 0x7fff7fffu & ~hidden;
+    added |= word & ~hidden;
   }
-  return {(keys | keys >> 15) & 0xffu, added};
+  return keys | keys >> 15;
 }
 
-__device__ __forceinline__ Seen look_at_vector(int type, const uint4& piece) {
-  const uint32_t words[4] = {piece.x, piece.y, piece.z, piece.w};
-  if (type == AttentionMask::kBool) return look_at_bytes(words);
-  if (type == AttentionMask::kHalf) return look_at_pairs<__half2>(words, 0xfbfffbffu);                 // -65504
-  if (type == AttentionMask::kBfloat16) return look_at_pairs<__nv_bfloat162>(words, 0xc8f5c8f5u);  // the next below -5e5
-  Seen seen{};
+// The same of a piece of each row, in any order.
+__device__ __forceinline__ uint32_t look_at_floats(const uint4& first, const uint4& second, uint32_t hides, uint32_t& added) {
+  const uint32_t words[8] = {first.x, first.y, first.z, first.w, second.x, second.y, second.z, second.w};
+  uint32_t keys = 0;
 #pragma unroll
-  for (int i = 0; i < 4; ++i) look(seen, mask_value(__uint_as_float(words[i])), i);
-  return seen;
-}
-
-// Of a row's bits each eighth pair, from this one, to each other pair of 32.
-__device__ __forceinline__ uint32_t each_eighth_pair(uint2 row, int pair) {
-  const auto half = [pair](uint32_t bits) {
-    bits = bits >> 2 * pair & 0x03030303u;
-    bits = (bits | bits >> 4) & 0x00330033u;
-    return bits | bits >> 8;
-  };
-  return __byte_perm(half(row.x), half(row.y), 0x5410) & 0x33333333u;
-}
-
-// Bits of the first keys of a tile, this one the last.
-__device__ __forceinline__ uint2 keys_up_to(int last) {
-  const auto half = [](int last) { return last < 0 ? 0 : last >= 31 ? ~0u : (2u << last) - 1; };
-  return make_uint2(half(last), half(last - 32));
-}
-
-extern "C" __global__ void __launch_bounds__(MaskTiles::kThreads)
-    mask_tiles(const __grid_constant__ MaskTiles::Params p) {
-  __shared__ uint2 rows[MaskTiles::kRows][kMostTiles + 1];  // a bit a key
-  __shared__ uint32_t some[kHalves][kMostTiles], all[kHalves][kMostTiles], added[kMostTiles][kHalves];
-  const int type = p.mask.type;
-  const int element_size = type == AttentionMask::kBool ? 1 : type == AttentionMask::kFloat ? 4 : 2;
-  const int piece_keys = kPieceBytes / element_size;
-  const int tiles = MaskTiles::kRowBytes / element_size / MaskTiles::kKeys;  // of keys, of this block of threads
-  const int key_tiles = (p.keys + MaskTiles::kKeys - 1) / MaskTiles::kKeys;
-  const int key_blocks = (key_tiles + tiles - 1) / tiles;
-  const int row_blocks = (p.rows + MaskTiles::kRows - 1) / MaskTiles::kRows;
-  const int first_tile = blockIdx.x % key_blocks * tiles;
-  const int first_row = blockIdx.x / key_blocks % row_blocks * MaskTiles::kRows;
-  const int batch_head = blockIdx.x / key_blocks / row_blocks;
-  const int piece = threadIdx.x % kPieces;
-  const int key = first_tile * MaskTiles::kKeys + piece * piece_keys;
-  const auto* origin = static_cast<const uint8_t*>(p.mask.data) + batch_head / p.heads * p.mask.batch_stride +
-                       batch_head % p.heads * p.mask.head_stride + key * p.mask.key_stride;
-  if (threadIdx.x < kHalves * kMostTiles) {
-    const int half = threadIdx.x / kMostTiles, tile = threadIdx.x % kMostTiles;
-    some[half][tile] = added[tile][half] = 0;
-    all[half][tile] = 1;
+  for (int i = 0; i < 8; ++i) {
+    const bool hidden = __uint_as_float(words[i]) <= __uint_as_float(hides);
+    keys |= hidden ? 0 : 1u << i;
+    added |= hidden ? 0 : words[i];
   }
-  __syncthreads();
+  return keys;
+}
 
-  uint4 pieces[kPasses];
-  const bool vector = p.vectors && key + piece_keys <= p.keys;
+// What lanes have of their own keys becomes what each has of those whose scores it will hold: four bits of each eight keys.
+__device__ __forceinline__ uint32_t exchange_bytes(uint32_t seen) {
+  const int lane = threadIdx.x % 4;
+  seen = __byte_perm(seen, __shfl_xor_sync(0xffffffffu, seen, 2), lane / 2 == 0 ? 0x5410 : 0x3276);
+  return __byte_perm(seen, __shfl_xor_sync(0xffffffffu, seen, 1), lane % 2 == 0 ? 0x6240 : 0x3715);
+}
+__device__ __forceinline__ uint32_t exchange_halves_of_bytes(uint32_t seen) {
+  const int lane = threadIdx.x % 4;
+  seen = __byte_perm(seen, __shfl_xor_sync(0xffffffffu, seen, 2), lane / 2 == 0 ? 0x6240 : 0x3715);
+  const uint32_t other = __shfl_xor_sync(0xffffffffu, seen, 1);
+  return lane % 2 == 0 ? seen & 0x0f0f0f0fu | other << 4 & 0xf0f0f0f0u : seen & 0xf0f0f0f0u | other >> 4 & 0x0f0f0f0fu;
+}
+
+// The keys of a slab that rows see, as words of bits have them; of float32, of which nobody wants bits, in any order.
+template <int kType>
+__device__ __forceinline__ uint32_t look_at(const uint4* first, const uint4* second, uint32_t& added) {
+  if constexpr (kType == AttentionMask::kBool) {
+    return exchange_bytes(look_at_bytes(first[0], second[0]));
+  } else if constexpr (kType == AttentionMask::kFloat) {
+    uint32_t seen = 0;
 #pragma unroll
-  for (int pass = 0; pass < kPasses; ++pass) {
-    const int row = first_row + pass * kRowsAtOnce + threadIdx.x / kPieces;
-    if (vector && row < p.rows) pieces[pass] = __ldcs(reinterpret_cast<const uint4*>(origin + row * p.mask.row_stride));
+    for (int i = 0; i < 4; ++i) seen |= look_at_floats(first[i], second[i], kHides<kType>, added) << i * 8;
+    return seen;
+  } else {
+    using T2 = cuda::std::conditional_t<kType == AttentionMask::kHalf, __half2, __nv_bfloat162>;
+    const uint32_t low = look_at_pairs<T2>(first[0], second[0], kHides<kType>, added);
+    const uint32_t high = look_at_pairs<T2>(first[1], second[1], kHides<kType>, added);
+    return exchange_halves_of_bytes(__byte_perm(low, high, 0x5410));
   }
+}
+
+// Of the first keys of a tile, this one the last, this lane's bits in a word, for one row.
+__device__ __forceinline__ uint32_t keys_up_to(int last) {
+  const auto eights = [](int last) { return last < 0 ? 0 : last >= 7 ? ~0u : (16u << 4 * last) - 1; };
+  last -= threadIdx.x % 4 * 2;
+  return eights(last >> 3) & 0x11111111u | eights(last - 1 >> 3) & 0x22222222u;
+}
+
+template <int kType>
+__device__ __forceinline__ uint4 hidden_piece() {
+  constexpr uint32_t kWord = sizeof(Element<kType>) == 2 ? kHides<kType> * 0x00010001u : kHides<kType>;
+  return make_uint4(kWord, kWord, kWord, kWord);
+}
+
+// 16 bytes of a row, one element after the other. It has so many from here on: what is past them hides.
+template <int kType>
+__device__ __forceinline__ uint4 read_elements(const uint8_t* piece, int key_stride, int keys) {
+  constexpr int kOfWord = 4 / sizeof(Element<kType>);
+  uint32_t words[4] = {};
+#pragma unroll(2 * sizeof(Element<kType>))
+  for (int i = 0; i < 4; ++i) {
+    uint32_t word = 0;
 #pragma unroll
-  for (int pass = 0; pass < kPasses; ++pass) {
-    const int block_row = pass * kRowsAtOnce + threadIdx.x / kPieces;
-    const int row = first_row + block_row;
-    Seen seen{};
-    if (row < p.rows) {
-      if (vector) {
-        seen = look_at_vector(type, pieces[pass]);
-      } else {
-        const auto* element = origin + row * p.mask.row_stride;
-        for (int i = 0; i < piece_keys && key + i < p.keys; ++i) look(seen, mask_value(type, element + i * p.mask.key_stride), i);
-      }
+    for (int j = 0; j < kOfWord; ++j) {
+      const int key = i * kOfWord + j;
+      const uint32_t element = key < keys ? *reinterpret_cast<const Element<kType>*>(piece + key * key_stride) : kHides<kType>;
+      word |= element << j * (32 / kOfWord);
     }
-    auto* bytes = reinterpret_cast<uint8_t*>(rows[block_row]);
-    if (element_size == 1) {
-      reinterpret_cast<uint16_t*>(bytes)[piece] = static_cast<uint16_t>(seen.keys);
-    } else if (element_size == 2) {
-      bytes[piece] = static_cast<uint8_t>(seen.keys);
-    } else {
-      const uint32_t other = __shfl_xor_sync(0xffffffffu, seen.keys, 1);
-      if (piece % 2 == 0) bytes[piece / 2] = static_cast<uint8_t>(seen.keys | other << 4);
-    }
-    if (seen.added) added[piece * piece_keys / MaskTiles::kKeys][block_row / MaskTiles::kWgmmaRows] = 1;
+    append(words, word);
   }
-  __syncthreads();
+  return make_uint4(words[0], words[1], words[2], words[3]);
+}
 
-  // A warpgroup looks at 64 rows: a warp at 16 of them, a lane at two.
-  const int half = threadIdx.x / 128, lane = threadIdx.x % 32;
-  uint32_t words[kMostTiles];
-#pragma unroll
-  for (int tile = 0; tile < kMostTiles; ++tile) {
-    words[tile] = 0;
-    if (tile >= tiles) continue;
-    const int tile_key = (first_tile + tile) * MaskTiles::kKeys;
-    // Keys past the last are hidden: to wgmma's bits no tile with such is seen as a whole.
-    const uint2 whole = p.bits != nullptr ? make_uint2(~0u, ~0u) : keys_up_to(p.keys - 1 - tile_key);
-    bool every = true;
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int block_row = threadIdx.x / 32 * 16 + lane / 4 + i * 8;
-      const int row = first_row + block_row;
-      uint2 bits = rows[p.rows == 1 ? 0 : block_row][tile];
-      if (p.causal) {
-        const uint2 sees = keys_up_to(row - tile_key);
-        bits = make_uint2(bits.x & sees.x, bits.y & sees.y);
-      }
-      // Rows past the last say nothing.
-      every = every && (bits.x == whole.x && bits.y == whole.y || row >= p.rows && p.rows > 1);
-      words[tile] |= each_eighth_pair(bits, lane % 4) << i * 2;
-    }
-    if (__any_sync(0xffffffffu, words[tile] != 0) && lane == 0) some[half][tile] = 1;
-    if (!__all_sync(0xffffffffu, every) && lane == 0) all[half][tile] = 0;
-  }
-  __syncthreads();
-
+template <int kType>
+__device__ __forceinline__ void look_at_tiles(const MaskTiles::Params& p) {
+  constexpr int kElement = sizeof(Element<kType>);
+  constexpr int kPieceKeys = kPieceBytes / kElement;
+  constexpr int kRowsAtOnce = kPieces / kElement * 8;
   const int tile_rows = p.mask.tile_rows;
-  const int row_tiles = (p.rows + tile_rows - 1) / tile_rows;
-  const int row_tile = first_row / tile_rows + (p.bits != nullptr ? half : 0);
-  if (row_tile >= row_tiles) return;
-  const int64_t index = (static_cast<int64_t>(batch_head) * row_tiles + row_tile) * key_tiles + first_tile;
+  const int rows = p.rows == 1 ? tile_rows : p.rows;  // one row stands for all
+  const int64_t row_stride = p.rows == 1 ? 0 : p.mask.row_stride;
+  const uint32_t row_tiles = (p.rows + tile_rows - 1) / tile_rows, key_tiles = (p.keys + MaskTiles::kKeys - 1) / MaskTiles::kKeys;
+  const uint32_t heads = p.heads;
+  const int lane = threadIdx.x % 32;
+#pragma unroll 1
+  for (int i = 0; i < MaskTiles::kTilesOfWarp; ++i) {
+    const uint32_t tile = (blockIdx.x * MaskTiles::kTilesOfWarp + i) * kWarps + threadIdx.x / 32;
+    if (tile >= p.count) return;
+    const uint32_t row_tile = tile / key_tiles, batch_head = row_tile / row_tiles, batch = batch_head / heads;
+    const int tile_row = (row_tile - batch_head * row_tiles) * tile_rows;
+    const int tile_key = (tile - row_tile * key_tiles) * MaskTiles::kKeys;
+    const int keys_left = p.keys - tile_key;
+    const auto* origin = static_cast<const uint8_t*>(p.mask.data) + batch * p.mask.batch_stride +
+                         (batch_head - batch * heads) * p.mask.head_stride + (tile_row + lane / 4) * row_stride +
+                         (tile_key + lane % 4 * kPieceKeys) * p.mask.key_stride;
+
+    uint32_t words[kSlabs] = {}, added = 0, count = 0;
+#pragma unroll 1
+    for (int first_row = tile_row; first_row < tile_row + tile_rows; first_row += kRowsAtOnce) {
+      uint4 pieces[kPieces];  // of each eighth row first those of its keys
+      // Keys from a piece on, if its row is there.
+      const auto keys_from = [&](int j) {
+        const int row = first_row + lane / 4 + j / kElement * 8, key = (j % kElement * 4 + lane % 4) * kPieceKeys;
+        return row < rows ? keys_left - key : 0;
+      };
+      const auto vector = [&](int j) { return reinterpret_cast<const uint4*>(origin + j / kElement * 8 * row_stride) + j % kElement * 4; };
+      if (p.vectors && keys_left >= MaskTiles::kKeys && first_row + kRowsAtOnce <= rows) {
 #pragma unroll
-  for (int tile = 0; tile < kMostTiles; ++tile) {
-    if (tile >= tiles || first_tile + tile >= key_tiles) break;
-    uint8_t state;
-    if (p.bits != nullptr) {
-      state = !some[half][tile]                     ? AttentionMask::kHidden
-              : added[tile][p.rows == 1 ? 0 : half] ? AttentionMask::kAdded
-              : all[half][tile]                     ? AttentionMask::kVisible
-                                                    : AttentionMask::kMixed;
-      if (state == AttentionMask::kMixed || state == AttentionMask::kAdded) {
-        p.bits[(index + tile) * MaskTiles::kWords + threadIdx.x % 128] = words[tile];
+        for (int j = 0; j < kPieces; ++j) pieces[j] = __ldcs(vector(j));
+      } else if (p.vectors && (keys_left >= MaskTiles::kKeys || p.keys % kPieceKeys == 0)) {
+#pragma unroll
+        for (int j = 0; j < kPieces; ++j) {
+          pieces[j] = hidden_piece<kType>();
+          if (keys_from(j) > 0) pieces[j] = __ldcs(vector(j));
+        }
+      } else {
+#pragma unroll 1
+        for (int j = 0; j < kPieces; ++j) {
+          const auto* piece = origin + j / kElement * 8 * row_stride + j % kElement * 4 * kPieceKeys * p.mask.key_stride;
+          append(pieces, read_elements<kType>(piece, static_cast<int>(p.mask.key_stride), keys_from(j)));
+        }
       }
-      if (threadIdx.x % 128 == 0) p.tiles[index + tile] = state;
-    } else if (threadIdx.x == 0) {
-      state = !some[0][tile] && !some[1][tile]                                        ? AttentionMask::kHidden
-              : all[0][tile] && all[1][tile] && !added[tile][0] && !added[tile][1] ? AttentionMask::kVisible
-                                                                                     : AttentionMask::kMixed;
-      p.tiles[index + tile] = state;
+      origin += kRowsAtOnce * row_stride;
+      if constexpr (kType == AttentionMask::kBool) make_ones(pieces);
+#pragma unroll
+      for (int j = 0; j < kPieces; j += 2 * kElement) {
+        append(words, look_at<kType>(pieces + j, pieces + j + kElement, added));
+        count += __popc(words[kSlabs - 1]);
+      }
+    }
+    if (p.causal && tile_row < tile_key + MaskTiles::kKeys) {
+      count = 0;
+#pragma unroll 1
+      for (int last = tile_row + lane / 4 - tile_key, j = 0; j < kSlabs; ++j, last += 16) {
+        append(words, words[0] & (keys_up_to(last) | keys_up_to(last + 8) << 2));
+        count += __popc(words[kSlabs - 1]);
+      }
+    }
+    count = __reduce_add_sync(0xffffffffu, count);
+    const bool adds = __any_sync(0xffffffffu, (added & (kElement == 4 ? 0x7fffffffu : 0x7fff7fffu)) != 0);  // zeros have signs
+
+    // Rows past the last say nothing. Keys past it are hidden: to wgmma's bits no tile with such is seen as a whole.
+    const int all = min(rows - tile_row, tile_rows) * (p.bits != nullptr ? MaskTiles::kKeys : min(keys_left, MaskTiles::kKeys));
+    const uint8_t state = count == 0                   ? AttentionMask::kHidden
+                          : adds && p.bits != nullptr  ? AttentionMask::kAdded
+                          : !adds && count == all      ? AttentionMask::kVisible
+                                                       : AttentionMask::kMixed;
+    if (lane == 0) p.tiles[tile] = state;
+    if (p.bits != nullptr && (state == AttentionMask::kMixed || state == AttentionMask::kAdded)) {
+#pragma unroll
+      for (int j = 0; j < kSlabs; ++j) p.bits[static_cast<int64_t>(tile) * MaskTiles::kWords + j * 32 + lane] = words[j];
     }
   }
+}
+
+extern "C" __global__ void __launch_bounds__(MaskTiles::kThreads, __CUDA_ARCH__ / 100 == 9 ? 4 : 3)  // where 64 registers are enough
+    mask_tiles(const __grid_constant__ MaskTiles::Params p) {
+  if (p.mask.type == AttentionMask::kBool) return look_at_tiles<AttentionMask::kBool>(p);
+  if (p.mask.type == AttentionMask::kHalf) return look_at_tiles<AttentionMask::kHalf>(p);
+  if (p.mask.type == AttentionMask::kBfloat16) return look_at_tiles<AttentionMask::kBfloat16>(p);
+  look_at_tiles<AttentionMask::kFloat>(p);
 }
 
 }  // namespace sage

@@ -7,11 +7,12 @@ namespace sage {
 
 struct MaskTiles {
   static constexpr int kKeys = 64;   // of a tile
-  static constexpr int kRows = 128;  // of a block of threads: a tile for mma.sync, two for wgmma
+  static constexpr int kRows = 128;  // of a tile for mma.sync
   static constexpr int kWgmmaRows = 64;
   static constexpr int kWords = 128;  // of bits for such a tile: one for each thread of a warpgroup
   static constexpr int kThreads = 256;
-  static constexpr int kRowBytes = 256;  // of a row, that a block of threads reads: one tile of float32, four of bool
+  static constexpr int kTilesOfWarp = 2;  // one after the other
+  static constexpr int kTilesOfBlock = kTilesOfWarp * kThreads / 32;
 
   struct Params {
     AttentionMask mask;  // tiles and bits unset
@@ -23,6 +24,7 @@ struct MaskTiles {
     int32_t keys;
     int32_t causal;   // bits and their tiles: keys past the row are hidden too
     int32_t vectors;  // rows can be read 16 bytes at a time
+    uint32_t count;   // of tiles
   };
 };
 
