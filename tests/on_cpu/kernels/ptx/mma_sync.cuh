@@ -34,6 +34,12 @@ struct Numbers<int8_t> {
   static constexpr int kCount = 4;
   static int32_t get(uint32_t word, int i) { return static_cast<int8_t>(word >> 8 * i); }
 };
+template <>
+struct Numbers<uint8_t> {
+  using Type = int32_t;
+  static constexpr int kCount = 4;
+  static int32_t get(uint32_t word, int i) { return static_cast<uint8_t>(word >> 8 * i); }
+};
 struct E4m3;
 template <>
 struct Numbers<E4m3> {
