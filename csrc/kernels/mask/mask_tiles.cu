@@ -1,7 +1,7 @@
 // Looks at an attention mask once: attention then skips the tiles that hide everything and does not read those that change nothing. For
 // wgmma it also says of each key whether a row sees it, a bit, in the order in which threads hold the scores.
 //
-// A warp looks at one tile after the other and waits for no other warp. It reads 64 rows in four slabs of 16, as accumulators lie: of a
+// A warp looks at one tile and waits for no other warp. It reads 64 rows in four slabs of 16, as accumulators lie: of a
 // slab a lane reads two rows, lane / 4 and 8 further, and of each every fourth 16 bytes, 16 keys in all. Of these 32 numbers it makes 32
 // bits, and four lanes, which have the same rows, exchange theirs so that each has the keys whose scores it will hold.
 #include "kernels/mask/mask_tiles.h"
@@ -13,7 +13,6 @@
 
 namespace sage {
 
-constexpr int kWarps = MaskTiles::kThreads / 32;
 constexpr int kPieceBytes = 16;
 constexpr int kPieces = 8;  // of a lane, on their way together
 constexpr int kSlabs = MaskTiles::kWgmmaRows / 16;
@@ -151,7 +150,7 @@ __device__ __forceinline__ uint4 read_elements(const uint8_t* piece, int key_str
 }
 
 template <int kType>
-__device__ __forceinline__ void look_at_tiles(const MaskTiles::Params& p) {
+__device__ __forceinline__ void look_at_tile(const MaskTiles::Params& p) {
   constexpr int kElement = sizeof(Element<kType>);
   constexpr int kPieceKeys = kPieceBytes / kElement;
   constexpr int kRowsAtOnce = kPieces / kElement * 8;
@@ -161,83 +160,80 @@ __device__ __forceinline__ void look_at_tiles(const MaskTiles::Params& p) {
   const uint32_t row_tiles = (p.rows + tile_rows - 1) / tile_rows, key_tiles = (p.keys + MaskTiles::kKeys - 1) / MaskTiles::kKeys;
   const uint32_t heads = p.heads;
   const int lane = threadIdx.x % 32;
-#pragma unroll 1
-  for (int i = 0; i < MaskTiles::kTilesOfWarp; ++i) {
-    const uint32_t tile = (blockIdx.x * MaskTiles::kTilesOfWarp + i) * kWarps + threadIdx.x / 32;
-    if (tile >= p.count) return;
-    const uint32_t row_tile = tile / key_tiles, batch_head = row_tile / row_tiles, batch = batch_head / heads;
-    const int tile_row = (row_tile - batch_head * row_tiles) * tile_rows;
-    const int tile_key = (tile - row_tile * key_tiles) * MaskTiles::kKeys;
-    const int keys_left = p.keys - tile_key;
-    const auto* origin = static_cast<const uint8_t*>(p.mask.data) + batch * p.mask.batch_stride +
-                         (batch_head - batch * heads) * p.mask.head_stride + (tile_row + lane / 4) * row_stride +
-                         (tile_key + lane % 4 * kPieceKeys) * p.mask.key_stride;
+  const uint32_t tile = blockIdx.x * MaskTiles::kTilesOfBlock + threadIdx.x / 32;
+  if (tile >= p.count) return;
+  const uint32_t row_tile = tile / key_tiles, batch_head = row_tile / row_tiles, batch = batch_head / heads;
+  const int tile_row = (row_tile - batch_head * row_tiles) * tile_rows;
+  const int tile_key = (tile - row_tile * key_tiles) * MaskTiles::kKeys;
+  const int keys_left = p.keys - tile_key;
+  const auto* origin = static_cast<const uint8_t*>(p.mask.data) + batch * p.mask.batch_stride +
+                       (batch_head - batch * heads) * p.mask.head_stride + (tile_row + lane / 4) * row_stride +
+                       (tile_key + lane % 4 * kPieceKeys) * p.mask.key_stride;
 
-    uint32_t words[kSlabs] = {}, added = 0, count = 0;
+  uint32_t words[kSlabs] = {}, added = 0, count = 0;
 #pragma unroll 1
-    for (int first_row = tile_row; first_row < tile_row + tile_rows; first_row += kRowsAtOnce) {
-      uint4 pieces[kPieces];  // of each eighth row first those of its keys
-      // Keys from a piece on, if its row is there.
-      const auto keys_from = [&](int j) {
-        const int row = first_row + lane / 4 + j / kElement * 8, key = (j % kElement * 4 + lane % 4) * kPieceKeys;
-        return row < rows ? keys_left - key : 0;
-      };
-      const auto vector = [&](int j) { return reinterpret_cast<const uint4*>(origin + j / kElement * 8 * row_stride) + j % kElement * 4; };
-      if (p.vectors && keys_left >= MaskTiles::kKeys && first_row + kRowsAtOnce <= rows) {
+  for (int first_row = tile_row; first_row < tile_row + tile_rows; first_row += kRowsAtOnce) {
+    uint4 pieces[kPieces];  // of each eighth row first those of its keys
+    // Keys from a piece on, if its row is there.
+    const auto keys_from = [&](int j) {
+      const int row = first_row + lane / 4 + j / kElement * 8, key = (j % kElement * 4 + lane % 4) * kPieceKeys;
+      return row < rows ? keys_left - key : 0;
+    };
+    const auto vector = [&](int j) { return reinterpret_cast<const uint4*>(origin + j / kElement * 8 * row_stride) + j % kElement * 4; };
+    if (p.vectors && keys_left >= MaskTiles::kKeys && first_row + kRowsAtOnce <= rows) {
 #pragma unroll
-        for (int j = 0; j < kPieces; ++j) pieces[j] = __ldcs(vector(j));
-      } else if (p.vectors && (keys_left >= MaskTiles::kKeys || p.keys % kPieceKeys == 0)) {
+      for (int j = 0; j < kPieces; ++j) pieces[j] = __ldcs(vector(j));
+    } else if (p.vectors && (keys_left >= MaskTiles::kKeys || p.keys % kPieceKeys == 0)) {
 #pragma unroll
-        for (int j = 0; j < kPieces; ++j) {
-          pieces[j] = hidden_piece<kType>();
-          if (keys_from(j) > 0) pieces[j] = __ldcs(vector(j));
-        }
-      } else {
-#pragma unroll 1
-        for (int j = 0; j < kPieces; ++j) {
-          const auto* piece = origin + j / kElement * 8 * row_stride + j % kElement * 4 * kPieceKeys * p.mask.key_stride;
-          append(pieces, read_elements<kType>(piece, static_cast<int>(p.mask.key_stride), keys_from(j)));
-        }
+      for (int j = 0; j < kPieces; ++j) {
+        pieces[j] = hidden_piece<kType>();
+        if (keys_from(j) > 0) pieces[j] = __ldcs(vector(j));
       }
-      origin += kRowsAtOnce * row_stride;
-      if constexpr (kType == AttentionMask::kBool) make_ones(pieces);
-#pragma unroll
-      for (int j = 0; j < kPieces; j += 2 * kElement) {
-        append(words, look_at<kType>(pieces + j, pieces + j + kElement, added));
-        count += __popc(words[kSlabs - 1]);
+    } else {
+#pragma unroll 1
+      for (int j = 0; j < kPieces; ++j) {
+        const auto* piece = origin + j / kElement * 8 * row_stride + j % kElement * 4 * kPieceKeys * p.mask.key_stride;
+        append(pieces, read_elements<kType>(piece, static_cast<int>(p.mask.key_stride), keys_from(j)));
       }
     }
-    if (p.causal && tile_row < tile_key + MaskTiles::kKeys) {
-      count = 0;
-#pragma unroll 1
-      for (int last = tile_row + lane / 4 - tile_key, j = 0; j < kSlabs; ++j, last += 16) {
-        append(words, words[0] & (keys_up_to(last) | keys_up_to(last + 8) << 2));
-        count += __popc(words[kSlabs - 1]);
-      }
+    origin += kRowsAtOnce * row_stride;
+    if constexpr (kType == AttentionMask::kBool) make_ones(pieces);
+#pragma unroll
+    for (int j = 0; j < kPieces; j += 2 * kElement) {
+      append(words, look_at<kType>(pieces + j, pieces + j + kElement, added));
+      count += __popc(words[kSlabs - 1]);
     }
-    count = __reduce_add_sync(0xffffffffu, count);
-    const bool adds = __any_sync(0xffffffffu, (added & (kElement == 4 ? 0x7fffffffu : 0x7fff7fffu)) != 0);  // zeros have signs
+  }
+  if (p.causal && tile_row < tile_key + MaskTiles::kKeys) {
+    count = 0;
+#pragma unroll 1
+    for (int last = tile_row + lane / 4 - tile_key, j = 0; j < kSlabs; ++j, last += 16) {
+      append(words, words[0] & (keys_up_to(last) | keys_up_to(last + 8) << 2));
+      count += __popc(words[kSlabs - 1]);
+    }
+  }
+  count = __reduce_add_sync(0xffffffffu, count);
+  const bool adds = __any_sync(0xffffffffu, (added & (kElement == 4 ? 0x7fffffffu : 0x7fff7fffu)) != 0);  // zeros have signs
 
-    // Rows past the last say nothing. Keys past it are hidden: to wgmma's bits no tile with such is seen as a whole.
-    const int all = min(rows - tile_row, tile_rows) * (p.bits != nullptr ? MaskTiles::kKeys : min(keys_left, MaskTiles::kKeys));
-    const uint8_t state = count == 0                   ? AttentionMask::kHidden
-                          : adds && p.bits != nullptr  ? AttentionMask::kAdded
-                          : !adds && count == all      ? AttentionMask::kVisible
-                                                       : AttentionMask::kMixed;
-    if (lane == 0) p.tiles[tile] = state;
-    if (p.bits != nullptr && (state == AttentionMask::kMixed || state == AttentionMask::kAdded)) {
+  // Rows past the last say nothing. Keys past it are hidden: to wgmma's bits no tile with such is seen as a whole.
+  const int all = min(rows - tile_row, tile_rows) * (p.bits != nullptr ? MaskTiles::kKeys : min(keys_left, MaskTiles::kKeys));
+  const uint8_t state = count == 0                   ? AttentionMask::kHidden
+                        : adds && p.bits != nullptr  ? AttentionMask::kAdded
+                        : !adds && count == all      ? AttentionMask::kVisible
+                                                     : AttentionMask::kMixed;
+  if (lane == 0) p.tiles[tile] = state;
+  if (p.bits != nullptr && (state == AttentionMask::kMixed || state == AttentionMask::kAdded)) {
 #pragma unroll
-      for (int j = 0; j < kSlabs; ++j) p.bits[static_cast<int64_t>(tile) * MaskTiles::kWords + j * 32 + lane] = words[j];
-    }
+    for (int j = 0; j < kSlabs; ++j) p.bits[static_cast<int64_t>(tile) * MaskTiles::kWords + j * 32 + lane] = words[j];
   }
 }
 
 extern "C" __global__ void __launch_bounds__(MaskTiles::kThreads, __CUDA_ARCH__ / 100 == 9 ? 4 : 3)  // where 64 registers are enough
     mask_tiles(const __grid_constant__ MaskTiles::Params p) {
-  if (p.mask.type == AttentionMask::kBool) return look_at_tiles<AttentionMask::kBool>(p);
-  if (p.mask.type == AttentionMask::kHalf) return look_at_tiles<AttentionMask::kHalf>(p);
-  if (p.mask.type == AttentionMask::kBfloat16) return look_at_tiles<AttentionMask::kBfloat16>(p);
-  look_at_tiles<AttentionMask::kFloat>(p);
+  if (p.mask.type == AttentionMask::kBool) return look_at_tile<AttentionMask::kBool>(p);
+  if (p.mask.type == AttentionMask::kHalf) return look_at_tile<AttentionMask::kHalf>(p);
+  if (p.mask.type == AttentionMask::kBfloat16) return look_at_tile<AttentionMask::kBfloat16>(p);
+  look_at_tile<AttentionMask::kFloat>(p);
 }
 
 }  // namespace sage

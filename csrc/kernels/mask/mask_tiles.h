@@ -11,8 +11,7 @@ struct MaskTiles {
   static constexpr int kWgmmaRows = 64;
   static constexpr int kWords = 128;  // of bits for such a tile: one for each thread of a warpgroup
   static constexpr int kThreads = 256;
-  static constexpr int kTilesOfWarp = 2;  // one after the other
-  static constexpr int kTilesOfBlock = kTilesOfWarp * kThreads / 32;
+  static constexpr int kTilesOfBlock = kThreads / 32;  // a warp each
 
   struct Params {
     AttentionMask mask;  // tiles and bits unset
