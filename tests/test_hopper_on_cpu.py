@@ -95,6 +95,7 @@ CASES = {
     "a pair": case(1, 1, 1, 380, 333, 128, 128),
     "many tiles": case(2, 4, 2, 70, 200, 128, 96),
     "many pairs": case(1, 4, 1, 384, 140, 128, 128),
+    "a pair's last rows": case(1, 2, 1, 600, 140, 128, 128),
     "64": case(1, 4, 2, 380, 333, 64, 64, smooth_k=False),
     "256": case(1, 4, 1, 250, 133, 256, 200),
     "causal": case(1, 2, 1, 500, 600, 128, 128, is_causal=True),
@@ -112,11 +113,13 @@ CASES = {
     "parts": case(1, 1, 1, 150, 1700, 128, 128),
     "parts, whole tiles": case(1, 6, 3, 70, 1100, 64, 64),
     "parts, a pair": case(1, 1, 1, 330, 1600, 64, 40, smooth_k=False),
+    "parts, rows of one of three": case(1, 3, 1, 200, 1100, 64, 64),
     "parts, 256": case(1, 2, 1, 100, 1540, 256, 200),
     "NaN": not_numbers(),
     "large V": Case(randn(1, 1, 40, 64).half(), randn(1, 1, 70, 64, seed=1).half(), torch.full((1, 1, 70, 64), 60000.0).half()),
     # Masks of each kind of row and of tile.
     "mask": case(1, 4, 2, 380, 333, 128, 128, attn_mask=seen(380, 333, 4)),
+    "mask, a pair's last rows": case(1, 1, 1, 600, 140, 64, 64, attn_mask=seen(600, 140)),
     "mask, causal": case(1, 2, 1, 380, 333, 128, 128, attn_mask=seen(380, 333), is_causal=True),
     "mask, 64": case(1, 3, 1, 150, 700, 64, 64, attn_mask=seen(150, 700)),
     "mask, 256": case(1, 2, 1, 250, 200, 256, 200, attn_mask=seen(250, 200)),
@@ -198,7 +201,7 @@ def look_at(
     )
     launch = ctypes.CDLL(str(kernels.folder / kernels.architecture / "mask_tiles.so")).launch
     launch.restype = ctypes.c_char_p
-    assert launch(ctypes.byref(params), -(-tiles.numel() // 16), 1, 256, 0, 1, None) is None
+    assert launch(ctypes.byref(params), -(-tiles.numel() // 8), 1, 256, 0, 1, None) is None
     return tiles, words
 
 

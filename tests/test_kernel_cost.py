@@ -39,8 +39,8 @@ BUDGET = {
     "sm80_qk_int8_pv_f16_accum_f16": (12, 1595),
     "sm89_qk_int8_pv_f8": (12, 1842),
     "sm89_qk_int8_pv_f8_accum_f16": (12, 1861),
-    "sm90_qk_int8_pv_f16": (6, 568),
-    "sm90_qk_int8_pv_f16_masked": (6, 624),
+    "sm90_qk_int8_pv_f16": (6, 557),
+    "sm90_qk_int8_pv_f16_masked": (6, 661),
 }
 
 

@@ -48,9 +48,10 @@ struct Call {
     return heads * (packed() ? slots(shape.kv_len, shape.batch, QuantKInt8::kSpanN)
                              : int64_t{shape.batch} * QuantKInt8::spans(shape.kv_len));
   }
-  // How many of them a block of threads quantises: as many as leave some blocks for each of a large GPU's multiprocessors.
+  // How many of them a block of threads quantises: so many that a large GPU's multiprocessors have all blocks at once, four each, where that are
+  // few. A second round of a few blocks takes as long as the first.
   int32_t spans_together() const {
-    return packed() ? 1 : static_cast<int32_t>(std::clamp<int64_t>(kv_spans() / 1024, 1, 8));
+    return packed() ? 1 : static_cast<int32_t>(std::clamp<int64_t>((kv_spans() + 511) / 512, 1, 4));
   }
   int64_t kv_blocks() const {
     if (packed()) return kv_spans();
@@ -420,7 +421,7 @@ bool is_for_pytorch(const Call& call) {
     if (!copy_engine_reads(*tensor, view(*tensor, shape.heads_first))) return false;
   }
   // For scales of 0 and below cuDNN returns NaN.
-  return shape.head_dim == shape.v_head_dim && shape.head_dim <= 128 && call.q.numel() > 0 && call.sm_scale > 0.0;
+  return shape.head_dim == shape.v_head_dim && call.q.numel() > 0 && call.sm_scale > 0.0;
 }
 
 // A copy whose elements lie one after the other.
@@ -525,7 +526,7 @@ void run(Call& call, const Tensor& out, const Tensor& lse, const std::optional<T
     const int32_t batch = call.packed() ? 1 : params.batch;
     if (Kernel::keeps_q(head_dim)) {
       mapped.q_map = runtime::encode_tensor_map(call.device(), params.q, batch, params.q_heads, params.qo_len, params.head_dim,
-                                                Kernel::block_m(head_dim));
+                                                Kernel::kRows);
     }
     mapped.v_map = runtime::encode_tensor_map(call.device(), params.v, batch, params.kv_heads, params.kv_len, params.v_head_dim,
                                               Kernel::kBlockN);

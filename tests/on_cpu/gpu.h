@@ -509,7 +509,6 @@ template <typename T>
 T __ldcg(const T* pointer) { return *pointer; }
 template <typename T>
 void __stcg(T* pointer, T value) { *pointer = value; }
-inline void __threadfence() {}
 template <typename T>
 T atomicAdd(T* pointer, T x) { return std::exchange(*pointer, *pointer + x); }
 inline void* __cvta_shared_to_generic(uint32_t address) { return gpu::at(address, 1); }

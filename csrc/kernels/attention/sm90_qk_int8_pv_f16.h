@@ -11,7 +11,8 @@ struct Sm90QkInt8PvF16 {
   // (bench/notes.md), but at head_dim 256 there are registers for two.
   static constexpr int consumers(int head_dim) { return head_dim <= 128 ? 3 : 2; }
   static constexpr int threads(int head_dim) { return 128 * (1 + consumers(head_dim)); }
-  static constexpr int block_m(int head_dim) { return 64 * consumers(head_dim); }
+  static constexpr int kRows = 64;  // of a warpgroup
+  static constexpr int block_m(int head_dim) { return kRows * consumers(head_dim); }
   static constexpr int kBlockN = QuantKInt8::kBlockN;
   static constexpr int stages(int head_dim) { return head_dim <= 64 ? 4 : 3; }
   static constexpr int stage_blocks(int head_dim) { return head_dim <= 128 ? 2 : 1; }  // of K, and as many of V
@@ -29,7 +30,7 @@ struct Sm90QkInt8PvF16 {
   }
 
   struct Params : AttentionParams {
-    TensorMap q_map;     // boxes of 64 channels x block_m tokens, swizzled; where Q is kept
+    TensorMap q_map;     // boxes of 64 channels x a warpgroup's rows, swizzled; where Q is kept
     TensorMap v_map;     // boxes of 64 channels x 64 tokens, swizzled
     TensorMap mask_map;  // boxes of 64 keys x 64 rows, swizzled; of a mask that is added
     int32_t* next_tile;  // which item of work comes next, once each cluster has one; QuantKInt8 starts it

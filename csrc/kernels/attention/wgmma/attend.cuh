@@ -1,7 +1,7 @@
 // Hopper's attention kernel, the warps that compute, and all together.
 //
 // A persistent block of threads takes one tile of the output after the other, as a counter hands them out, or two blocks of a cluster
-// take one together, each half of its rows. One warp takes tiles and loads their Q, one loads K (INT8, from quant_k_int8) and V (as
+// take one together, each half of its rows. One warp takes tiles and loads their Q, one loads K (INT8, from quant_k_int8), one V (as
 // the caller left it), by the copy engine; a pair of blocks reads each once. Under a mask these know which tiles of keys are seen, and
 // one warp more fetches what is added to their scores. Three warpgroups (two at head_dim 256) compute, 64 rows each: while one's
 // products run on the tensor cores the others do their softmax, and within each the P V of one block of keys runs beside the softmax of
@@ -119,9 +119,9 @@ __device__ __forceinline__ void consume(const Config::Params& p, const Memory& s
     const int qo_len = same(work.qo_len);
     if (qo_len == 0) return;
     const int kv_len = same(work.kv_len);
-    const int first_row = same(work.first_row) + group * 64;  // of this warpgroup
+    const int first_row = same(work.row(group));  // of this warpgroup
     const bool has_rows = first_row < qo_len;
-    if (has_rows) quantise_q(p, work, warp_row, shared, q, rows);
+    if (has_rows) quantise_q(p, work, first_row, warp_row, shared, q, rows);
     if constexpr (!Config::kKeepQ) {
       if (has_rows) store_queries(q, warp_row, shared);
       ptx::proxy_async_fence();
@@ -220,7 +220,9 @@ __device__ __forceinline__ void consume(const Config::Params& p, const Memory& s
       finish_pv();
       leave_stage();
       stages_left -= blocks / Config::kStageBlocks + 1;
-      if (Masked || work.parts == 1 || add_parts(p, work, warp - 4, rows, out)) store_out(p, work, warp_row, rows, out, shared);
+      if (Masked || work.parts == 1 || add_parts(p, work, warp - 4, rows, out)) {
+        store_out(p, work, work.row(group) + threadIdx.x % 128 / 32 * 16, warp_row, rows, out, shared);
+      }
     }
     // Other warpgroups and the other block may see more keys.
     for (; stages_left > 0; --stages_left) {
@@ -240,12 +242,12 @@ __device__ __forceinline__ void attend(const Config::Params& p) {
   shared.address = ptx::shared_address(shared.pointer);
   if (threadIdx.x == 0) {
     ptx::mbarrier_init(shared.address + Shared::kQFull, 1);
-    ptx::mbarrier_init(shared.address + Shared::kQEmpty, Config::kConsumerWarps + (Masked ? 2 : 1));  // and those that load
+    ptx::mbarrier_init(shared.address + Shared::kQEmpty, Config::kConsumerWarps + (Masked ? 3 : 2));  // and those that load
     ptx::mbarrier_init(shared.address + Shared::kLastV, 1);
     ptx::mbarrier_init(shared.address + Shared::kIndexFull, 1);
     ptx::mbarrier_init(shared.address + Shared::kIndexEmpty, 1);
     for (int stage = 0; stage < Config::kStages; ++stage) {
-      ptx::mbarrier_init(shared.address + Shared::kFull + stage * 8, 1);
+      ptx::mbarrier_init(shared.address + Shared::kFull + stage * 8, 2);  // K's and V's warps
       ptx::mbarrier_init(shared.address + Shared::kEmpty + stage * 8, Config::kConsumerWarps * ptx::cluster_size());
     }
     for (int group = 0; Masked && group < Config::kConsumers; ++group) {
@@ -257,9 +259,11 @@ __device__ __forceinline__ void attend(const Config::Params& p) {
   ptx::cluster_sync_relaxed();
   if (threadIdx.x < 128) {
     ptx::registers_release<Config::kProducerRegisters>();
-    if (threadIdx.x < 32) load<Masked>(p, shared);
-    else if (threadIdx.x < 64) hand_out<Masked>(p, shared);
-    else if (Masked && threadIdx.x < 96) fetch_added(p, shared);
+    const int warp = threadIdx.x / 32;
+    if (warp == 0) load_k<Masked>(p, shared);
+    else if (warp == 1) load_v<Masked>(p, shared);
+    else if (warp == 2) hand_out<Masked>(p, shared);
+    else if (Masked) fetch_added(p, shared);
   } else {
     ptx::registers_acquire<Config::kConsumerRegisters>();
     if (p.lse != nullptr) ptx::grid_dependency_wait();  // for K's mean

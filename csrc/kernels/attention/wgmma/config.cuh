@@ -5,6 +5,7 @@
 
 #include "kernels/attention/sm90_qk_int8_pv_f16_masked.h"
 #include "kernels/attention/tile.cuh"
+#include "kernels/ptx/cluster.cuh"
 
 namespace sage {
 
@@ -89,11 +90,13 @@ struct Memory {
 };
 
 // A tile of the output as the warps that compute are told of it; none is left where `qo_len` is 0. A cluster, which is a pair of
-// blocks or one on its own, computes neighbouring rows of a head; the keys are those that some of its rows sees.
+// blocks or one on its own, computes neighbouring rows of a head; the keys are those that some of its rows sees. Of its 64 rows each the blocks
+// take one after the other in turn, so that each has as many where a sequence ends or, under a causal mask, rows see fewer keys.
 struct Work : Tile {
   int parts;  // how many clusters compute the tile, from a part of its keys each
   int part;   // which this is
   int left;   // which of such tiles
+
 
   // `part` being the item's number: has its part of the tile's keys be all that there are.
   __device__ __forceinline__ void take_part(const Config::Params& p) {
@@ -110,6 +113,10 @@ struct Work : Tile {
     kv_len = min(kv_len, end * Config::kBlockN) - first * Config::kBlockN;
     blocks = end - first;
   }
+
+  // Of the cluster's 64 rows each, counted from its first, those of this block's warpgroup, and where they start.
+  static __device__ __forceinline__ int place(int group) { return group * ptx::cluster_size() + ptx::cluster_rank(); }
+  __device__ __forceinline__ int row(int group) const { return first_row + place(group) * Config::kRows; }
 
   // Tiles of keys that some row sees; one, hidden as a whole, where there is none.
   __device__ __forceinline__ int key_blocks() const { return max(1, blocks); }

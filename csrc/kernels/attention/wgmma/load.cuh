@@ -1,5 +1,4 @@
-// Hopper's attention kernel, the warps that feed it: one hands out tiles of the output, one has the copy engine fetch their K
-// and V.
+// Hopper's attention kernel, the warps that feed it: one hands out tiles of the output, one has the copy engine fetch their K, one their V.
 #pragma once
 
 #include "kernels/attention/wgmma/config.cuh"
@@ -45,7 +44,6 @@ __device__ __forceinline__ bool describe(const Config::Params& p, int item, Work
   if (tile.qo_len == 0) return false;
   if (threadIdx.x % 32 == 0) {
     static_cast<Tile&>(description) = tile;
-    description.first_row += ptx::cluster_rank() * Config::kBlockM;
     if constexpr (!Masked) description.take_part(p);
   }
   if constexpr (Masked) {
@@ -71,10 +69,14 @@ __device__ __forceinline__ void hand_out(const Config::Params& p, const Memory& 
       if (threadIdx.x % 32 == 0) {
         if constexpr (Config::kKeepQ) {
           ptx::mbarrier_arrive_expect(full, Shared::kQBytes);
-#pragma unroll
-          for (int panel = 0; panel < Config::kHeadDim / 64; ++panel) {
-            ptx::tensor_copy(shared.address + Shared::kQ + panel * Shared::kQPanelBytes, p.q_map, panel * 64,
-                             static_cast<int>(work.q_token) + work.first_row, work.head, work.batch, full);
+#pragma unroll 1
+          for (int group = 0, row = static_cast<int>(work.q_token) + work.row(0); group < Config::kConsumers; ++group) {
+#pragma unroll 1
+            for (int panel = 0; panel < Config::kHeadDim / 64; ++panel) {
+              ptx::tensor_copy(shared.address + Shared::kQ + panel * Shared::kQPanelBytes + group * Config::kRows * 128, p.q_map, panel * 64,
+                               row, work.head, work.batch, full);
+            }
+            row += Config::kRows * ptx::cluster_size();
           }
         } else {
           ptx::mbarrier_arrive(full);
@@ -101,12 +103,16 @@ __device__ __forceinline__ void fetch_part(uint32_t destination, const void* sou
   ptx::bulk_copy_to(all_blocks(), destination + offset, static_cast<const uint8_t*>(source) + offset, part, barrier);
 }
 
+__device__ __forceinline__ void fetch_k_scales(const Config::Params& p, int64_t block, int slot, uint32_t barrier, const Memory& shared) {
+  fetch_part(shared.address + Shared::kKScale + slot * Config::kScaleBytes, p.k_scale + block * QuantKInt8::kScales,
+             Config::kScaleBytes, barrier);
+}
+
 __device__ __forceinline__ void fetch_k(const Config::Params& p, int64_t block, int slot, uint32_t barrier, const Memory& shared) {
   ptx::mbarrier_expect(barrier, Config::kKBlockBytes + Config::kScaleBytes);
   fetch_part(shared.address + Shared::kK + slot * Config::kKBlockBytes, p.k_int8 + block * Config::kKBlockBytes,
              Config::kKBlockBytes, barrier);
-  fetch_part(shared.address + Shared::kKScale + slot * Config::kScaleBytes, p.k_scale + block * QuantKInt8::kScales,
-             Config::kScaleBytes, barrier);
+  fetch_k_scales(p, block, slot, barrier, shared);
 }
 
 __device__ __forceinline__ void fetch_v(const Config::Params& p, const Work& work, int block, int slot, uint32_t barrier,
@@ -124,7 +130,8 @@ __device__ __forceinline__ void fetch_v(const Config::Params& p, const Work& wor
 __device__ __forceinline__ void fetch_last_v(const Config::Params& p, const Work& work, int block, int slot, uint32_t parity,
                                              const Memory& shared) {
   const uint32_t barrier = shared.address + Shared::kLastV;
-  if (threadIdx.x == 0) {
+  const int lane = threadIdx.x % 32;
+  if (lane == 0) {
     fetch_v(p, work, block, slot, barrier, shared);
     ptx::mbarrier_arrive(barrier);
   }
@@ -134,62 +141,90 @@ __device__ __forceinline__ void fetch_last_v(const Config::Params& p, const Work
   for (int panel = 0; panel < Config::kVPanels; ++panel) {
     auto* bytes = shared.at<uint8_t>(Shared::kV + slot * Config::kVBlockBytes + panel * Config::kVPanelBytes);
 #pragma unroll 1
-    for (int i = rows * 128 + threadIdx.x * 16; i < Config::kVPanelBytes; i += 32 * 16) *reinterpret_cast<uint4*>(bytes + i) = {};
+    for (int i = rows * 128 + lane * 16; i < Config::kVPanelBytes; i += 32 * 16) *reinterpret_cast<uint4*>(bytes + i) = {};
   }
   ptx::proxy_async_fence();
   __syncwarp();
 }
 
-// Streams the K and V of the tiles that are handed out. A warp, whose first thread starts the copies. That one acts for all where it arrives, or
-// starts what others will answer by arriving: not before all lanes have seen the phase that they wait for, which one of them might miss
-// else, and read what will be overwritten.
-template <bool Masked>
-__device__ __forceinline__ void load(const Config::Params& p, const Memory& shared) {
-  static_assert(Config::kConsumers < 4);
+// Streams the stages of the tiles that are handed out: a warp, whose first thread starts the copies, K's or V's. That one acts for all where it
+// arrives, or starts what others will answer by arriving: not before all lanes have seen the phase that they wait for, which one of them might
+// miss else, and read what will be overwritten. `fetch` is told the tile's description, its number of blocks of keys, a stage's first and the slot
+// where that one lies, and the stage's barrier; `start` the description.
+template <typename Start, typename Fetch>
+__device__ __forceinline__ void stream(const Memory& shared, const Start& start, const Fetch& fetch) {
+  const bool first_lane = threadIdx.x % 32 == 0;
   Ring ring;
-  uint32_t last_v_parity = 0;
-  ptx::grid_dependency_wait();
-  const bool packed = !Masked && p.cu_seqlens_q != nullptr;
   for (uint32_t parity = 0;; parity ^= 1) {
     ptx::mbarrier_wait(shared.address + Shared::kQFull, parity);
     const Work& work = work_of(parity, shared);
     if (work.qo_len == 0) return;
     __syncwarp();
-    if (threadIdx.x == 0) ptx::mbarrier_arrive(shared.address + Shared::kQEmpty);
+    if (first_lane) ptx::mbarrier_arrive(shared.address + Shared::kQEmpty);
     const int blocks = work.key_blocks();
-    [[maybe_unused]] auto seen = [&] {
-      if constexpr (Masked) return SeenTiles(p, work);
-      else return 0;
-    }();
-    int key_block = 0;  // the latest of which K was fetched
+    auto state = start(work);
     for (int first = 0; first <= blocks; first += Config::kStageBlocks, ring.next()) {
       const uint32_t full = shared.address + Shared::kFull + ring.stage * 8;
       ptx::mbarrier_wait(shared.address + Shared::kEmpty + ring.stage * 8, ring.parity ^ 1);
       __syncwarp();
-#pragma unroll 1
-      for (int block = first; block < first + Config::kStageBlocks; ++block) {
-        const int slot = ring.stage * Config::kStageBlocks + block - first;
-        const int before = key_block;
-        if constexpr (Masked) {
-          if (block < blocks) {
-            const Seen next = seen.next();
-            key_block = next.tile;
-            if (threadIdx.x == 0) *shared.at<Seen>(Shared::kSeen + slot * Config::kSeenBytes) = next;
-          }
-        } else {
-          key_block = block;
-        }
-        if (packed && block == blocks) {
-          fetch_last_v(p, work, block - 1, slot, last_v_parity, shared);
-          last_v_parity ^= 1;
-        } else if (threadIdx.x == 0) {
-          if (block < blocks) fetch_k(p, work.kv_block + key_block, slot, full, shared);
-          if (block > 0 && block <= blocks) fetch_v(p, work, before, slot, full, shared);
-        }
-      }
-      if (threadIdx.x == 0) ptx::mbarrier_arrive(full);
+      fetch(work, state, blocks, first, ring.stage * Config::kStageBlocks, full);
+      if (first_lane) ptx::mbarrier_arrive(full);
     }
   }
+}
+
+// Which tiles of keys a warp that streams goes through: those that the mask leaves to be seen, or all.
+template <bool Masked>
+__device__ __forceinline__ auto tiles_of(const Config::Params& p, const Work& work) {
+  if constexpr (Masked) return SeenTiles(p, work);
+  else return 0;
+}
+
+template <bool Masked>
+__device__ __forceinline__ void load_k(const Config::Params& p, const Memory& shared) {
+  const bool first_lane = threadIdx.x % 32 == 0;
+  ptx::grid_dependency_wait();
+  stream(shared, [&](const Work& work) { return tiles_of<Masked>(p, work); },
+         [&](const Work& work, auto& seen, int blocks, int first, int slot, uint32_t full) {
+    // A last stage of V alone gets scales once more: what is full in one block of a pair then tells that both have seen it empty, and nobody
+    // arrives at a barrier whose last phase has not been waited for, as the PTX ISA asks.
+    if (first == blocks && first_lane) {
+      ptx::mbarrier_expect(full, Config::kScaleBytes);
+      fetch_k_scales(p, work.kv_block, slot, full, shared);
+    }
+#pragma unroll 1
+    for (int block = first; block < min(first + Config::kStageBlocks, blocks); ++block, ++slot) {
+      int tile = block;
+      if constexpr (Masked) {
+        const Seen next = seen.next();
+        tile = next.tile;
+        if (first_lane) *shared.at<Seen>(Shared::kSeen + slot * Config::kSeenBytes) = next;
+      }
+      if (first_lane) fetch_k(p, work.kv_block + tile, slot, full, shared);
+    }
+  });
+}
+
+// V does not wait for quant_k_int8. A stage holds the blocks of V before those of K.
+template <bool Masked>
+__device__ __forceinline__ void load_v(const Config::Params& p, const Memory& shared) {
+  const bool packed = !Masked && p.cu_seqlens_q != nullptr;
+  uint32_t last_parity = 0;
+  stream(shared, [&](const Work& work) { return tiles_of<Masked>(p, work); },
+         [&](const Work& work, auto& seen, int blocks, int first, int slot, uint32_t full) {
+#pragma unroll 1
+    for (int block = first - 1; block < min(first + Config::kStageBlocks - 1, blocks); ++block, ++slot) {
+      if (block < 0) continue;
+      int tile = block;
+      if constexpr (Masked) tile = seen.next().tile;
+      if (packed && block == blocks - 1) {
+        fetch_last_v(p, work, block, slot, last_parity, shared);
+        last_parity ^= 1;
+      } else if (threadIdx.x % 32 == 0) {
+        fetch_v(p, work, tile, slot, full, shared);
+      }
+    }
+  });
 }
 
 }  // namespace sage

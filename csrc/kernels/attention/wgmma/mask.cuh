@@ -42,13 +42,17 @@ class SeenTiles {
     }
     const int lane = __ffs(left_) - 1;
     left_ &= left_ - 1;
-    return {first_ + lane, static_cast<int>(__shfl_sync(0xffffffffu, states_, lane) >> 2 * Config::kConsumers * ptx::cluster_rank())};
+    const uint32_t all = __shfl_sync(0xffffffffu, states_, lane);
+    int states = 0;
+#pragma unroll
+    for (int group = 0; group < Config::kConsumers; ++group) states |= (all >> 2 * Work::place(group) & 3) << 2 * group;
+    return {first_ + lane, states};
   }
 
  private:
   __device__ __forceinline__ void look() {
     const int tile = first_ + threadIdx.x % 32;
-    const int rows = work_.qo_len - work_.first_row + ptx::cluster_rank() * Config::kBlockM;  // from the cluster's first
+    const int rows = work_.qo_len - work_.first_row;
     states_ = 0;
     if (tile * Config::kBlockN < work_.kv_len) {
 #pragma unroll 1
@@ -92,7 +96,7 @@ __device__ __forceinline__ void fetch_added(const Config::Params& p, const Memor
         if (threadIdx.x % 32 == 0) {
           ptx::mbarrier_arrive_expect(full, Shared::Masked::kAddedBytes);
           ptx::tensor_copy(shared.address + Shared::kAdded + group * Shared::Masked::kAddedBytes, p.mask_map, tile.tile * Config::kBlockN,
-                           p.mask.row_stride == 0 ? 0 : work.first_row + group * 64, head, batch, full);
+                           p.mask.row_stride == 0 ? 0 : work.row(group), head, batch, full);
         }
       }
     }
@@ -104,8 +108,7 @@ __device__ __forceinline__ uint32_t seen_scores(const Config::Params& p, const W
   const int state = seen.state(group);
   if (state == AttentionMask::kHidden) return 0;
   if (state == AttentionMask::kVisible) return ~0u;
-  const int64_t tile = work.mask_tiles - p.mask.tiles + seen.tile +
-                       (ptx::cluster_rank() * Config::kConsumers + group) * p.mask.tiles_row_stride;
+  const int64_t tile = work.mask_tiles - p.mask.tiles + seen.tile + Work::place(group) * p.mask.tiles_row_stride;
   return __ldg(p.mask.bits + tile * MaskTiles::kWords + threadIdx.x % 128);
 }
 

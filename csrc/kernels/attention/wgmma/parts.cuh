@@ -16,40 +16,38 @@ __device__ __forceinline__ bool add_parts(const Config::Params& p, const Work& w
   const int lane = threadIdx.x % 32;
   const int64_t warps = ptx::cluster_size() * Config::kConsumerWarps;
   const int64_t place = ptx::cluster_rank() * Config::kConsumerWarps + warp;  // in the tile
-  // Of a part, each number of all lanes beside one another.
+  // Of a part, each four numbers of all lanes beside one another, then three times two.
   const int64_t part_floats = warps * Config::kLeftFloats * 32;
-  float* first = p.left + (work.left * work.parts * warps + place) * (Config::kLeftFloats * 32) + lane;
+  float* first = p.left + (work.left * work.parts * warps + place) * (Config::kLeftFloats * 32);
   float* mine = first + work.part * part_floats;
 #pragma unroll
-  for (int i = 0; i < kOut; ++i) __stcg(mine + i * 32, out[i]);
-#pragma unroll
-  for (int row = 0; row < 2; ++row) {
-    __stcg(mine + (kOut + row) * 32, rows.sum[row]);
-    __stcg(mine + (kOut + 2 + row) * 32, rows.reference[row]);
-    __stcg(mine + (kOut + 4 + row) * 32, rows.q_scale[row]);
+  for (int i = 0; i < kOut; i += 4) {
+    __stcg(reinterpret_cast<float4*>(mine + i * 32) + lane, make_float4(out[i], out[i + 1], out[i + 2], out[i + 3]));
   }
-  __threadfence();
+  auto* pairs = reinterpret_cast<float2*>(mine + kOut * 32) + lane;
+  __stcg(pairs, make_float2(rows.sum[0], rows.sum[1]));
+  __stcg(pairs + 32, make_float2(rows.reference[0], rows.reference[1]));
+  __stcg(pairs + 64, make_float2(rows.q_scale[0], rows.q_scale[1]));
   __syncwarp();
   int before = 0;
   if (lane == 0) {
     ptx::grid_dependency_wait();  // for the zeros
-    before = atomicAdd(p.arrived + work.left * warps + place, 1);
+    before = ptx::atomic_add_acq_rel(p.arrived + work.left * warps + place, 1);
   }
   if (__shfl_sync(0xffffffffu, before, 0) != work.parts - 1) return false;
-  __threadfence();
 
   // All at once: each load takes as long as a dozen.
   float sum[kParts][2], factor[kParts][2], q_scale[kParts][2];
 #pragma unroll
   for (int part = 0; part < kParts; ++part) {
-    const float* theirs = first + part * part_floats + kOut * 32;
+    const auto* theirs = reinterpret_cast<const float2*>(first + part * part_floats + kOut * 32) + lane;
     const bool there = part < work.parts;
-#pragma unroll
-    for (int row = 0; row < 2; ++row) {
-      sum[part][row] = there ? __ldcg(theirs + row * 32) : 0.0f;
-      factor[part][row] = there ? __ldcg(theirs + (2 + row) * 32) : -INFINITY;  // the reference as yet
-      q_scale[part][row] = there ? __ldcg(theirs + (4 + row) * 32) : INFINITY;
-    }
+    const float2 sums = there ? __ldcg(theirs) : make_float2(0.0f, 0.0f);
+    const float2 references = there ? __ldcg(theirs + 32) : make_float2(-INFINITY, -INFINITY);
+    const float2 scales = there ? __ldcg(theirs + 64) : make_float2(INFINITY, INFINITY);
+    sum[part][0] = sums.x, sum[part][1] = sums.y;
+    factor[part][0] = references.x, factor[part][1] = references.y;  // as yet
+    q_scale[part][0] = scales.x, q_scale[part][1] = scales.y;
   }
 #pragma unroll
   for (int row = 0; row < 2; ++row) {
@@ -79,7 +77,13 @@ __device__ __forceinline__ bool add_parts(const Config::Params& p, const Work& w
     if (part >= work.parts) break;
     const float* theirs = first + part * part_floats;
 #pragma unroll
-    for (int i = 0; i < kOut; ++i) out[i] = __fmaf_rn(__ldcg(theirs + i * 32), factor[part][i / 2 % 2], out[i]);
+    for (int i = 0; i < kOut; i += 4) {
+      const float4 four = __ldcg(reinterpret_cast<const float4*>(theirs + i * 32) + lane);
+      out[i] = __fmaf_rn(four.x, factor[part][0], out[i]);
+      out[i + 1] = __fmaf_rn(four.y, factor[part][0], out[i + 1]);
+      out[i + 2] = __fmaf_rn(four.z, factor[part][1], out[i + 2]);
+      out[i + 3] = __fmaf_rn(four.w, factor[part][1], out[i + 3]);
+    }
   }
   return true;
 }

@@ -8,9 +8,9 @@
 
 namespace sage {
 
-// Quantises this warp's 16 rows of Q straight into A fragments, one scale a row: four lanes hold a row.
-__device__ __forceinline__ void quantise_q(const Config::Params& p, const Work& work, int warp_row, const Memory& shared, Queries& q,
-                                           Rows& rows) {
+// Quantises this warp's 16 rows of Q straight into A fragments, one scale a row: four lanes hold a row. `first_row` is the warpgroup's.
+__device__ __forceinline__ void quantise_q(const Config::Params& p, const Work& work, int first_row, int warp_row, const Memory& shared,
+                                           Queries& q, Rows& rows) {
   using P = Pair<Config::Element>;
   constexpr int kPieces = Config::kHeadDim / 16;  // of 4 channels: of every 16
   const int lane = threadIdx.x % 32;
@@ -28,7 +28,7 @@ __device__ __forceinline__ void quantise_q(const Config::Params& p, const Work& 
         bits[row][i][1] = piece.y;
       }
     } else {
-      const int64_t token = work.q_token + min(work.first_row + block_row, work.qo_len - 1);
+      const int64_t token = work.q_token + min(first_row + block_row % 64, work.qo_len - 1);
       const auto* source = row_pointer<Config::Element>(p.q, work.batch, work.head, token);
 #pragma unroll
       for (int i = 0; i < kPieces; ++i) load_channels<4>(bits[row][i], source, i * 16 + channel, p.head_dim, true);

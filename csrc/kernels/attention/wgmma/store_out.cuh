@@ -21,14 +21,14 @@ __device__ __forceinline__ void transpose_quad(uint32_t (&pairs)[4]) {
   }
 }
 
-// Writes this warp's 16 rows.
-__device__ __forceinline__ void store_out(const Config::Params& p, const Work& work, int warp_row, const Rows& rows,
+// Writes this warp's 16 rows, the first of which is `first_row`.
+__device__ __forceinline__ void store_out(const Config::Params& p, const Work& work, int first_row, int warp_row, const Rows& rows,
                                           const Output& out, const Memory& shared) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int row = 0; row < 2; ++row) {
     const int block_row = warp_row + lane / 4 + row * 8;
-    const int token = work.first_row + block_row;
+    const int token = first_row + lane / 4 + row * 8;
     const bool inside = token < work.qo_len;
     const float sum = sum_of_quad(rows.sum[row]);
     // A row that sees no key is zero.

@@ -10,4 +10,6 @@ inline void grid_dependency_wait() {
   if (gpu::before != nullptr) gpu::wait(gpu::ends_seen, gpu::ends_seen);
 }
 
+inline int atomic_add_acq_rel(int* pointer, int x) { return atomicAdd(pointer, x); }
+
 }  // namespace sage::ptx
