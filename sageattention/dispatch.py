@@ -7,9 +7,10 @@ package's own, in its `table.py`; `explain` prints the same choice.
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple
+from typing import NamedTuple, Optional
 
 import torch
+from torch.nn.attention import SDPBackend
 
 from . import _library, validation
 from .kernels import CPU, GPUS, Capability, Gpu, Kernel, Row
@@ -22,6 +23,7 @@ __all__ = [
     "FIRST",
     "GPUS",
     "KERNELS",
+    "SHORT_CALLS",
     "TABLE",
     "Capability",
     "Choice",
@@ -38,8 +40,9 @@ __all__ = [
     "kernel_for",
 ]
 
-# The cuDNN that was measured, and later ones.
+# The cuDNN that was measured, and later ones; and with head_dims beyond 128.
 MEASURED_CUDNN = 91000
+MEASURED_CUDNN_OF_WIDE_HEADS = 91900
 
 FIRST = TABLE[0].function  # what others are served as, and asked about where none is named
 
@@ -105,8 +108,7 @@ def choose(request: Request, gpu: Gpu, present: frozenset[str] | None = None, *,
                 KERNELS[row.kernel].few_queries > 0
                 and request.function == FIRST
                 and not (request.masked or request.packed)
-                and request.head_dim <= 128
-                and cudnn >= MEASURED_CUDNN
+                and cudnn >= (MEASURED_CUDNN if request.head_dim <= 128 else MEASURED_CUDNN_OF_WIDE_HEADS)
             )
             return Choice(row.kernel, row.reason, name, tuple(passed_over), or_pytorch)
         passed_over.append(f"{row.kernel}: {lack}")
@@ -200,6 +202,39 @@ def _cudnn_is_known(schema: torch.FunctionSchema) -> bool:
     )
 
 
+class ShortCalls(NamedTuple):
+    """Those of a GPU that PyTorch's own attention serves, by cuDNN also where it is left to itself."""
+
+    kernel: Kernel  # which would serve them else
+    head_dim: int  # up to which
+
+
+class _ShortCalls(dict[int, Optional[ShortCalls]]):
+    def __missing__(self, index: int) -> ShortCalls | None:
+        self[index] = found = self._find(index) if index >= 0 else None
+        return found
+
+    @staticmethod
+    def _find(index: int) -> ShortCalls | None:
+        found = None
+        for head_dim in (128, 256):
+            try:
+                kernel, or_pytorch = kernel_for(FIRST, None, head_dim, False, False, False, False, "cuda", index)
+            except (RuntimeError, ValueError):  # which the call will say
+                break
+            if not or_pytorch:
+                break
+            x = torch.empty(1, 1, 128, head_dim, device=torch.device("cuda", index), dtype=torch.float16)
+            if torch._fused_sdp_choice(x, x, x) != SDPBackend.CUDNN_ATTENTION.value:
+                break
+            found = ShortCalls(KERNELS[kernel], head_dim)
+        return found
+
+
+# By the index of a GPU; None: there are no such calls.
+SHORT_CALLS = _ShortCalls()
+
+
 def gpu_of(device: str, index: int | None) -> tuple[Gpu, frozenset[str] | None]:
     """What a device is, and the kernels that this installation has for it (None: the CPU's references).
 
@@ -238,6 +273,7 @@ def is_other_mask(attn_mask: torch.Tensor | None, q: torch.Tensor) -> bool:
 def forget() -> None:
     """Choose anew: another kernel set has been named."""
     _remembered.cache_clear()
+    SHORT_CALLS.clear()
 
 
 def explain(

@@ -16,6 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import sageattention
 from sageattention import _library, _ops, dispatch, explain, reference, sageattn
+from sageattention._call import short_call
 
 F16, F8, HOPPER = "sm80_qk_int8_pv_f16", "sm89_qk_int8_pv_f8", "sm90_qk_int8_pv_f16"
 F16_SUMS, F8_SUMS = F16 + "_accum_f16", F8 + "_accum_f16"
@@ -145,8 +146,11 @@ def test_short_sequences_are_pytorchs_where_it_is_faster_and_more_exact() -> Non
     assert not asked(cudnn=dispatch.MEASURED_CUDNN - 1)
     assert not asked(cudnn=0)
     assert not asked(function="sageattn_qk_int8_pv_fp16_cuda", pv_accum_dtype="fp32")
-    for lack in ({"masked": True}, {"packed": True}, {"uneven": True}, {"head_dim": 192}):
+    lacks: list[dict[str, Any]] = [{"masked": True}, {"packed": True}, {"uneven": True}]
+    for lack in lacks:
         assert not asked(**lack)
+    assert not asked(head_dim=192)
+    assert asked(head_dim=192, cudnn=dispatch.MEASURED_CUDNN_OF_WIDE_HEADS)
     text = str(explain(Q, K, V, architecture="9.0"))
     assert "up to 1024 queries (512 if causal) or 256 keys: PyTorch's own attention" in text
     assert "PyTorch's" not in str(explain(Q, K, V, architecture="8.9"))
@@ -267,6 +271,86 @@ def test_calls_are_short_where_the_operator_says() -> None:
         "few_keys": hopper.few_keys,
     }
     assert not any(kernel.few_queries or kernel.few_keys for name, kernel in dispatch.KERNELS.items() if name != HOPPER)
+
+
+@pytest.fixture
+def cpu_has_short_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a Hopper GPU has: PyTorch's attention is the CPU's own then."""
+    monkeypatch.setitem(dispatch.SHORT_CALLS, -1, dispatch.ShortCalls(dispatch.KERNELS[HOPPER], 128))
+    monkeypatch.setattr(torch._C, "_get_cudnn_sdp_enabled", lambda: True, raising=False)
+
+
+SHORT: dict[str, Any] = {"tensor_layout": "HND", "is_causal": False, "sm_scale": None, "smooth_k": True}
+
+
+@pytest.mark.usefixtures("cpu_has_short_calls")
+@pytest.mark.parametrize("kv_heads", [1, 4])
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("layout", ["HND", "NHD"])
+def test_short_calls_are_pytorchs_own(layout: str, is_causal: bool, kv_heads: int) -> None:
+    q, k, v = (torch.randn(2, heads, tokens, 64).bfloat16() for heads, tokens in ((4, 100), (kv_heads, 70), (kv_heads, 70)))
+    expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=is_causal, scale=0.2, enable_gqa=True)
+    if layout == "NHD":
+        q, k, v, expected = (x.transpose(1, 2).contiguous() for x in (q, k, v, expected))
+    out = short_call(q, k, v, layout, is_causal, 0.2, True)
+    assert out is not None
+    assert out.is_contiguous()
+    torch.testing.assert_close(out, expected)
+    assert torch.equal(sageattention.sageattn(q, k, v, layout, is_causal, 0.2), out)
+
+
+@pytest.mark.usefixtures("cpu_has_short_calls")
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"tensor_layout": "BHSD"},
+        {"is_causal": 1},
+        {"smooth_k": None},
+        {"sm_scale": 0.0},
+        {"sm_scale": "1"},
+        {"q": torch.randn(1, 2, 100, 64)},
+        {"q": torch.randn(1, 100, 64).bfloat16()},
+        {"q": torch.randn(2, 2, 100, 64).bfloat16()},
+        {"q": torch.randn(1, 3, 100, 64).bfloat16()},
+        {"q": torch.randn(1, 2, 0, 64).bfloat16()},
+        {"q": torch.randn(1, 2, 2000, 64).bfloat16()},
+        {"q": torch.randn(1, 100, 2, 64).bfloat16().transpose(1, 2)},
+        {"q": torch.randn(12864).bfloat16()[1:12801].view(1, 2, 100, 64)},
+        {"q": torch.randn(1, 2, 100, 64).bfloat16().requires_grad_()},
+        {"q": torch.randn(1, 2, 100, 64).bfloat16().to_sparse()},
+        {"q": torch.randn(1, 2, 100, 64).half()},
+        {"q": torch.nn.Parameter(torch.randn(1, 2, 100, 64).bfloat16())},
+        {"q": None},
+        {"k": torch.randn(1, 2, 300, 128).bfloat16()},
+        {"v": torch.randn(1, 2, 299, 64).bfloat16()},
+        {"v": torch.randn(1, 1, 300, 64).bfloat16()},
+        {
+            "q": torch.randn(1, 2, 100, 60).bfloat16(),
+            "k": torch.randn(1, 2, 300, 60).bfloat16(),
+            "v": torch.randn(1, 2, 300, 60).bfloat16(),
+        },
+    ],
+)
+def test_what_is_unusual_about_a_short_call_is_looked_at(change: dict[str, Any]) -> None:
+    usual: dict[str, Any] = {
+        "q": torch.randn(1, 2, 100, 64).bfloat16(),
+        **{name: torch.randn(1, 2, 300, 64).bfloat16() for name in "kv"},
+        **SHORT,
+    }
+    assert short_call(**usual) is not None
+    assert short_call(**{**usual, **change}) is None
+
+
+@pytest.mark.usefixtures("cpu_has_short_calls")
+def test_what_surrounds_a_short_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    usual: dict[str, Any] = {name: torch.randn(1, 2, 100, 64).bfloat16() for name in "qkv"}
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda: True)
+    assert short_call(**usual, **SHORT) is None
+    monkeypatch.undo()
+    assert short_call(**usual, **SHORT) is None  # the CPU has none
+    monkeypatch.setitem(dispatch.SHORT_CALLS, -1, dispatch.ShortCalls(dispatch.KERNELS[HOPPER], 128))
+    monkeypatch.setattr(torch._C, "_get_cudnn_sdp_enabled", lambda: False, raising=False)
+    assert short_call(**usual, **SHORT) is None
 
 
 @pytest.fixture
