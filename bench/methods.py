@@ -80,4 +80,13 @@ def packed_methods() -> dict[str, Packed]:
     def varlen(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqlens: torch.Tensor, longest: int, causal: bool) -> Any:
         return sageattention.sageattn_varlen(q, k, v, cu_seqlens, cu_seqlens, longest, longest, is_causal=causal)
 
-    return {"FlashAttention-2 bf16": flash, "sageattn_varlen": varlen}
+    table = {"FlashAttention-2 bf16": flash, "sageattn_varlen": varlen}
+    try:
+        function = importlib.import_module("flash_attn_interface").flash_attn_varlen_func
+    except ImportError:
+        return table
+
+    def flash_3(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqlens: torch.Tensor, longest: int, causal: bool) -> Any:
+        return function(q, k, v, cu_seqlens, cu_seqlens, longest, longest, causal=causal)
+
+    return {**table, "FlashAttention-3 bf16": flash_3}

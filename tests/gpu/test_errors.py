@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -33,6 +34,7 @@ def test_argument_errors(function: Callable[..., Any], arguments: dict[str, Any]
 def test_an_error_keeps_no_tensor_alive() -> None:
     """Whoever runs out of memory and tries again with less must find free what the call held."""
     q = torch.randn(1, 2, 64, 64, device="cuda").half()
+    gc.collect()  # what other tests left, which might go meanwhile
     before = torch.cuda.memory_allocated()
     for _ in range(3):
         big = torch.zeros(1, 2, 64, 300, device="cuda").half()
