@@ -80,7 +80,7 @@ def packed_methods() -> dict[str, Packed]:
     def varlen(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqlens: torch.Tensor, longest: int, causal: bool) -> Any:
         return sageattention.sageattn_varlen(q, k, v, cu_seqlens, cu_seqlens, longest, longest, is_causal=causal)
 
-    table = {"FlashAttention-2 bf16": flash, "sageattn_varlen": varlen}
+    table: dict[str, Packed] = {"FlashAttention-2 bf16": flash, "sageattn_varlen": varlen}
     try:
         function = importlib.import_module("flash_attn_interface").flash_attn_varlen_func
     except ImportError:
