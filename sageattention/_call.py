@@ -70,8 +70,10 @@ def short_call(
     The operator does the same (csrc/torch/attention.cpp, `is_for_pytorch`), under torch.compile too, but takes half as long again to reach.
     """
     # Each line takes a tenth of a microsecond: those first by which most other calls are told.
-    short = dispatch.SHORT_CALLS[q.get_device()] if type(q) is torch.Tensor else None
-    if short is None or torch.compiler.is_compiling() or not type(k) is type(v) is torch.Tensor:
+    if torch.compiler.is_compiling() or not type(q) is type(k) is type(v) is torch.Tensor:
+        return None
+    short = dispatch.SHORT_CALLS[q.get_device()]
+    if short is None:
         return None
     size, kv_size = q.shape, k.shape
     if len(size) != 4 or len(kv_size) != 4 or kv_size != v.shape or tensor_layout not in {"HND", "NHD"}:
@@ -98,7 +100,7 @@ def short_call(
             or q.dtype is torch.float32
             # What surrounds a call changes nothing about it.
             or torch.is_autocast_enabled()
-            or not torch._C._get_cudnn_sdp_enabled()
+            or not torch.backends.cuda.cudnn_sdp_enabled()
             or (torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad))
         ):
             return None

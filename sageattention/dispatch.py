@@ -225,7 +225,8 @@ class _ShortCalls(dict[int, Optional[ShortCalls]]):
             if not or_pytorch:
                 break
             x = torch.empty(1, 1, 128, head_dim, device=torch.device("cuda", index), dtype=torch.float16)
-            if torch._fused_sdp_choice(x, x, x) != SDPBackend.CUDNN_ATTENTION.value:
+            choice = getattr(torch, "_fused_sdp_choice", None)  # no name that PyTorch promises
+            if choice is None or choice(x, x, x) != SDPBackend.CUDNN_ATTENTION.value:
                 break
             found = ShortCalls(KERNELS[kernel], head_dim)
         return found

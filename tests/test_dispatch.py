@@ -277,7 +277,7 @@ def test_calls_are_short_where_the_operator_says() -> None:
 def cpu_has_short_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     """As a Hopper GPU has: PyTorch's attention is the CPU's own then."""
     monkeypatch.setitem(dispatch.SHORT_CALLS, -1, dispatch.ShortCalls(dispatch.KERNELS[HOPPER], 128))
-    monkeypatch.setattr(torch._C, "_get_cudnn_sdp_enabled", lambda: True, raising=False)
+    monkeypatch.setattr(torch.backends.cuda, "cudnn_sdp_enabled", lambda: True)
 
 
 SHORT: dict[str, Any] = {"tensor_layout": "HND", "is_causal": False, "sm_scale": None, "smooth_k": True}
@@ -349,7 +349,7 @@ def test_what_surrounds_a_short_call(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     assert short_call(**usual, **SHORT) is None  # the CPU has none
     monkeypatch.setitem(dispatch.SHORT_CALLS, -1, dispatch.ShortCalls(dispatch.KERNELS[HOPPER], 128))
-    monkeypatch.setattr(torch._C, "_get_cudnn_sdp_enabled", lambda: False, raising=False)
+    monkeypatch.setattr(torch.backends.cuda, "cudnn_sdp_enabled", lambda: False)
     assert short_call(**usual, **SHORT) is None
 
 

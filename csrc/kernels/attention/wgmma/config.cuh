@@ -97,7 +97,6 @@ struct Work : Tile {
   int part;   // which this is
   int left;   // which of such tiles
 
-
   // `part` being the item's number: has its part of the tile's keys be all that there are.
   __device__ __forceinline__ void take_part(const Config::Params& p) {
     left = part;
