@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import defaultdict
 
 import pytest
 import torch
@@ -29,6 +30,7 @@ def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
     if name.startswith("sm90") and torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("wgmma needs compute capability 9.0")
     monkeypatch.setattr(dispatch, "kernel_for", lambda *_: (name, False))
+    monkeypatch.setattr(dispatch, "SHORT_CALLS", defaultdict(lambda: None))
     return name
 
 

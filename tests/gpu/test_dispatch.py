@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import Any
 
 import pytest
@@ -58,6 +59,7 @@ def test_every_function(
         return operator(*arguments)
 
     monkeypatch.setattr(_ops, "attention", spy)
+    monkeypatch.setattr(dispatch, "SHORT_CALLS", defaultdict(lambda: None))
     how = {} if accumulators is None else {"pv_accum_dtype": accumulators}
     out = getattr(sageattention, function)(q, k, v, **options, **how)
     assert called == [choice.kernel]
@@ -89,6 +91,17 @@ def test_short_sequences(qo_len: int, kv_len: int, dtype: torch.dtype, head_dim:
         out = out.transpose(1, 2)
     limit = 0.01 if choice.or_pytorch else TOLERANCES[choice.kernel].any_shape
     assert error_by_size(out, q, k, v, is_causal=causal) <= limit
+
+
+@pytest.mark.parametrize("layout", ["HND", "NHD"])
+@pytest.mark.parametrize("head_dim", [64, 128, 192])
+def test_short_calls_are_the_same_by_either_way(monkeypatch: pytest.MonkeyPatch, head_dim: int, layout: str) -> None:
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("none are PyTorch's here")
+    q, k, v = (randn(2, 300, 300, head_dim, seed=seed, dtype=torch.bfloat16) for seed in range(3))
+    out = sageattention.sageattn(q, k, v, layout)
+    monkeypatch.setattr(dispatch, "SHORT_CALLS", defaultdict(lambda: None))
+    assert torch.equal(sageattention.sageattn(q, k, v, layout), out)
 
 
 def misaligned(x: torch.Tensor, start: int, width: int) -> torch.Tensor:
