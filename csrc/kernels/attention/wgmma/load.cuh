@@ -205,7 +205,8 @@ __device__ __forceinline__ void load_k(const Config::Params& p, const Memory& sh
   });
 }
 
-// V does not wait for quant_k_int8. A stage holds the blocks of V before those of K.
+// V does not wait for quant_k_int8, which did not begin before all that was launched earlier had ended. A stage holds the blocks of V before
+// those of K.
 template <bool Masked>
 __device__ __forceinline__ void load_v(const Config::Params& p, const Memory& shared) {
   const bool packed = !Masked && p.cu_seqlens_q != nullptr;
