@@ -70,25 +70,28 @@ def short_call(
     The operator does the same (csrc/torch/attention.cpp, `is_for_pytorch`), under torch.compile too, but takes half as long again to reach.
     """
     # Each line takes a tenth of a microsecond: those first by which most other calls are told.
-    if torch.compiler.is_compiling() or not type(q) is type(k) is type(v) is torch.Tensor:
+    if (
+        torch.compiler.is_compiling()
+        or not type(q) is type(k) is type(v) is torch.Tensor
+        or not type(is_causal) is type(smooth_k) is bool
+    ):
         return None
     short = dispatch.SHORT_CALLS[q.get_device()]
     if short is None:
         return None
-    size, kv_size = q.shape, k.shape
-    if len(size) != 4 or len(kv_size) != 4 or kv_size != v.shape or tensor_layout not in {"HND", "NHD"}:
-        return None
-    tokens = 2 if tensor_layout == "HND" else 1
-    queries, keys, heads, kv_heads, head_dim = size[tokens], kv_size[tokens], size[3 - tokens], kv_size[3 - tokens], size[3]
-    kernel = short.kernel
-    if queries > (kernel.few_causal_queries if is_causal else kernel.few_queries) and keys > kernel.few_keys:
-        return None
     try:
+        size, kv_size = q.shape, k.shape
+        if len(size) != 4 or len(kv_size) != 4 or kv_size != v.shape or tensor_layout not in ("HND", "NHD"):
+            return None
+        tokens = 2 if tensor_layout == "HND" else 1
+        queries, keys, heads, kv_heads, head_dim = size[tokens], kv_size[tokens], size[3 - tokens], kv_size[3 - tokens], size[3]
+        kernel = short.kernel
+        if queries > (kernel.few_causal_queries if is_causal else kernel.few_queries) and keys > kernel.few_keys:
+            return None
         if (
             size[0] != kv_size[0]
             or head_dim != kv_size[3]
             or head_dim > short.head_dim
-            or not type(is_causal) is type(smooth_k) is bool
             or not (sm_scale is None or (type(sm_scale) is float and sm_scale > 0.0))
             or 0 in size
             or 0 in kv_size
@@ -110,7 +113,7 @@ def short_call(
             q, k, v, is_causal=is_causal, scale=sm_scale, enable_gqa=heads != kv_heads
         )
         return out if tokens == 2 else out.transpose(1, 2).contiguous()
-    except RuntimeError:  # sparse, of two devices or two dtypes: the operator says it in our words
+    except RuntimeError:  # sparse, nested, of two devices or two dtypes: the operator says it in our words
         return None
 
 

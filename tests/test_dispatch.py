@@ -304,6 +304,9 @@ def test_short_calls_are_pytorchs_own(layout: str, is_causal: bool, kv_heads: in
     "change",
     [
         {"tensor_layout": "BHSD"},
+        {"tensor_layout": ["HND"]},
+        {"is_causal": torch.ones(2)},
+        {"q": torch.nested.nested_tensor([torch.randn(2, 100, 64).bfloat16()])},
         {"is_causal": 1},
         {"smooth_k": None},
         {"sm_scale": 0.0},
