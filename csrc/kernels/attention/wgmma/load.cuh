@@ -147,12 +147,19 @@ __device__ __forceinline__ void fetch_last_v(const Config::Params& p, const Work
   __syncwarp();
 }
 
+// Which tiles of keys a warp that streams goes through: those that the mask leaves to be seen, or all.
+template <bool Masked>
+__device__ __forceinline__ auto tiles_of(const Config::Params& p, const Work& work) {
+  if constexpr (Masked) return SeenTiles(p, work);
+  else return 0;
+}
+
 // Streams the stages of the tiles that are handed out: a warp, whose first thread starts the copies, K's or V's. That one acts for all where it
 // arrives, or starts what others will answer by arriving: not before all lanes have seen the phase that they wait for, which one of them might
-// miss else, and read what will be overwritten. `fetch` is told the tile's description, its number of blocks of keys, a stage's first and the slot
-// where that one lies, and the stage's barrier; `start` the description.
-template <typename Start, typename Fetch>
-__device__ __forceinline__ void stream(const Memory& shared, const Start& start, const Fetch& fetch) {
+// miss else, and read what will be overwritten. `fetch` is told the tile's description, its tiles of keys and their number, a stage's first and the slot
+// where that one lies, and the stage's barrier.
+template <bool Masked, typename Fetch>
+__device__ __forceinline__ void stream(const Config::Params& p, const Memory& shared, const Fetch& fetch) {
   const bool first_lane = threadIdx.x % 32 == 0;
   Ring ring;
   for (uint32_t parity = 0;; parity ^= 1) {
@@ -162,30 +169,22 @@ __device__ __forceinline__ void stream(const Memory& shared, const Start& start,
     __syncwarp();
     if (first_lane) ptx::mbarrier_arrive(shared.address + Shared::kQEmpty);
     const int blocks = work.key_blocks();
-    auto state = start(work);
+    auto seen = tiles_of<Masked>(p, work);
     for (int first = 0; first <= blocks; first += Config::kStageBlocks, ring.next()) {
       const uint32_t full = shared.address + Shared::kFull + ring.stage * 8;
       ptx::mbarrier_wait(shared.address + Shared::kEmpty + ring.stage * 8, ring.parity ^ 1);
       __syncwarp();
-      fetch(work, state, blocks, first, ring.stage * Config::kStageBlocks, full);
+      fetch(work, seen, blocks, first, ring.stage * Config::kStageBlocks, full);
       if (first_lane) ptx::mbarrier_arrive(full);
     }
   }
-}
-
-// Which tiles of keys a warp that streams goes through: those that the mask leaves to be seen, or all.
-template <bool Masked>
-__device__ __forceinline__ auto tiles_of(const Config::Params& p, const Work& work) {
-  if constexpr (Masked) return SeenTiles(p, work);
-  else return 0;
 }
 
 template <bool Masked>
 __device__ __forceinline__ void load_k(const Config::Params& p, const Memory& shared) {
   const bool first_lane = threadIdx.x % 32 == 0;
   ptx::grid_dependency_wait();
-  stream(shared, [&](const Work& work) { return tiles_of<Masked>(p, work); },
-         [&](const Work& work, auto& seen, int blocks, int first, int slot, uint32_t full) {
+  stream<Masked>(p, shared, [&](const Work& work, auto& seen, int blocks, int first, int slot, uint32_t full) {
     // A last stage of V alone gets scales once more: what is full in one block of a pair then tells that both have seen it empty, and nobody
     // arrives at a barrier whose last phase has not been waited for, as the PTX ISA asks.
     if (first == blocks && first_lane) {
@@ -211,8 +210,7 @@ template <bool Masked>
 __device__ __forceinline__ void load_v(const Config::Params& p, const Memory& shared) {
   const bool packed = !Masked && p.cu_seqlens_q != nullptr;
   uint32_t last_parity = 0;
-  stream(shared, [&](const Work& work) { return tiles_of<Masked>(p, work); },
-         [&](const Work& work, auto& seen, int blocks, int first, int slot, uint32_t full) {
+  stream<Masked>(p, shared, [&](const Work& work, auto& seen, int blocks, int first, int slot, uint32_t full) {
 #pragma unroll 1
     for (int block = first - 1; block < min(first + Config::kStageBlocks - 1, blocks); ++block, ++slot) {
       if (block < 0) continue;
