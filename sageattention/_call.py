@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 
     Result = Union[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]
 
+# As it is now: programs put `sageattn` in its place.
+_pytorch_attention = torch.nn.functional.scaled_dot_product_attention
+
 
 def attend(
     function: str,
@@ -34,26 +37,91 @@ def attend(
 
     per_block_mean: None where the kernels of the function know no such thing.
     """
+    # fmt: off
+    key = _key(
+        function, pv_accum_dtype, q, k, v, attn_mask, tensor_layout, is_causal, sm_scale, return_lse, smooth_k, smooth_v, qk_quant_gran,
+        per_block_mean,
+    )
+    if key is not None and (number := dispatch.SERVED.get(key)) is not None:
+        try:
+            out, lse = _ops.run(q, k, v, attn_mask, q.shape[3] ** -0.5 if sm_scale is None else sm_scale, number)
+        except Exception:
+            _refuse_in_words(q, k, v, attn_mask, tensor_layout)
+            raise
+        return (out, lse) if return_lse else out
     validation.one_of("tensor_layout", tensor_layout, ("HND", "NHD"))
     validation.one_of("qk_quant_gran", qk_quant_gran, ("per_thread", "per_warp"))
     if allowed := dispatch.ACCUMULATORS[function]:
         validation.one_of("pv_accum_dtype", pv_accum_dtype, allowed)
     more = {} if per_block_mean is None else {"per_block_mean": per_block_mean}
     validation.flags(is_causal, smooth_k, smooth_v, return_lse, **more)
-    # fmt: off
     arguments = (function, pv_accum_dtype, q, k, v, attn_mask, tensor_layout, is_causal, sm_scale, smooth_k, smooth_v, return_lse)
     # fmt: on
     if not _operator_checks(q, k, v, attn_mask):
         _check(q, k, v, attn_mask, tensor_layout)
         return _attend(*arguments, *more.values())
     try:
-        return _attend(*arguments, *more.values())
+        result = _attend(*arguments, *more.values())
     except Exception:
-        try:
-            _check(q, k, v, attn_mask, tensor_layout)
-        except (TypeError, ValueError) as refused:
-            raise refused from None
+        _refuse_in_words(q, k, v, attn_mask, tensor_layout)
         raise
+    if key is not None:
+        kernel, or_pytorch, or_16_bit = _choice(function, pv_accum_dtype, q.shape[3], q, v, attn_mask, packed=False)
+        dispatch.SERVED[key] = _ops.number_of(
+            kernel, tensor_layout == "HND", is_causal, smooth_k, smooth_v, return_lse, or_pytorch, or_16_bit=or_16_bit, **more
+        )
+    return result
+
+
+def _key(
+    function: str,
+    pv_accum_dtype: str | None,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    attn_mask: torch.Tensor | None,
+    tensor_layout: str,
+    is_causal: bool,
+    sm_scale: float | None,
+    return_lse: bool,
+    smooth_k: bool,
+    smooth_v: bool,
+    qk_quant_gran: str,
+    per_block_mean: bool | None,
+) -> tuple[object, ...] | None:
+    """What calls have in common, of which one has been served: options of others need no second look, tensors the operator's alone.
+
+    None: something is unusual. This halves what Python takes of a call.
+    """
+    if (
+        torch.compiler.is_compiling()
+        or not type(q) is type(k) is type(v) is torch.Tensor
+        or not type(is_causal) is type(return_lse) is type(smooth_k) is type(smooth_v) is bool
+        or not type(tensor_layout) is type(qk_quant_gran) is str
+        or not (sm_scale is None or (type(sm_scale) is float and sm_scale * 0.0 == 0.0))
+        or not (pv_accum_dtype is None or type(pv_accum_dtype) is str)
+        or not (per_block_mean is None or type(per_block_mean) is bool)
+        or not q.dim() == v.dim() == 4
+        or (device := q.get_device()) < 0
+        or not device == k.get_device() == v.get_device()
+        or (dtype := q.dtype) is torch.float32
+    ):
+        return None
+    mask = None
+    if attn_mask is not None:
+        if type(attn_mask) is not torch.Tensor or attn_mask.get_device() != device:
+            return None
+        mask = attn_mask.dtype
+    try:
+        head_dim, v_head_dim = q.shape[3], v.shape[3]
+    except RuntimeError:  # nested
+        return None
+    # fmt: off
+    return (
+        function, pv_accum_dtype, tensor_layout, is_causal, return_lse, smooth_k, smooth_v, qk_quant_gran, per_block_mean, dtype, head_dim,
+        v_head_dim, device, mask,
+    )
+    # fmt: on
 
 
 def short_call(
@@ -67,7 +135,7 @@ def short_call(
 ) -> torch.Tensor | None:
     """A call that PyTorch's own attention serves, by the shortest way for the host. None: it does not, or something is unusual.
 
-    The operator does the same (csrc/torch/attention.cpp, `is_for_pytorch`), under torch.compile too, but takes half as long again to reach.
+    The operator does the same (csrc/torch/few_tokens.cpp), under torch.compile too, but takes half as long again to reach.
     """
     # Each line takes a tenth of a microsecond: those first by which most other calls are told.
     if (
@@ -87,6 +155,9 @@ def short_call(
         queries, keys, heads, kv_heads, head_dim = size[tokens], kv_size[tokens], size[3 - tokens], kv_size[3 - tokens], size[3]
         kernel = short.kernel
         if queries > (kernel.few_causal_queries if is_causal else kernel.few_queries) and keys > kernel.few_keys:
+            return None
+        few = short.few_tokens
+        if few is not None and keys <= few.keys and queries <= few.queries_where_shared:
             return None
         if (
             size[0] != kv_size[0]
@@ -109,9 +180,10 @@ def short_call(
             return None
         if tokens == 1:
             q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-        out = torch.nn.functional.scaled_dot_product_attention(
-            q, k, v, is_causal=is_causal, scale=sm_scale, enable_gqa=heads != kv_heads
-        )
+        if sm_scale is None and heads == kv_heads:
+            out = _pytorch_attention(q, k, v, None, 0.0, is_causal)  # by position, which PyTorch takes sooner
+        else:
+            out = _pytorch_attention(q, k, v, is_causal=is_causal, scale=sm_scale, enable_gqa=heads != kv_heads)
         return out if tokens == 2 else out.transpose(1, 2).contiguous()
     except RuntimeError:  # sparse, nested, of two devices or two dtypes: the operator says it in our words
         return None
@@ -131,6 +203,16 @@ def _operator_checks(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, attn_mas
         and q.dtype is not torch.float32  # which is converted, and V's dtype with it
         and not torch.compiler.is_compiling()
     )
+
+
+def _refuse_in_words(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, attn_mask: torch.Tensor | None, tensor_layout: str
+) -> None:
+    """Of what the operator has refused, raise what Python's checks say, if they say something."""
+    try:
+        _check(q, k, v, attn_mask, tensor_layout)
+    except (TypeError, ValueError) as refused:
+        raise refused from None
 
 
 def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, attn_mask: torch.Tensor | None, tensor_layout: str) -> None:
@@ -159,10 +241,12 @@ def _attend(
     dtype = q.dtype
     if dtype == torch.float32:
         q, k, v = (_as_bfloat16(x) for x in (q, k, v))
-    kernel, or_pytorch = _choice(function, pv_accum_dtype, head_dim, q, v, attn_mask, packed=False)
+    kernel, or_pytorch, or_16_bit = _choice(function, pv_accum_dtype, head_dim, q, v, attn_mask, packed=False)
+    # fmt: off
     out, lse = _ops.attention(
-        q, k, v, attn_mask, tensor_layout, is_causal, factor, smooth_k, smooth_v, return_lse, or_pytorch, kernel, *more
+        q, k, v, attn_mask, tensor_layout, is_causal, factor, smooth_k, smooth_v, return_lse, or_pytorch, kernel, *more, or_16_bit=or_16_bit
     )
+    # fmt: on
     out = out.float() if dtype == torch.float32 else out
     return (out, lse) if return_lse else out
 
@@ -197,7 +281,7 @@ def attend_packed(
     dtype = q.dtype
     if dtype == torch.float32:
         q, k, v = (_as_bfloat16(x) for x in (q, k, v))
-    kernel, _ = _choice(function, None, q.shape[-1], q, v, None, packed=True)
+    kernel, *_ = _choice(function, None, q.shape[-1], q, v, None, packed=True)
     out, lse = _ops.attention_varlen(
         q, k, v, cu_seqlens_q, cu_seqlens_k, longest_q, longest_k, is_causal, factor, smooth_k, smooth_v, return_lse, kernel
     )
@@ -219,7 +303,7 @@ def _choice(
     attn_mask: torch.Tensor | None,
     *,
     packed: bool,
-) -> tuple[str, bool]:
+) -> tuple[str, bool, bool]:
     v_head_dim = v.shape[-1]
     # Branches, so that torch.compile makes constants of what it may not know.
     largest = head_dim if head_dim > v_head_dim else v_head_dim

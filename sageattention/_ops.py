@@ -29,6 +29,7 @@ class Options(NamedTuple):
     return_lse: bool
     or_pytorch: bool
     per_block_mean: bool
+    or_16_bit: bool
 
 
 def number_of(
@@ -40,6 +41,8 @@ def number_of(
     return_lse: bool,
     or_pytorch: bool = False,
     per_block_mean: bool = True,
+    *,
+    or_16_bit: bool = False,
 ) -> int:
     """The number of `Options`: csrc/torch/attention.h has the same bits."""
     return (
@@ -50,6 +53,7 @@ def number_of(
         | return_lse << 4
         | or_pytorch << 5
         | per_block_mean << 6
+        | or_16_bit << 7
         | NUMBERS[kernel] << 8
     )
 
@@ -177,10 +181,21 @@ def attention(
     or_pytorch: bool,
     kernel: str,
     per_block_mean: bool = True,
+    *,
+    or_16_bit: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The operator `attention`: csrc/torch/attention.h."""
     heads_first = _LAYOUTS[tensor_layout]
-    options = number_of(kernel, heads_first, is_causal, smooth_k, smooth_v, return_lse, or_pytorch, per_block_mean)
+    options = number_of(
+        kernel, heads_first, is_causal, smooth_k, smooth_v, return_lse, or_pytorch, per_block_mean, or_16_bit=or_16_bit
+    )
+    return run(q, k, v, attn_mask, sm_scale, options)
+
+
+def run(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, attn_mask: torch.Tensor | None, sm_scale: float, options: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same with the number of its options."""
     if _within_forward_ad():
         _refuse_tangents(_attention, q, k, v, attn_mask)
     if torch.is_grad_enabled() and _any_requires_grad(q, k, v, attn_mask):

@@ -13,16 +13,18 @@ import torch
 from torch.nn.attention import SDPBackend
 
 from . import _library, validation
-from .kernels import CPU, GPUS, Capability, Gpu, Kernel, Row
-from .table import ELSEWHERE, KERNELS, PACKED, SERVED_AS, TABLE
+from .kernels import CPU, GPUS, Capability, FewTokens, Gpu, Kernel, Row
+from .table import ELSEWHERE, FEW_TOKENS, KERNELS, PACKED, SERVED_AS, TABLE
 
 __all__ = [
     "ACCUMULATORS",
     "CPU",
     "ELSEWHERE",
+    "FEW_TOKENS",
     "FIRST",
     "GPUS",
     "KERNELS",
+    "SERVED",
     "SHORT_CALLS",
     "TABLE",
     "Capability",
@@ -73,15 +75,22 @@ class Choice(NamedTuple):
     gpu: str  # compute capability, or "CPU"
     passed_over: tuple[str, ...]  # the kernels for this GPU that come before it in the table, each with what it lacks
     or_pytorch: bool = False  # few queries or keys are PyTorch's own attention's
+    or_16_bit: bool = False  # few tokens are another kernel's, which does not quantise
 
     def __str__(self) -> str:
         where = "the CPU's reference of it" if self.gpu == "CPU" else f"compute capability {self.gpu}"
         few = KERNELS[self.kernel]
         lines = [f"{self.kernel} on {where}: {self.reason}", *(f"  not {line}" for line in self.passed_over)]
+        if self.or_16_bit and FEW_TOKENS is not None:
+            lines.append(
+                f"  up to {FEW_TOKENS.queries} queries and {FEW_TOKENS.keys} keys (fewer of head_dims over 64): {FEW_TOKENS.name}, "
+                f"in 16 bits, faster there and more exact, where rows start on 16 bytes"
+            )
         if self.or_pytorch:
             lines.append(
-                f"  up to {few.few_queries} queries ({few.few_causal_queries} if causal) or {few.few_keys} keys: PyTorch's own "
-                f"attention by cuDNN, faster there and more exact, where q, k and v have one head_dim and rows that start on 16 bytes"
+                f"  up to {few.few_queries} queries ({few.few_causal_queries} if causal), more of wide heads or a few heads, or "
+                f"{few.few_keys} keys: PyTorch's own attention by cuDNN, faster there and more exact, where q, k and v have one head_dim "
+                f"and rows that start on 16 bytes"
             )
         return "\n".join(lines)
 
@@ -110,7 +119,14 @@ def choose(request: Request, gpu: Gpu, present: frozenset[str] | None = None, *,
                 and not (request.masked or request.packed)
                 and cudnn >= (MEASURED_CUDNN if request.head_dim <= 128 else MEASURED_CUDNN_OF_WIDE_HEADS)
             )
-            return Choice(row.kernel, row.reason, name, tuple(passed_over), or_pytorch)
+            or_16_bit = (
+                FEW_TOKENS is not None
+                and request.function == FIRST
+                and not (request.packed or request.uneven)
+                and gpu != CPU
+                and (present is None or FEW_TOKENS.name in present)
+            )
+            return Choice(row.kernel, row.reason, name, tuple(passed_over), or_pytorch, or_16_bit)
         passed_over.append(f"{row.kernel}: {lack}")
     others = [
         row.function + (f" with pv_accum_dtype={row.pv_accum_dtype!r}" if row.function == request.function else "")
@@ -157,8 +173,8 @@ def kernel_for(
     uneven: bool,
     device: str,
     index: int | None,
-) -> tuple[str, bool]:
-    """The kernel that serves a call on the device of its tensors, and whether short ones are PyTorch's: `choose`, remembered.
+) -> tuple[str, bool, bool]:
+    """The kernel for a call on the device of its tensors, and whether short ones are PyTorch's or the 16-bit kernel's: `choose`, kept.
 
     Raises:
         ValueError: none serves it.
@@ -178,10 +194,10 @@ def _remembered(
     uneven: bool,
     device: str,
     index: int | None,
-) -> tuple[str, bool]:
+) -> tuple[str, bool, bool]:
     request = Request(function, pv_accum_dtype, head_dim, masked, other_mask, packed, uneven)
     choice = choose(request, *gpu_of(device, index), cudnn=_cudnn())
-    return choice.kernel, choice.or_pytorch
+    return choice.kernel, choice.or_pytorch, choice.or_16_bit
 
 
 def _cudnn() -> int:
@@ -207,6 +223,7 @@ class ShortCalls(NamedTuple):
 
     kernel: Kernel  # which would serve them else
     head_dim: int  # up to which
+    few_tokens: FewTokens | None  # which serves some of them before
 
 
 class _ShortCalls(dict[int, Optional[ShortCalls]]):
@@ -219,7 +236,7 @@ class _ShortCalls(dict[int, Optional[ShortCalls]]):
         found = None
         for head_dim in (128, 256):
             try:
-                kernel, or_pytorch = kernel_for(FIRST, None, head_dim, False, False, False, False, "cuda", index)
+                kernel, or_pytorch, or_16_bit = kernel_for(FIRST, None, head_dim, False, False, False, False, "cuda", index)
             except (RuntimeError, ValueError):  # which the call will say
                 break
             if not or_pytorch:
@@ -228,12 +245,15 @@ class _ShortCalls(dict[int, Optional[ShortCalls]]):
             choice = getattr(torch, "_fused_sdp_choice", None)  # no name that PyTorch promises
             if choice is None or choice(x, x, x) != SDPBackend.CUDNN_ATTENTION.value:
                 break
-            found = ShortCalls(KERNELS[kernel], head_dim)
+            found = ShortCalls(KERNELS[kernel], head_dim, FEW_TOKENS if or_16_bit else None)
         return found
 
 
 # By the index of a GPU; None: there are no such calls.
 SHORT_CALLS = _ShortCalls()
+
+# What the operator was told for calls that it has served, by what such calls have in common: `_call.attend`.
+SERVED: dict[tuple[object, ...], int] = {}
 
 
 def gpu_of(device: str, index: int | None) -> tuple[Gpu, frozenset[str] | None]:
@@ -275,6 +295,7 @@ def forget() -> None:
     """Choose anew: another kernel set has been named."""
     _remembered.cache_clear()
     SHORT_CALLS.clear()
+    SERVED.clear()
 
 
 def explain(

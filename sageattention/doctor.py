@@ -191,9 +191,13 @@ def self_test(report: Report, device: str, present: frozenset[str]) -> None:
     cpu = device == "cpu"
     print(f"\n{'kernel (CPU reference)' if cpu else 'kernel':<34}{'error':>8}{'at most':>9}{'ms':>9}{'TFLOPS':>8}")
     gpu = dispatch.CPU if cpu else dispatch.gpu_of("cuda", torch.device(device).index)[0]
-    for name, kernel in dispatch.KERNELS.items():
-        if name not in present or not dispatch.GPUS[kernel.gpus](gpu):
-            continue
+    errors = {
+        name: kernel.error for name, kernel in dispatch.KERNELS.items() if name in present and dispatch.GPUS[kernel.gpus](gpu)
+    }
+    few = dispatch.FEW_TOKENS
+    if few is not None and few.name in present and not cpu:
+        errors[few.name] = few.error
+    for name, known in errors.items():
         try:
             error = error_of(name, device)
             milliseconds, flops = (None, 0.0) if cpu else speed_of(name, device)
@@ -203,7 +207,7 @@ def self_test(report: Report, device: str, present: frozenset[str]) -> None:
             )
             continue
         speed = f"{'-':>9}{'-':>8}" if milliseconds is None else f"{milliseconds:9.3f}{flops / milliseconds / 1e9:8.0f}"
-        limit = kernel.error * 1.1  # few numbers scatter more than the many that `error` was measured on
+        limit = known * 1.1  # few numbers scatter more than the many that `error` was measured on
         print(f"{name:<34}{error:8.4f}{limit:9.4f}{speed}", flush=True)
         if not error <= limit:  # NaN too
             report.problem(
@@ -213,22 +217,49 @@ def self_test(report: Report, device: str, present: frozenset[str]) -> None:
     print()
 
 
+class Sizes(NamedTuple):
+    """Of a call."""
+
+    batch: int
+    heads: int
+    qo_len: int
+    kv_len: int
+    head_dim: int
+
+    def tensors(self, device: str) -> list[torch.Tensor]:
+        """q, k and v of normally distributed numbers."""
+        lengths = (self.qo_len, self.kv_len, self.kv_len)
+        return [
+            randn(self.batch, self.heads, tokens, self.head_dim, seed=seed, device=device)
+            for seed, tokens in enumerate(lengths)
+        ]
+
+
+def is_of_few_tokens(kernel: str) -> bool:
+    """Whether a kernel is for such calls alone."""
+    from . import dispatch
+
+    return dispatch.FEW_TOKENS is not None and kernel == dispatch.FEW_TOKENS.name
+
+
 def error_of(kernel: str, device: str) -> float:
-    """Relative L1 error of the output: normally distributed numbers, 256 queries, 4096 keys, head_dim 128."""
+    """Relative L1 error of the output: 256 queries, 4096 keys, head_dim 128, or 16 tokens, head_dim 64."""
     import torch
 
-    q, k, v = (randn(1, 2, tokens, 128, seed=seed, device=device) for seed, tokens in enumerate((256, 4096, 4096)))
-    scores = q.double() @ k.double().transpose(2, 3) * 128**-0.5
+    sizes = Sizes(64, 8, 16, 16, 64) if is_of_few_tokens(kernel) else Sizes(1, 2, 256, 4096, 128)
+    q, k, v = sizes.tensors(device)
+    scores = q.double() @ k.double().transpose(2, 3) * sizes.head_dim**-0.5
     expected = torch.softmax(scores, dim=-1) @ v.double()
     return float((call(kernel, q, k, v).double() - expected).abs().sum() / expected.abs().sum())
 
 
 def speed_of(kernel: str, device: str) -> tuple[float, float]:
-    """Milliseconds of a call, quantisation included, and its floating point operations: 32 heads of 4096 tokens, head_dim 128."""
+    """Milliseconds of a call, quantisation included, and its floating point operations: 32 heads of 4096 tokens, or 32768 of 16."""
     import torch
 
-    heads, tokens, head_dim, rounds = 32, 4096, 128, 20
-    q, k, v = (randn(1, heads, tokens, head_dim, seed=seed, device=device) for seed in range(3))
+    sizes = Sizes(4096, 8, 16, 16, 64) if is_of_few_tokens(kernel) else Sizes(1, 32, 4096, 4096, 128)
+    q, k, v = sizes.tensors(device)
+    rounds = 20
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     with torch.cuda.device(device):
         for _ in range(rounds):
@@ -238,14 +269,18 @@ def speed_of(kernel: str, device: str) -> tuple[float, float]:
             call(kernel, q, k, v)
         end.record()
         end.synchronize()
-    return start.elapsed_time(end) / rounds, 4.0 * heads * tokens**2 * head_dim
+    return start.elapsed_time(end) / rounds, 4.0 * sizes.batch * sizes.heads * sizes.qo_len * sizes.kv_len * sizes.head_dim
 
 
 def call(kernel: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     """Attention on a kernel of our choosing."""
-    from . import _ops
+    from . import _ops, dispatch
 
-    out: torch.Tensor = _ops.attention(q, k, v, None, "HND", False, q.shape[-1] ** -0.5, True, False, False, False, kernel)[0]
+    few = is_of_few_tokens(kernel)
+    kernel = next(iter(dispatch.KERNELS)) if few else kernel  # which the other one comes before
+    out: torch.Tensor = _ops.attention(
+        q, k, v, None, "HND", False, q.shape[-1] ** -0.5, True, False, False, False, kernel, or_16_bit=few
+    )[0]
     return out
 
 

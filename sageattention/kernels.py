@@ -39,7 +39,7 @@ class Kernel(NamedTuple):
     uneven: bool = True  # head_dims that are no multiple of 8
     other_masks: bool = True  # masks that are added, of another dtype than q's
     # Up to so many queries, or keys, it gives way to PyTorch's own attention by cuDNN, where that was measured to be faster
-    # (bench/notes.md), if it can do what is asked.
+    # (bench/notes.md), if it can do what is asked. Up to how many more is the operator's to say: csrc/torch/few_tokens.cpp.
     few_queries: int = 0
     few_causal_queries: int = 0  # where half of the scores need not be computed
     few_keys: int = 0
@@ -53,3 +53,13 @@ class Row(NamedTuple):
     gpus: str  # that it is the choice for
     kernel: str
     reason: str
+
+
+class FewTokens(NamedTuple):
+    """The kernel that serves calls of few tokens in 16 bits, in the place of all that quantise."""
+
+    name: str
+    error: float  # as a `Kernel`'s, but of 16 tokens, head_dim 64
+    queries: int  # up to which it may
+    keys: int  # of head_dims up to 64: fewer of wider ones
+    queries_where_shared: int  # up to which it may on Hopper, but under masks of head_dims up to 64

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .kernels import Kernel, Row
+from .kernels import FewTokens, Kernel, Row
 
 KERNELS = {
     "sm80_qk_int8_pv_f16": Kernel("8.0 and later", 0.0115),
@@ -10,7 +10,7 @@ KERNELS = {
     "sm89_qk_int8_pv_f8": Kernel("8.9 and 12.x", 0.0385),
     "sm89_qk_int8_pv_f8_accum_f16": Kernel("8.9 and 12.x", 0.0385),
     "sm90_qk_int8_pv_f16": Kernel(
-        "9.0 alone", 0.0115, uneven=False, other_masks=False, few_queries=1024, few_causal_queries=512, few_keys=256
+        "9.0 alone", 0.0115, uneven=False, other_masks=False, few_queries=1024, few_causal_queries=768, few_keys=256
     ),
 }
 
@@ -74,6 +74,9 @@ TABLE = (
 SERVED_AS = {"sageattn_qk_int8_pv_fp16_triton": "sageattn_qk_int8_pv_fp16_cuda", "sageattn_varlen": "sageattn"}
 
 PACKED = "sageattn_varlen"  # the one for packed sequences
+
+# What may serve calls of the table's first function in the place of its kernel.
+FEW_TOKENS = FewTokens("sm80_qk_f16_pv_f16", 0.0025, queries=1024, keys=96, queries_where_shared=128)
 
 # What to do where none of these kernels runs.
 ELSEWHERE = "use a GPU of compute capability 8.0 or later"

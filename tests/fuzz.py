@@ -128,10 +128,12 @@ def calls(seed: int, device: str, problem: Problem) -> Iterator[Call]:
         ability = dispatch.KERNELS[explained.kernel]
         short = problem.q.shape[2] <= ability.few_queries or problem.k.shape[2] <= ability.few_keys
         by_pytorch = explained.or_pytorch and short
-        if by_pytorch and "huge" in problem.words:
-            continue  # cuDNN gives NaN where a product overflows
+        few = dispatch.FEW_TOKENS
+        in_16_bit = explained.or_16_bit and few and problem.q.shape[2] <= few.queries and problem.k.shape[2] <= few.keys
+        if (by_pytorch or in_16_bit) and "huge" in problem.words:
+            continue  # which give NaN where a product overflows
         yield Call(
-            f"{words} -> {'PyTorch or ' if by_pytorch else ''}{explained.kernel}",
+            f"{words} -> {'PyTorch or ' if by_pytorch else ''}{'16 bits or ' if in_16_bit else ''}{explained.kernel}",
             explained.kernel,
             smooth_k,
             bool(named.get("smooth_v", function == "sageattn")),

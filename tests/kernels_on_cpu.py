@@ -40,6 +40,7 @@ BEFORE = {
     "sm90_qk_int8_pv_f16": ("quant_k_int8",),
     "sm120_qk_fp4_pv_fp4": ("means", "quant_kv_fp4"),
 }
+FEW_TOKENS = "sm80_qk_f16_pv_f16"  # launched alone
 # Attention's is dynamic. Of variables in a section races.h knows; in quant/ some are of inline functions, which have sections of their own.
 SHARED = {"attention": "", "quant": "static", "mask": 'static __attribute__((section("shared_memory")))'}
 TYPES = {torch.float16: ("fp16", "__half"), torch.bfloat16: ("bf16", "__nv_bfloat16")}
@@ -124,14 +125,14 @@ class Kernels:
     ) -> None:
         self.folder, self.architecture, self.csrc, self.races, self.stable_abi = folder, architecture, csrc, races, stable_abi
 
-    def compile(self, kernel: str, head_dim: int, dtype: torch.dtype, *, masked: bool) -> None:
-        """What a call of an attention kernel launches."""
+    def compile(self, kernel: str, head_dim: int, dtype: torch.dtype, *, masked: bool, or_16_bit: bool = False) -> None:
+        """What a call of an attention kernel launches, or one that is for the 16-bit kernel."""
         head_dim = 64 if head_dim <= 64 else 128 if head_dim <= 128 else 256
         variant = f"{kernel}_masked" if masked and f"{kernel}_masked" in SOURCES else kernel
         suffix, element = TYPES[dtype]
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             waited_for: list[Future[Any]] = [pool.submit(operators, stable_abi=self.stable_abi)]
-            for stem in (variant, *BEFORE[kernel], *(["mask_tiles"] if masked else [])):
+            for stem in [FEW_TOKENS] if or_16_bit else [variant, *BEFORE[kernel], *(["mask_tiles"] if masked else [])]:
                 instance = f"{stem}-d{head_dim}-{suffix}" if "head_dim" in SOURCES[stem] else stem
                 path = self.folder / self.architecture / f"{instance}.so"
                 if path.is_file():
@@ -166,7 +167,8 @@ class Kernels:
 
     def _ready(self, options: int, q: torch.Tensor, v: torch.Tensor, *, masked: bool, seed: int) -> Any:
         """The operators, for the kernel that is asked for."""
-        self.compile(_ops.options_of(options).kernel, max(q.shape[-1], v.shape[-1]), q.dtype, masked=masked)
+        asked = _ops.options_of(options)
+        self.compile(asked.kernel, max(q.shape[-1], v.shape[-1]), q.dtype, masked=masked, or_16_bit=asked.or_16_bit)
         return operators(stable_abi=self.stable_abi).choose(self.folder, self.architecture, seed)
 
     def attention(

@@ -152,7 +152,7 @@ def test_short_sequences_are_pytorchs_where_it_is_faster_and_more_exact() -> Non
     assert not asked(head_dim=192)
     assert asked(head_dim=192, cudnn=dispatch.MEASURED_CUDNN_OF_WIDE_HEADS)
     text = str(explain(Q, K, V, architecture="9.0"))
-    assert "up to 1024 queries (512 if causal) or 256 keys: PyTorch's own attention" in text
+    assert "up to 1024 queries (768 if causal), more of wide heads or a few heads, or 256 keys: PyTorch's own attention" in text
     assert "PyTorch's" not in str(explain(Q, K, V, architecture="8.9"))
 
 
@@ -160,15 +160,17 @@ def test_short_sequences_are_pytorchs_where_it_is_faster_and_more_exact() -> Non
 def test_the_operator_is_told(function: str, allowed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     called: list[Any] = []
 
-    def operator(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        called.append(arguments)
+    def operator(*arguments: Any, or_16_bit: bool) -> tuple[torch.Tensor, torch.Tensor]:
+        called.append((or_16_bit, *arguments))
         return Q, Q
 
     monkeypatch.setattr(_ops, "attention", operator)
-    monkeypatch.setattr(dispatch, "gpu_of", lambda *_: (dispatch.Gpu((9, 0)), frozenset(dispatch.KERNELS)))
+    monkeypatch.setattr(
+        dispatch, "gpu_of", lambda *_: (dispatch.Gpu((9, 0)), frozenset([*dispatch.KERNELS, dispatch.FEW_TOKENS.name]))
+    )
     monkeypatch.setattr(dispatch, "_cudnn", lambda: dispatch.MEASURED_CUDNN)
     getattr(sageattention, function)(Q, K, V)
-    assert [arguments[-2:] for arguments in called] == [(allowed, HOPPER)]
+    assert [(arguments[0], *arguments[-2:]) for arguments in called] == [(allowed, allowed, HOPPER)]
 
 
 def test_a_kernel_that_is_not_installed_leads_to_the_next_row() -> None:
@@ -263,20 +265,47 @@ def test_every_kernel_has_a_row_a_reference_and_a_tolerance() -> None:
 def test_calls_are_short_where_the_operator_says() -> None:
     """It decides by the lengths; Python says beforehand which calls it may take to be short."""
     source = (Path(__file__).parents[1] / "csrc" / "torch" / "attention_kernels.cpp").read_text(encoding="utf-8")
-    few = {name: int(number) for name, number in re.findall(r"kernel\.(few_\w+) = (\d+);", source)}
     hopper = dispatch.KERNELS[HOPPER]
-    assert few == {
-        "few_queries": hopper.few_queries,
-        "few_causal_queries": hopper.few_causal_queries,
-        "few_keys": hopper.few_keys,
-    }
+    assert f"if (head_dim <= 64) return {hopper.few_queries};" in source
+    assert f"if (head_dim <= 128) return is_causal ? {hopper.few_causal_queries} : {hopper.few_queries};" in source
+    assert f"kernel.few_keys = {hopper.few_keys};" in source
     assert not any(kernel.few_queries or kernel.few_keys for name, kernel in dispatch.KERNELS.items() if name != HOPPER)
+
+
+def test_few_tokens_are_the_16_bit_kernels() -> None:
+    """The operator looks at lengths; whether it may is decided here."""
+    few = dispatch.FEW_TOKENS
+
+    ada = dispatch.Gpu((8, 9))
+
+    def asked(gpu: dispatch.Gpu = ada, present: frozenset[str] | None = None, **request: Any) -> bool:
+        return dispatch.choose(dispatch.Request("sageattn")._replace(**request), gpu, present).or_16_bit
+
+    assert asked()
+    assert asked(dispatch.Gpu((9, 0)))
+    assert asked(masked=True, other_mask=True)
+    assert asked(present=frozenset({F8, few.name}))
+    assert not asked(present=frozenset({F8}))
+    assert not asked(dispatch.CPU)
+    assert not asked(function="sageattn_qk_int8_pv_fp16_cuda", pv_accum_dtype="fp32")
+    assert not asked(packed=True)
+    assert not asked(uneven=True)
+    assert few.name in str(explain(Q, K, V, architecture="8.9"))
+    assert few.name not in str(explain(Q, K, V))
+
+
+def test_few_tokens_are_as_many_where_the_operator_says() -> None:
+    few = dispatch.FEW_TOKENS
+    source = (Path(__file__).parents[1] / "csrc/kernels/attention" / f"{few.name}.h").read_text(encoding="utf-8")
+    assert int(re.search(r"kMostQueries = (\d+);", source)[1]) == few.queries  # type: ignore[index]
+    assert int(re.search(r"kMostQueriesWhereShared = (\d+);", source)[1]) == few.queries_where_shared  # type: ignore[index]
+    assert max(int(number) for number in re.findall(r"[?:] (\d+)", source)) == few.keys
 
 
 @pytest.fixture
 def cpu_has_short_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     """As a Hopper GPU has: PyTorch's attention is the CPU's own then."""
-    monkeypatch.setitem(dispatch.SHORT_CALLS, -1, dispatch.ShortCalls(dispatch.KERNELS[HOPPER], 128))
+    monkeypatch.setitem(dispatch.SHORT_CALLS, -1, dispatch.ShortCalls(dispatch.KERNELS[HOPPER], 128, dispatch.FEW_TOKENS))
     monkeypatch.setattr(torch.backends.cuda, "cudnn_sdp_enabled", lambda: True)
 
 
@@ -288,7 +317,7 @@ SHORT: dict[str, Any] = {"tensor_layout": "HND", "is_causal": False, "sm_scale":
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("layout", ["HND", "NHD"])
 def test_short_calls_are_pytorchs_own(layout: str, is_causal: bool, kv_heads: int) -> None:
-    q, k, v = (torch.randn(2, heads, tokens, 64).bfloat16() for heads, tokens in ((4, 100), (kv_heads, 70), (kv_heads, 70)))
+    q, k, v = (torch.randn(2, heads, tokens, 64).bfloat16() for heads, tokens in ((4, 100), (kv_heads, 170), (kv_heads, 170)))
     expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=is_causal, scale=0.2, enable_gqa=True)
     if layout == "NHD":
         q, k, v, expected = (x.transpose(1, 2).contiguous() for x in (q, k, v, expected))
@@ -317,6 +346,7 @@ def test_short_calls_are_pytorchs_own(layout: str, is_causal: bool, kv_heads: in
         {"q": torch.randn(1, 3, 100, 64).bfloat16()},
         {"q": torch.randn(1, 2, 0, 64).bfloat16()},
         {"q": torch.randn(1, 2, 2000, 64).bfloat16()},
+        {name: torch.randn(1, 2, 96, 64).bfloat16() for name in "qkv"},  # another kernel's
         {"q": torch.randn(1, 100, 2, 64).bfloat16().transpose(1, 2)},
         {"q": torch.randn(12864).bfloat16()[1:12801].view(1, 2, 100, 64)},
         {"q": torch.randn(1, 2, 100, 64).bfloat16().requires_grad_()},
@@ -345,13 +375,28 @@ def test_what_is_unusual_about_a_short_call_is_looked_at(change: dict[str, Any])
 
 
 @pytest.mark.usefixtures("cpu_has_short_calls")
+def test_short_calls_of_programs_that_put_us_in_pytorchs_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    q, k, v = (torch.randn(1, 2, 300, 64).bfloat16() for _ in "qkv")
+    expected = torch.nn.functional.scaled_dot_product_attention(q, k, v)
+    calls: list[int] = []
+
+    def ours(*arguments: Any, **named: Any) -> Any:
+        calls.append(1)
+        return sageattention.sageattn(*arguments, **named)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", ours)
+    assert torch.equal(torch.nn.functional.scaled_dot_product_attention(q, k, v), expected)
+    assert len(calls) == 1
+
+
+@pytest.mark.usefixtures("cpu_has_short_calls")
 def test_what_surrounds_a_short_call(monkeypatch: pytest.MonkeyPatch) -> None:
     usual: dict[str, Any] = {name: torch.randn(1, 2, 100, 64).bfloat16() for name in "qkv"}
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda: True)
     assert short_call(**usual, **SHORT) is None
     monkeypatch.undo()
     assert short_call(**usual, **SHORT) is None  # the CPU has none
-    monkeypatch.setitem(dispatch.SHORT_CALLS, -1, dispatch.ShortCalls(dispatch.KERNELS[HOPPER], 128))
+    monkeypatch.setitem(dispatch.SHORT_CALLS, -1, dispatch.ShortCalls(dispatch.KERNELS[HOPPER], 128, dispatch.FEW_TOKENS))
     monkeypatch.setattr(torch.backends.cuda, "cudnn_sdp_enabled", lambda: False)
     assert short_call(**usual, **SHORT) is None
 
@@ -415,9 +460,9 @@ def test_the_stable_abi_knows_cudnns_attention() -> None:
 @pytest.mark.usefixtures("an_ada_gpu")
 def test_a_choice_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     arguments = ("sageattn", None, 64, False, False, False, False, "cuda", 0)
-    assert dispatch.kernel_for(*arguments) == (F8_SUMS, False)
+    assert dispatch.kernel_for(*arguments)[:2] == (F8_SUMS, False)
     monkeypatch.setattr(dispatch, "kernel_folder", None)
-    assert dispatch.kernel_for(*arguments) == (F8_SUMS, False)
+    assert dispatch.kernel_for(*arguments)[:2] == (F8_SUMS, False)
     dispatch.forget()
     with pytest.raises(TypeError):
         dispatch.kernel_for(*arguments)
@@ -426,6 +471,6 @@ def test_a_choice_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_call_costs_little_python(monkeypatch: pytest.MonkeyPatch) -> None:
     """Below 15 µs on an idle machine; other programs may be running here, so the best of many, and twice that."""
     nothing = (torch.empty(0), torch.empty(0))
-    monkeypatch.setattr(_ops, "attention", lambda *_: nothing)
+    monkeypatch.setattr(_ops, "attention", lambda *_, **__: nothing)
     best = min(timeit.repeat(lambda: sageattn(Q, K, V, is_causal=True, return_lse=True), number=200, repeat=50)) / 200
     assert best < 30e-6

@@ -35,6 +35,7 @@ BUDGET = {
     "quant_k_int8": (30, 1099),
     "quant_v_f16": (12, 462),
     "quant_v_f8": (12, 450),
+    "sm80_qk_f16_pv_f16": (30, 812),
     "sm80_qk_int8_pv_f16": (30, 3126),
     "sm80_qk_int8_pv_f16_accum_f16": (12, 1595),
     "sm89_qk_int8_pv_f8": (12, 1842),

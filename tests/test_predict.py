@@ -37,7 +37,9 @@ def _disassembler() -> None:
 
 
 ATTENTION = [
-    k for k in KERNELS if "_qk_" in k.stem and k.dtype == "fp16" and k.architecture in {card.architecture for card in CARDS}
+    k
+    for k in KERNELS
+    if re.search("_qk_(int8|fp4)", k.stem) and k.dtype == "fp16" and k.architecture in {card.architecture for card in CARDS}
 ]
 
 

@@ -16,6 +16,7 @@ TABLE = (
 # Functions that are others with options of their own.
 SERVED_AS = {"sageattn3_varlen": "sageattn3_blackwell"}
 PACKED = "sageattn3_varlen"  # the one for packed sequences
+FEW_TOKENS = None  # no kernel for calls of few tokens
 
 # What to do where none of these kernels runs.
 ELSEWHERE = "use sageattention.sageattn instead (`pip install sageattention`), which serves compute capability 8.0 and later"

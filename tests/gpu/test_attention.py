@@ -29,8 +29,9 @@ def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
     name: str = request.param
     if name.startswith("sm90") and torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("wgmma needs compute capability 9.0")
-    monkeypatch.setattr(dispatch, "kernel_for", lambda *_: (name, False))
+    monkeypatch.setattr(dispatch, "kernel_for", lambda *_: (name, False, False))
     monkeypatch.setattr(dispatch, "SHORT_CALLS", defaultdict(lambda: None))
+    monkeypatch.setattr(dispatch, "SERVED", {})
     return name
 
 

@@ -54,12 +54,13 @@ def test_every_function(
     called: list[str] = []
     operator = _ops.attention
 
-    def spy(*arguments: Any) -> Any:
+    def spy(*arguments: Any, **named: Any) -> Any:
         called.append(arguments[-1])
-        return operator(*arguments)
+        return operator(*arguments, **named)
 
     monkeypatch.setattr(_ops, "attention", spy)
     monkeypatch.setattr(dispatch, "SHORT_CALLS", defaultdict(lambda: None))
+    monkeypatch.setattr(dispatch, "SERVED", {})
     how = {} if accumulators is None else {"pv_accum_dtype": accumulators}
     out = getattr(sageattention, function)(q, k, v, **options, **how)
     assert called == [choice.kernel]
@@ -93,6 +94,64 @@ def test_short_sequences(qo_len: int, kv_len: int, dtype: torch.dtype, head_dim:
     assert error_by_size(out, q, k, v, is_causal=causal) <= limit
 
 
+@pytest.mark.parametrize(("function", "accumulators"), FUNCTIONS)
+def test_what_was_served_is_served_again(function: str, accumulators: str | None) -> None:
+    """Without a second look, and to the bit."""
+    if torch.cuda.get_device_capability() < (8, 9) and "fp8" in function:
+        pytest.skip("FP8 kernels are for compute capability 8.9 and later")
+    call = getattr(sageattention, function)
+    how = {} if accumulators is None else {"pv_accum_dtype": accumulators}
+    for tokens in (20, 700, 1300):
+        q, k, v = (randn(1, 4, tokens, 64, seed=seed, dtype=torch.bfloat16) for seed in range(3))
+        mask = torch.rand(1, 1, tokens, tokens, device="cuda") > 0.5
+        for named in (
+            {},
+            {"is_causal": True},
+            {"sm_scale": 0.3},
+            {"return_lse": True},
+            {"attn_mask": mask},
+            {"attn_mask": mask.bfloat16()},
+        ):
+            dispatch.forget()
+            first, second = (call(q, k, v, **how, **named) for _ in range(2))
+            for one, other in zip(*(x if isinstance(x, tuple) else (x,) for x in (first, second)), strict=True):
+                assert torch.equal(one, other)
+    wanted = q.clone().requires_grad_()
+    with pytest.raises(RuntimeError, match="derivative"):
+        call(wanted, k, v, **how).sum().backward()
+
+
+@pytest.mark.parametrize("mask", [None, torch.bool, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("layout", ["HND", "NHD"])
+@pytest.mark.parametrize(
+    ("batch", "qo_len", "kv_len", "head_dim"),
+    [(300, 16, 16, 40), (2, 100, 96, 64), (2, 128, 64, 128), (2, 1, 30, 128), (2, 16, 32, 160)],
+)
+def test_few_tokens(
+    batch: int, qo_len: int, kv_len: int, head_dim: int, layout: str, causal: bool, mask: torch.dtype | None
+) -> None:
+    """In 16 bits, by whichever kernel: more exact than what quantises can be."""
+    q = randn(batch, 4, qo_len, head_dim, seed=0, dtype=torch.bfloat16)
+    k, v = (randn(batch, 2, kv_len, head_dim, seed=seed, dtype=torch.bfloat16) for seed in (1, 2))
+    options: dict[str, Any] = {"is_causal": causal}
+    if mask is not None:
+        numbers = randn(1, 4, qo_len, kv_len, seed=3, dtype=torch.float32)
+        options["attn_mask"] = numbers > -1 if mask == torch.bool else numbers.to(mask)
+    a, b, c = (x if layout == "HND" else x.transpose(1, 2).contiguous() for x in (q, k, v))
+    assert explain(a, b, c, layout, attn_mask=options.get("attn_mask")).or_16_bit
+    results: Any = sageattention.sageattn(a, b, c, layout, return_lse=True, **options)
+    out, lse = results
+    assert out.is_contiguous()
+    out = out if layout == "HND" else out.transpose(1, 2)
+    expected = exact(q, k, v, **options)[1]
+    seen = expected.isfinite()
+    assert torch.equal(lse.isfinite(), seen)
+    assert (lse - expected)[seen].abs().max() <= 1e-3
+    assert not out[~seen].any()
+    assert error_by_size(out, q, k, v, **options) <= 0.004
+
+
 @pytest.mark.parametrize("layout", ["HND", "NHD"])
 @pytest.mark.parametrize("head_dim", [64, 128, 192])
 def test_short_calls_are_the_same_by_either_way(monkeypatch: pytest.MonkeyPatch, head_dim: int, layout: str) -> None:
@@ -101,6 +160,7 @@ def test_short_calls_are_the_same_by_either_way(monkeypatch: pytest.MonkeyPatch,
     q, k, v = (randn(2, 300, 300, head_dim, seed=seed, dtype=torch.bfloat16) for seed in range(3))
     out = sageattention.sageattn(q, k, v, layout)
     monkeypatch.setattr(dispatch, "SHORT_CALLS", defaultdict(lambda: None))
+    monkeypatch.setattr(dispatch, "SERVED", {})
     assert torch.equal(sageattention.sageattn(q, k, v, layout), out)
 
 

@@ -12,7 +12,7 @@ import wrong_arguments
 from functions import FUNCTIONS
 
 import sageattention
-from sageattention import sageattn
+from sageattention import dispatch, sageattn
 
 pytestmark = [
     pytest.mark.gpu,
@@ -20,11 +20,20 @@ pytestmark = [
 ]
 
 
+@pytest.mark.parametrize("served", [False, True])
 @pytest.mark.parametrize("function", FUNCTIONS)
 @pytest.mark.parametrize(("arguments", "error", "message"), [pytest.param(*e[1:], id=e[0]) for e in wrong_arguments.CASES])
-def test_argument_errors(function: Callable[..., Any], arguments: dict[str, Any], error: type[Exception], message: str) -> None:
+def test_argument_errors(
+    function: Callable[..., Any], arguments: dict[str, Any], error: type[Exception], message: str, *, served: bool
+) -> None:
+    """Also where a call that is alike, but right, has been served before."""
     if torch.cuda.get_device_capability() < (8, 9) and "fp8" in function.__name__:
         pytest.skip("FP8 kernels are for compute capability 8.9 and later")
+    dispatch.forget()
+    if served:
+        for mask in ({}, {"attn_mask": torch.ones(10, 10, dtype=torch.bool)}):
+            function(**wrong_arguments.call(mask, "cuda"))
+        assert dispatch.SERVED
     with pytest.raises(error) as caught:
         function(**wrong_arguments.call(arguments, "cuda"))
     assert str(caught.value) == message.replace("device cpu", "device cuda:0")

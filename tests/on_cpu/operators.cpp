@@ -10,7 +10,11 @@
 #include "torch/arguments.cpp"
 #include "torch/attention.cpp"
 #include "torch/attention_kernels.cpp"
+#include "torch/few_tokens.cpp"
+#include "torch/mask.cpp"
 #include "torch/ops.cpp"
+#include "torch/quantise.cpp"
+#include "torch/tiling.cpp"
 
 #ifdef SAGE_STABLE_ABI
 #include <torch/csrc/inductor/aoti_torch/generated/c_shim_cpu.h>
@@ -75,14 +79,6 @@ void run_all() {
   TORCH_CHECK(failure.empty(), std::exchange(failure, {}));
 }
 
-bool is_attention(std::string_view entry) {
-  for (int64_t i = 0; attention_kernel_name(i) != nullptr; ++i) {
-    const AttentionKernel& kernel = attention_kernel(i);
-    if (entry == kernel.name || (kernel.masked != nullptr && entry == kernel.masked)) return true;
-  }
-  return false;
-}
-
 }  // namespace
 
 void KernelStore::launch(const Launch& launch, void* params) {
@@ -94,8 +90,8 @@ void KernelStore::launch(const Launch& launch, void* params) {
   std::vector<Line> copied((bytes + sizeof(Line) - 1) / sizeof(Line));
   std::memcpy(copied.data(), params, bytes);
   launched.push_back({launch, reinterpret_cast<Function>(dlsym(library, "launch")), std::move(copied)});
-  // A call's last, after which its workspace is gone.
-  if (is_attention(launch.entry)) run_all();
+  // A call's last, attention itself, after which its workspace is gone.
+  if (std::string_view(launch.entry).starts_with("sm")) run_all();
 }
 
 // There is no stream, no context, and of the driver's functions one that does something.

@@ -14,14 +14,22 @@ __device__ __forceinline__ float mask_value(float value, float hides = -5e5f) {
   return value <= hides ? -INFINITY : value * kLog2E;
 }
 
-// The same of an element of the mask.
-__device__ __forceinline__ float mask_value(int type, const uint8_t* element) {
+// The same of an element of the mask's bits.
+__device__ __forceinline__ float mask_value(AttentionMask::Type type, uint32_t bits) {
   constexpr float kLeastHalf = -65504.0f;
-  if (type == AttentionMask::kBool) return *element ? 0.0f : -INFINITY;
-  if (type == AttentionMask::kFloat) return mask_value(*reinterpret_cast<const float*>(element));
-  const uint16_t bits = *reinterpret_cast<const uint16_t*>(element);
-  if (type == AttentionMask::kHalf) return mask_value(__half2float(__ushort_as_half(bits)), kLeastHalf);
+  if (type == AttentionMask::kBool) return bits != 0 ? 0.0f : -INFINITY;
+  if (type == AttentionMask::kFloat) return mask_value(__uint_as_float(bits));
+  if (type == AttentionMask::kHalf) return mask_value(__half2float(__ushort_as_half(static_cast<uint16_t>(bits))), kLeastHalf);
   return mask_value(__uint_as_float(bits << 16));
+}
+
+// And of one that lies there.
+__device__ __forceinline__ float mask_value(int type, const uint8_t* element) {
+  if (type == AttentionMask::kBool) return mask_value(AttentionMask::kBool, uint32_t{*element});
+  if (type == AttentionMask::kFloat) return mask_value(AttentionMask::kFloat, *reinterpret_cast<const uint32_t*>(element));
+  const uint32_t bits = *reinterpret_cast<const uint16_t*>(element);
+  if (type == AttentionMask::kHalf) return mask_value(AttentionMask::kHalf, bits);
+  return mask_value(AttentionMask::kBfloat16, bits);
 }
 
 }  // namespace sage

@@ -34,7 +34,9 @@ struct Sm90QkInt8PvF16 {
     TensorMap v_map;     // boxes of 64 channels x 64 tokens, swizzled
     TensorMap mask_map;  // boxes of 64 keys x 64 rows, swizzled; of a mask that is added
     int32_t* next_tile;  // which item of work comes next, once each cluster has one; QuantKInt8 starts it
-    int32_t tiles;       // of the output: block_m rows for each block of a cluster
+    int32_t tile_rows;   // of the output: 64 for each of some or all of the cluster's warpgroups
+    int32_t tiles_of_head;  // so many rows each; not of packed sequences
+    int32_t tiles;       // of all heads
     // An item is a tile with all keys; of the last tiles, which would leave most multiprocessors idle, with one of `parts` parts of them.
     // First all tiles, with the first part if they are parted; then these with the second; ….
     int32_t items;

@@ -23,13 +23,13 @@ struct Tile {
   int64_t kv_block;    // index of its first block of 64 keys, quantised
   const uint8_t* mask_tiles;  // of these rows
 
-  // By a whole warp. qo_len is 0 where there is nothing to do.
-  __device__ __forceinline__ Tile(const AttentionParams& p, int block_m, int index) : q_token(0), kv_token(0) {
+  // By a whole warp. qo_len is 0 where there is nothing to do. A head has `q_blocks` of `block_m` rows, where sequences are not packed.
+  __device__ __forceinline__ Tile(const AttentionParams& p, int block_m, int index) : Tile(p, block_m, (p.qo_len + block_m - 1) / block_m, index) {}
+  __device__ __forceinline__ Tile(const AttentionParams& p, int block_m, int q_blocks, int index) : q_token(0), kv_token(0) {
     int sequence;
     if (p.cu_seqlens_q == nullptr) {
       // Tiles are numbered through the heads whose K and V stay in the L2 cache together, then the blocks of rows, last rows
       // first, then the next such heads. Under a causal mask the last rows see most keys: short tiles then fill the tail.
-      const int q_blocks = (p.qo_len + block_m - 1) / block_m;
       const int first_head = index / (p.heads_together * q_blocks) * p.heads_together;
       const int in_section = index - first_head * q_blocks;
       const int heads = min(p.heads_together, p.batch * p.q_heads - first_head);

@@ -112,7 +112,7 @@ __device__ __forceinline__ void add_mask(const AttentionParams& p, const Tile& t
   const auto* mask = static_cast<const uint8_t*>(p.mask.data) + tile.batch * p.mask.batch_stride + tile.head * p.mask.head_stride +
                      place.row * p.mask.row_stride + place.key * p.mask.key_stride;
   const int rows = tile.qo_len - place.row, keys = tile.kv_len - place.key;
-  // Within a tile 32 bits do: torch/attention.cpp sees to it.
+  // Within a tile 32 bits do: torch/mask.cpp sees to it.
   const auto row_stride = static_cast<int>(p.mask.row_stride), key_stride = static_cast<int>(p.mask.key_stride);
   Place<Config>::each(scores, [&](float& score, int row, int key) {
     if (key < keys && row < rows) score += mask_value(p.mask.type, mask + row * row_stride + key * key_stride);

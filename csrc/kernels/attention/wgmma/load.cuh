@@ -40,11 +40,12 @@ __device__ __forceinline__ bool describe(const Config::Params& p, int item, Work
 #pragma unroll 1
     while (item >= p.tiles) item -= p.parted_tiles;
   }
-  const Tile tile(p, Config::kBlockM * ptx::cluster_size(), item);
+  const Tile tile(p, p.tile_rows, p.tiles_of_head, item);
   if (tile.qo_len == 0) return false;
   if (threadIdx.x % 32 == 0) {
     static_cast<Tile&>(description) = tile;
     if constexpr (!Masked) description.take_part(p);
+    description.qo_len = min(tile.qo_len, tile.first_row + p.tile_rows);  // the rows beyond are another tile's
   }
   if constexpr (Masked) {
     __syncwarp();

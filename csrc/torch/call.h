@@ -1,0 +1,89 @@
+// One call of an attention operator, as the host's steps see it.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "kernels/quant/quant_k_int8.h"
+#include "kernels/quant/quant_kv_fp4.h"
+#include "kernels/sequences.h"
+#include "runtime/kernel_store.h"
+#include "torch/arguments.h"
+#include "torch/attention.h"
+#include "torch/attention_kernels.h"
+#include "torch/tensor.h"
+
+namespace sage {
+
+constexpr double kLog2E = 1.4426950408889634;
+
+// One call: its tensors as [batch, .., .., head_dim], of packed sequences with batch 1, and what has been made of them.
+struct Call {
+  const AttentionKernel& kernel;
+  AttentionShape shape;
+  Tensor q, k, v;
+  Tensor cu_seqlens_q, cu_seqlens_k;  // undefined: not packed; else shape.batch counts sequences
+  double sm_scale;
+  AttentionOptions options;
+  runtime::CUstream stream = nullptr;
+
+  bool packed() const { return cu_seqlens_q.defined(); }
+  int device() const { return q.get_device(); }
+  int32_t head_dim() const { return kernel_head_dim(std::max(shape.head_dim, shape.v_head_dim)); }
+  // Spans of 128 keys of K or V, quantised.
+  int64_t kv_spans() const { return kv_spans_of(shape.kv_heads); }
+  int64_t kv_spans_of(int64_t heads) const {
+    return heads * (packed() ? slots(shape.kv_len, shape.batch, QuantKInt8::kSpanN)
+                             : int64_t{shape.batch} * QuantKInt8::spans(shape.kv_len));
+  }
+  // How many of them a block of threads quantises: so many that a large GPU's multiprocessors have all blocks at once, four each, where that are
+  // few. A second round of a few blocks takes as long as the first.
+  int32_t spans_together() const {
+    return packed() ? 1 : static_cast<int32_t>(std::clamp<int64_t>((kv_spans() + 511) / 512, 1, 4));
+  }
+  int64_t kv_blocks() const {
+    if (packed()) return kv_spans();
+    const int32_t together = spans_together();
+    return int64_t{shape.batch} * shape.kv_heads * ((QuantKInt8::spans(shape.kv_len) + together - 1) / together);
+  }
+  // Blocks of threads that share a span's products with means of Q: more than one where spans of few heads of K would not fill a large GPU.
+  int32_t parts() const {
+    const int32_t rows = shape.q_heads / shape.kv_heads * means();
+    return static_cast<int32_t>(std::clamp<int64_t>(1024 / kv_spans(), 1, (rows + QuantKFp4::kMeans - 1) / QuantKFp4::kMeans));
+  }
+  // Means of Q for each head of a batch element or packed sequence: of the rows of a block of threads.
+  int32_t means() const {
+    const int32_t rows = kernel.block_m(head_dim());
+    return options.per_block_mean && !packed() ? (shape.qo_len + rows - 1) / rows : 1;
+  }
+  // Heads of Q whose tiles are computed one beside the other: all, where K in 8 bits and V in 16 have 24 MiB, half of a large
+  // GPU's L2 cache; else those of a power of two key heads that have 12. Of what was tried on an H200 that was fastest.
+  int32_t heads_together() const {
+    const int64_t all = int64_t{shape.batch} * shape.kv_heads;
+    const int64_t bytes = int64_t{shape.kv_len} * head_dim() * 3;
+    int64_t heads = all * bytes <= int64_t{24} << 20 ? all : 1;
+    while (heads < all && 2 * heads * bytes <= int64_t{12} << 20) heads *= 2;
+    return static_cast<int32_t>(std::min(heads, all) * (shape.q_heads / shape.kv_heads));
+  }
+  Tensor empty(IntArrayRef sizes, ScalarType type) const { return sage::empty(sizes, type, q); }
+};
+
+template <typename T>
+T* data_or_null(const Tensor& tensor) {
+  return tensor.defined() && tensor.numel() > 0 ? static_cast<T*>(tensor.data_ptr()) : nullptr;
+}
+
+inline void launch(const Call& call, const char* kernel, int64_t blocks, int32_t threads, bool overlaps_previous, void* params) {
+  runtime::KernelStore::get().launch({instance_name(kernel, call.head_dim(), call.k), kernel, call.device(), call.stream,
+                                      grid_size(blocks), static_cast<uint32_t>(threads), 0, overlaps_previous},
+                                     params);
+}
+
+// A copy whose elements lie one after the other.
+inline Tensor copied(const Tensor& x) {
+  Tensor copy = empty(x.sizes(), x.scalar_type(), x);
+  copy.copy_(x);
+  return copy;
+}
+
+}  // namespace sage

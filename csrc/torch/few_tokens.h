@@ -1,0 +1,15 @@
+// Calls of so few tokens that quantising does not repay: in 16 bits, by a kernel of ours or by PyTorch's attention.
+#pragma once
+
+#include <optional>
+#include <tuple>
+
+#include "torch/call.h"
+#include "torch/tensor.h"
+
+namespace sage {
+
+// Output and log-sum-exp; nothing where neither may, or can, serve the call.
+std::optional<std::tuple<Tensor, Tensor>> attention_of_few_tokens(const Call& call, const std::optional<Tensor>& attn_mask);
+
+}  // namespace sage

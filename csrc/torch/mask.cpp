@@ -1,0 +1,102 @@
+#include "torch/mask.h"
+
+#include <vector>
+
+#include "kernels/mask/mask_tiles.h"
+
+namespace sage {
+
+namespace {
+
+// A copy that has, no larger than the mask but for its keys.
+Tensor with_even_rows(const Tensor& mask, int64_t keys) {
+  std::vector<int64_t> sizes(4 - mask.dim(), 1);
+  sizes.insert(sizes.end(), mask.sizes().begin(), mask.sizes().end());
+  sizes[3] = (keys + 7) / 8 * 8;
+  const Tensor whole = empty(sizes, mask.scalar_type(), mask);
+  sizes[3] = keys;
+  const Tensor rows = whole.as_strided(sizes, whole.strides());
+  rows.copy_(mask);
+  return rows;
+}
+
+}  // namespace
+
+bool has_even_rows(const AttentionMask& mask, int64_t element_size) {
+  return reinterpret_cast<uintptr_t>(mask.data) % 16 == 0 && mask.batch_stride % 16 == 0 && mask.head_stride % 16 == 0 &&
+         mask.row_stride % 16 == 0 && mask.key_stride == element_size;
+}
+
+AttentionMask described(const Call& call, const Tensor& attn_mask) {
+  constexpr int64_t kLargestStride = 1 << 24;  // in bytes: 32 bits then do within a tile
+  TORCH_CHECK_VALUE(attn_mask.device() == call.q.device(), "attn_mask: expected device ", call.q.device(),
+                    " as q, got ", attn_mask.device());
+  const ScalarType type = attn_mask.scalar_type();
+  TORCH_CHECK_TYPE(type == kBool || type == kHalf || type == kBFloat16 || type == kFloat,
+                   "attn_mask: expected dtype bool, float16, bfloat16 or float32, got ", type);
+  AttentionMask mask{};
+  mask.data = attn_mask.data_ptr();
+  mask.type = type == kBool   ? AttentionMask::kBool
+              : type == kHalf ? AttentionMask::kHalf
+              : type == kFloat ? AttentionMask::kFloat
+                                   : AttentionMask::kBfloat16;
+  const int64_t whole[] = {call.shape.batch, call.shape.q_heads, call.shape.qo_len, call.shape.kv_len};
+  int64_t* const strides[] = {&mask.batch_stride, &mask.head_stride, &mask.row_stride, &mask.key_stride};
+  const int64_t missing = 4 - attn_mask.dim();
+  TORCH_CHECK_VALUE(missing >= 0, "attn_mask: expected at most 4 dimensions, got ", attn_mask.dim());
+  for (int64_t i = 0; i < attn_mask.dim(); ++i) {
+    TORCH_CHECK_VALUE(attn_mask.size(i) == 1 || attn_mask.size(i) == whole[missing + i],
+                      "attn_mask: expected a shape that broadcasts to ", IntArrayRef(whole, 4), ", got ", attn_mask.sizes());
+    if (attn_mask.size(i) > 1) *strides[missing + i] = attn_mask.stride(i) * static_cast<int64_t>(attn_mask.element_size());
+  }
+  TORCH_CHECK_VALUE(mask.row_stride < kLargestStride && mask.key_stride < kLargestStride, "attn_mask: expected rows and keys under ",
+                    kLargestStride, " bytes apart, got strides ", attn_mask.strides(), "; call .contiguous() on it");
+  return mask;
+}
+
+LookedAt look_at_mask(const Call& call, const Tensor& attn_mask) {
+  const AttentionShape& shape = call.shape;
+  const bool bits = call.kernel.persistent;
+  LookedAt looked;
+  looked.data = attn_mask;
+  AttentionMask mask = described(call, attn_mask);
+  TORCH_CHECK_TYPE(!bits || mask.type == AttentionMask::kBool || attn_mask.scalar_type() == call.q.scalar_type(), "attn_mask: the kernel ",
+                   call.kernel.name, " takes dtype bool or that of q, ", call.q.scalar_type(), ", got ", attn_mask.scalar_type());
+  const auto element_size = static_cast<int64_t>(attn_mask.element_size());
+  if (bits && mask.type != AttentionMask::kBool && !has_even_rows(mask, element_size)) {
+    looked.data = with_even_rows(attn_mask, shape.kv_len);
+    mask = described(call, looked.data);
+  }
+  looked.batch = mask.batch_stride == 0 ? 1 : shape.batch;
+  looked.heads = mask.head_stride == 0 ? 1 : shape.q_heads;
+  looked.rows = mask.row_stride == 0 ? 1 : shape.qo_len;
+
+  MaskTiles::Params params{};
+  params.heads = looked.heads;
+  params.causal = bits && call.options.is_causal ? 1 : 0;
+  params.rows = params.causal != 0 ? shape.qo_len : looked.rows;
+  params.keys = shape.kv_len;
+  params.vectors = has_even_rows(mask, element_size) ? 1 : 0;
+  mask.tile_rows = bits ? MaskTiles::kWgmmaRows : MaskTiles::kRows;
+  const int64_t row_tiles = (params.rows + mask.tile_rows - 1) / mask.tile_rows;
+  const int64_t key_tiles = (params.keys + MaskTiles::kKeys - 1) / MaskTiles::kKeys;
+  looked.tiles = call.empty({looked.batch, looked.heads, row_tiles, key_tiles}, kByte);
+  if (bits) looked.bits = call.empty({looked.tiles.numel(), MaskTiles::kWords}, kInt);
+  params.count = static_cast<uint32_t>(looked.tiles.numel());
+
+  mask.tiles = params.tiles = data_or_null<uint8_t>(looked.tiles);
+  mask.bits = params.bits = data_or_null<uint32_t>(looked.bits);
+  mask.tiles_batch_stride = looked.batch == 1 ? 0 : looked.tiles.stride(0);
+  mask.tiles_head_stride = looked.heads == 1 ? 0 : looked.tiles.stride(1);
+  mask.tiles_row_stride = row_tiles == 1 ? 0 : looked.tiles.stride(2);
+  params.mask = looked.mask = mask;
+  const int64_t blocks = (int64_t{params.count} + MaskTiles::kTilesOfBlock - 1) / MaskTiles::kTilesOfBlock;
+  if (blocks > 0) {
+    runtime::KernelStore::get().launch({"mask_tiles", "mask_tiles", call.device(), call.stream, grid_size(blocks),
+                                        MaskTiles::kThreads, 0, /*overlaps_previous=*/false},
+                                       &params);
+  }
+  return looked;
+}
+
+}  // namespace sage

@@ -1,0 +1,28 @@
+// An attention mask, from PyTorch's tensor to what kernels are told of it.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/attention/params.h"
+#include "torch/call.h"
+#include "torch/tensor.h"
+
+namespace sage {
+
+// A mask as kernels are told of it, with the tensors that it lies in.
+struct LookedAt {
+  Tensor data, tiles, bits;
+  AttentionMask mask{};
+  int32_t batch = 1, heads = 1, rows = 1;  // of data, 1 where it is broadcast
+};
+
+// Throws ValueError or TypeError for what no kernel takes.
+AttentionMask described(const Call& call, const Tensor& attn_mask);
+
+// Whether rows start on 16 bytes and their keys lie one after the other: the copy engine, and vectors, read such.
+bool has_even_rows(const AttentionMask& mask, int64_t element_size);
+
+// The same, and has the mask looked at: mask_tiles.cu.
+LookedAt look_at_mask(const Call& call, const Tensor& attn_mask);
+
+}  // namespace sage

@@ -1,0 +1,98 @@
+#include "torch/quantise.h"
+
+#include "kernels/quant/means.h"
+#include "kernels/quant/quant_k_int8.h"
+#include "kernels/quant/quant_kv_fp4.h"
+#include "kernels/quant/quant_v.h"
+
+namespace sage {
+
+namespace {
+
+// What the kernels that quantise K and V are told alike.
+template <typename Params>
+Params quantisation(const Call& call, int32_t head_dim) {
+  Params params{};
+  params.kv_heads = call.shape.kv_heads;
+  params.kv_len = call.shape.kv_len;
+  params.head_dim = head_dim;
+  params.sequences = call.shape.batch;
+  params.together = call.spans_together();
+  params.cu_seqlens = data_or_null<int32_t>(call.cu_seqlens_k);
+  return params;
+}
+
+QuantV::Params quantisation_of_v(const Call& call, const Workspace& workspace) {
+  auto params = quantisation<QuantV::Params>(call, call.shape.v_head_dim);
+  params.v = view(call.v, call.shape.heads_first);
+  params.v_quantised = workspace.v;
+  params.v_scale = workspace.v_scale;
+  params.v_mean = workspace.v_mean;
+  return params;
+}
+
+}  // namespace
+
+void quantise_k(const Call& call, const Workspace& workspace, const Tiling& tiling) {
+  auto params = quantisation<QuantKInt8::Params>(call, call.shape.head_dim);
+  params.k = view(call.k, call.shape.heads_first);
+  params.k_int8 = workspace.k_int8;
+  params.k_scale = workspace.k_scale;
+  params.k_mean = workspace.k_mean;
+  params.next_tile = workspace.next_tile;
+  params.first_tile = static_cast<int32_t>(tiling.blocks) / tiling.cluster;
+  params.zeros = workspace.arrivals;
+  launch(call, "quant_k_int8", call.kv_blocks(), QuantKInt8::kThreads, /*overlaps_previous=*/false, &params);
+}
+
+void quantise_v(const Call& call, const Workspace& workspace) {
+  auto params = quantisation_of_v(call, workspace);
+  launch(call, call.kernel.quant_v, call.kv_blocks(), QuantV::threads(call.head_dim()), /*overlaps_previous=*/true, &params);
+}
+
+void find_means(const Call& call, const Workspace& workspace) {
+  const AttentionShape& shape = call.shape;
+  Means::Params params{};
+  params.q = view(call.q, shape.heads_first);
+  params.k = view(call.k, shape.heads_first);
+  params.q_mean = workspace.q_mean;
+  params.k_mean = workspace.k_mean;
+  params.q_heads = shape.q_heads;
+  params.kv_heads = shape.kv_heads;
+  params.qo_len = shape.qo_len;
+  params.kv_len = shape.kv_len;
+  params.head_dim = shape.head_dim;
+  params.means = call.means();
+  params.cu_seqlens_q = data_or_null<int32_t>(call.cu_seqlens_q);
+  params.cu_seqlens_k = data_or_null<int32_t>(call.cu_seqlens_k);
+  const int64_t q_blocks = int64_t{shape.batch} * shape.q_heads * call.means();
+  const int64_t k_blocks = call.options.smooth_k ? int64_t{shape.batch} * shape.kv_heads : 0;
+  params.q_blocks = static_cast<int32_t>(q_blocks);
+  launch(call, "means", q_blocks + k_blocks, Means::kThreads, /*overlaps_previous=*/false, &params);
+}
+
+void quantise_kv_fp4(const Call& call, const Workspace& workspace) {
+  QuantKvFp4::Params params{};
+  params.v = quantisation_of_v(call, workspace);
+  params.v_blocks = static_cast<int32_t>(call.kv_blocks());
+  params.k_blocks = static_cast<int32_t>(call.kv_spans());
+  params.k.k = view(call.k, call.shape.heads_first);
+  params.k.k_fp4 = workspace.k_fp4;
+  params.k.k_mean = workspace.k_mean;
+  params.k.q_mean = workspace.q_mean;
+  params.k.mean_scores = workspace.mean_scores;
+  params.k.q_heads = call.shape.q_heads;
+  params.k.kv_heads = call.shape.kv_heads;
+  params.k.kv_len = call.shape.kv_len;
+  params.k.head_dim = call.shape.head_dim;
+  params.k.sequences = call.shape.batch;
+  params.k.means = call.means();
+  params.k.parts = call.parts();
+  params.k.causal = call.options.is_causal ? 1 : 0;
+  params.k.scale_log2 = static_cast<float>(call.sm_scale * kLog2E);
+  params.k.cu_seqlens = params.v.cu_seqlens;
+  launch(call, call.kernel.quant_v, call.kv_blocks() + call.parts() * call.kv_spans(), QuantKvFp4::threads(call.head_dim()),
+         /*overlaps_previous=*/true, &params);
+}
+
+}  // namespace sage

@@ -1,0 +1,23 @@
+// How a call's output is cut into tiles, and these are shared out.
+#pragma once
+
+#include <cstdint>
+
+#include "torch/call.h"
+
+namespace sage {
+
+struct Tiling {
+  int32_t block_rows;  // of the output, that a block of threads computes at a time
+  int32_t cluster = 1;  // blocks that compute neighbouring rows and share what they read of K and V
+  int32_t tiles;        // of the output: rows of a cluster
+  uint32_t blocks;      // of threads
+  // Of a persistent kernel, whose blocks take one item after the other: Sm90QkInt8PvF16::Params.
+  int32_t parted_tiles = 0, parts = 1, items = 0;
+
+  int32_t tile_rows() const { return block_rows * cluster; }
+};
+
+Tiling tiling_of(const Call& call, int32_t multiprocessors, bool masked);
+
+}  // namespace sage

@@ -1,0 +1,183 @@
+"""The 16-bit kernel of few tokens: its own source, compiled for the CPU, against float64 (tests/kernels_on_cpu.py)."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import fuzz
+import pytest
+import torch
+from accuracy import error_by_size, exact
+from kernels_on_cpu import Kernels, inputs, randn
+
+from sageattention import _ops
+
+pytestmark = pytest.mark.slow
+
+INSTEAD_OF = "sm80_qk_int8_pv_f16"
+TYPES = {64: torch.float16, 128: torch.bfloat16, 256: torch.bfloat16}  # that are compiled, by head_dim
+LIMITS = {torch.float16: 0.0006, torch.bfloat16: 0.004}  # P and the output are rounded once each
+
+
+@pytest.fixture(scope="module")
+def kernels(tmp_path_factory: pytest.TempPathFactory) -> Kernels:
+    return Kernels(tmp_path_factory.mktemp("on_cpu"), "sm_80")
+
+
+def attention(
+    kernels: Kernels,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    *,
+    is_causal: bool = False,
+    sm_scale: float | None = None,
+    layout: str = "HND",
+    seed: int = 0,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """By the operator, where no other kernel has been compiled."""
+    options = _ops.number_of(INSTEAD_OF, layout == "HND", is_causal, True, False, True, or_16_bit=True)
+    return kernels.attention(q, k, v, attn_mask, q.shape[-1] ** -0.5 if sm_scale is None else sm_scale, options, seed=seed)
+
+
+def check(kernels: Kernels, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> None:
+    """Hold output and log-sum-exp to float64."""
+    out, lse = attention(kernels, q, k, v, **options)
+    assert out.isfinite().all()
+    assert error_by_size(out, q, k, v, **options) <= LIMITS[q.dtype]
+    expected = exact(q, k, v, **options)[1]
+    seen = expected.isfinite()
+    assert torch.equal(lse.isfinite(), seen)
+    assert ((lse - expected).abs() <= 1e-4 + 1e-6 * expected.abs())[seen].all()
+    assert not out[~seen].any()
+
+
+def of_type(head_dim: int, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    return [x.to(TYPES[head_dim]) for x in tensors]
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize(
+    ("kernel", "sizes"),
+    [
+        (64, (2, 4, 2, 1, 1, 8, 8)),
+        (64, (3, 2, 2, 16, 16, 40, 40)),
+        (64, (1, 3, 1, 33, 17, 64, 56)),
+        (64, (1, 2, 1, 100, 96, 64, 64)),
+        (64, (1, 1, 1, 5, 70, 16, 64)),
+        (128, (2, 2, 1, 20, 64, 80, 128)),
+        (128, (1, 1, 1, 60, 31, 128, 40)),
+        (256, (1, 2, 2, 16, 16, 160, 160)),
+        (256, (1, 1, 1, 3, 32, 256, 200)),
+    ],
+)
+def test_it_is_exact_but_for_rounding(kernels: Kernels, kernel: int, sizes: tuple[int, ...], is_causal: bool) -> None:
+    q, k, v = of_type(kernel, inputs(*sizes))
+    check(kernels, q, k, v, is_causal=is_causal)
+    once, again = (attention(kernels, q, k, v, is_causal=is_causal, seed=seed) for seed in (0, 1))
+    assert all(torch.equal(fuzz.bits(x), fuzz.bits(y)) for x, y in zip(once, again, strict=True))
+
+
+@pytest.mark.parametrize("layout", ["HND", "NHD"])
+def test_any_strides(kernels: Kernels, layout: str) -> None:
+    """Tokens before heads, rows apart; what is between them is no number."""
+    tensors = []
+    for seed, (heads, tokens) in enumerate([(4, 20), (2, 40), (2, 40)]):
+        memory = torch.full((2, tokens, heads + 1, 72), math.nan).half()
+        x = memory[:, :, :heads, 8:48]
+        x.copy_(randn(*x.shape, seed=seed))
+        tensors.append(x)
+    heads_first = [x.transpose(1, 2) for x in tensors]
+    out, lse = attention(kernels, *(heads_first if layout == "HND" else tensors), layout=layout)
+    expected, expected_lse = exact(*heads_first)
+    assert out.is_contiguous()
+    assert ((out if layout == "HND" else out.transpose(1, 2)).double() - expected).abs().max() <= 0.002
+    assert (lse - expected_lse).abs().max() <= 1e-4
+
+
+def masks() -> dict[str, torch.Tensor]:
+    """Of 2 x 4 heads, 20 queries and 41 keys."""
+    whole = randn(2, 4, 20, 41, seed=9)
+    blind = whole > 0
+    blind[..., 7, :] = False
+    apart = torch.zeros(2, 4, 20, 90)
+    apart[..., 1:83:2] = whole
+    even = torch.zeros(1, 4, 20, 48)
+    even[..., :41] = whole[:1]
+    return {
+        "bool": whole > 0,
+        "bool of keys": (torch.arange(41) < 30).expand(2, 1, 1, 41),
+        "bool, a row that sees nothing": blind,
+        "float16": whole.half(),
+        "bfloat16 of rows": whole[:1, :, :, :1].bfloat16(),
+        "float32, the same in all heads": whole[0, 0],
+        "float32, keys apart": apart[..., 1:83:2],
+        "float16, rows of whole vectors": even.half()[..., :41],
+        "bfloat16, rows of whole vectors": even.bfloat16()[..., :41],
+        "float32, rows of whole vectors": even[..., :41],
+        "bool, rows of whole vectors": (even > 0)[..., :41],
+        "float16, hides": whole.half().masked_fill(whole > 0.5, torch.finfo(torch.float16).min),
+        "float32, hides": whole.masked_fill(whole > 0.5, -1e9),
+        "-inf": whole.masked_fill(whole > 0.5, -math.inf),
+    }
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("name", masks())
+def test_masks(kernels: Kernels, name: str, is_causal: bool) -> None:
+    q, k, v = of_type(64, inputs(2, 4, 2, 20, 41, 40, 40))
+    mask = masks()[name]
+    if "hides" in name:  # what is meant as -infinity is that
+        out, lse = attention(kernels, q, k, v, mask, is_causal=is_causal)
+        least = torch.finfo(torch.float16).min if mask.dtype == torch.float16 else -5e5
+        expected, expected_lse = exact(
+            q, k, v, attn_mask=mask.float().masked_fill(mask <= least, -math.inf), is_causal=is_causal
+        )
+        assert (out.double() - expected).abs().max() <= 0.01
+        assert torch.equal(lse.isfinite(), expected_lse.isfinite())
+    else:
+        check(kernels, q, k, v, attn_mask=mask, is_causal=is_causal)
+
+
+@pytest.mark.parametrize("sm_scale", [0.0, -0.3, 40.0])
+def test_any_scale(kernels: Kernels, sm_scale: float) -> None:
+    q, k, v = (
+        randn(1, heads, tokens, 64, seed=seed).half() for seed, (heads, tokens) in enumerate([(2, 20), (1, 50), (1, 50)])
+    )
+    check(kernels, q, k, v, sm_scale=sm_scale)
+
+
+def test_largest_values(kernels: Kernels) -> None:
+    """Sums of them before they are divided are no larger than they are."""
+    q, k, v = of_type(128, inputs(1, 1, 1, 20, 50, 128, 128))
+    v = torch.full_like(v, torch.finfo(v.dtype).max)
+    out, _ = attention(kernels, q, k, v)
+    assert out.isfinite().all()
+    assert (out.double() / v[0, 0, 0, 0].double() - 1).abs().max() <= 0.01
+
+
+def test_what_is_no_number_stays_in_its_row(kernels: Kernels) -> None:
+    q, k, v = of_type(64, inputs(1, 2, 2, 20, 30, 64, 64))
+    q[0, 1, 3, 5] = math.nan
+    out, lse = attention(kernels, q, k, v)
+    assert out[0, 1, 3].isnan().all()
+    assert lse[0, 1, 3].isnan()
+    assert int(out.isnan().any(-1).sum()) == int(lse.isnan().sum()) == 1
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        (1, 1, 1, 1025, 16, 64, 64),  # queries
+        (1, 1, 1, 16, 97, 64, 64),  # keys
+        (1, 1, 1, 16, 65, 128, 128),
+        (1, 1, 1, 16, 33, 256, 256),
+        (1, 1, 1, 16, 16, 60, 64),  # rows that do not start on 16 bytes
+    ],
+)
+def test_what_is_left_to_others(kernels: Kernels, sizes: tuple[int, ...]) -> None:
+    kernel = 64 if sizes[5] <= 64 else sizes[5]
+    with pytest.raises(RuntimeError, match="quant_k_int8"):
+        attention(kernels, *of_type(kernel, inputs(*sizes)))
