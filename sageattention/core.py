@@ -86,8 +86,8 @@ def sageattn(
     """Attention with 8-bit scores, in place of `torch.nn.functional.scaled_dot_product_attention`.
 
     Takes the kernel that `sageattention.explain` names, the fastest for the GPU at no less than the documented accuracy: for
-    few queries or keys that is, on Hopper, PyTorch's own attention. On CPU tensors it runs the reference, which does the
-    kernels' arithmetic step by step. Forward only. Inputs are not changed.
+    few tokens that is one of 16 bits, for few queries or keys, on Hopper, PyTorch's own attention. On CPU tensors it runs the
+    reference, which does the kernels' arithmetic step by step. Forward only. Inputs are not changed.
 
     Args:
         q: [batch, q_heads, qo_len, head_dim] ("HND") or [batch, qo_len, q_heads, head_dim] ("NHD"), float16, bfloat16 or

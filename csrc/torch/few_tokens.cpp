@@ -79,8 +79,9 @@ bool is_for_pytorch(const Call& call) {
   if (kernel.few_queries == nullptr) return false;
   const int32_t few_queries = kernel.few_queries(shape.head_dim, call.options.is_causal);
   if (shape.qo_len <= few_queries || shape.kv_len <= kernel.few_keys) return true;
-  // Half as many more, where cuDNN's tiles of 128 rows fill the few rounds that they take.
-  if (shape.head_dim > 128 || call.options.is_causal || shape.qo_len > few_queries + few_queries / 2) return false;
+  // Half as many more, where cuDNN's tiles of 128 rows fill the few rounds that they take. (With many keys ours are parted.)
+  const int32_t some_more = few_queries + few_queries / 2;
+  if (shape.head_dim > 128 || call.options.is_causal || shape.qo_len > some_more || shape.kv_len > some_more) return false;
   const int64_t at_once = runtime::KernelStore::get().device(call.device()).multiprocessors;
   const int64_t tiles = int64_t{shape.batch} * shape.q_heads * ((shape.qo_len + 127) / 128);
   const int64_t rounds = (tiles + at_once - 1) / at_once;

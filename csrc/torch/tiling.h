@@ -8,10 +8,10 @@
 namespace sage {
 
 struct Tiling {
-  int32_t block_rows;  // of the output, that a block of threads computes at a time
-  int32_t cluster = 1;  // blocks that compute neighbouring rows and share what they read of K and V
-  int32_t tiles;        // of the output: rows of a cluster
-  uint32_t blocks;      // of threads
+  int32_t block_rows = 0;  // of the output, that a block of threads computes at a time
+  int32_t cluster = 1;     // blocks that compute neighbouring rows and share what they read of K and V
+  int32_t tiles = 0;       // of the output: rows of a cluster
+  uint32_t blocks = 0;     // of threads
   // Of a persistent kernel, whose blocks take one item after the other: Sm90QkInt8PvF16::Params.
   int32_t parted_tiles = 0, parts = 1, items = 0;
 
