@@ -41,7 +41,6 @@ def number_of(
     return_lse: bool,
     or_pytorch: bool = False,
     per_block_mean: bool = True,
-    *,
     or_16_bit: bool = False,
 ) -> int:
     """The number of `Options`: csrc/torch/attention.h has the same bits."""

@@ -55,9 +55,9 @@ def kernels_called(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     for name in ("attention", "attention_varlen"):
         operator = getattr(_ops, name)
 
-        def spy(*arguments: Any, operator: Callable[..., Any] = operator) -> Any:
+        def spy(*arguments: Any, operator: Callable[..., Any] = operator, **named: Any) -> Any:
             called.append(arguments[-1])
-            return operator(*arguments)
+            return operator(*arguments, **named)
 
         monkeypatch.setattr(_ops, name, spy)
     return called
@@ -71,7 +71,7 @@ def test_diffusers_backends(transformer: clients.Transformer, kernels_called: li
 
 def test_diffusers_tolerance_can_fail(transformer: clients.Transformer, monkeypatch: pytest.MonkeyPatch) -> None:
     operator: Any = _ops.attention
-    monkeypatch.setattr(_ops, "attention", lambda *a: operator(*a[:6], a[6] / 2, *a[7:]))  # half the scale
+    monkeypatch.setattr(_ops, "attention", lambda *a, **named: operator(*a[:6], a[6] / 2, *a[7:], **named))  # half the scale
     assert transformer.error("sage") > 3 * clients.TOLERANCE
 
 

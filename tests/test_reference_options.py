@@ -246,9 +246,9 @@ def test_float32_of_any_strides_reaches_the_operator_with_rows(
     seen: list[int] = []
     operator = _ops.attention
 
-    def spy(*arguments: Any) -> Any:
+    def spy(*arguments: Any, **named: Any) -> Any:
         seen.extend(x.stride(3) for x in arguments[:3])
-        return operator(*arguments)
+        return operator(*arguments, **named)
 
     monkeypatch.setattr(_ops, "attention", spy)
     x = randn(1, 1, 1, 4000, seed=0, dtype=torch.float32).flatten().as_strided((1, 2, 20, 3), strides)

@@ -11,7 +11,9 @@ namespace {
 
 Tiling tiling_with(const Call& call, int32_t block_rows, int32_t cluster) {
   const AttentionShape& shape = call.shape;
-  Tiling tiling{block_rows, cluster};
+  Tiling tiling;
+  tiling.block_rows = block_rows;
+  tiling.cluster = cluster;
   const int32_t rows = tiling.tile_rows();
   // Of packed queries those beyond the last sequence count as one more.
   const int64_t tiles =
