@@ -4,7 +4,7 @@
 
 Each shape is a layer of a model, named with it. PyTorch's cuDNN, FlashAttention-2 and memory-efficient backends and its own choice
 are tried; the fastest counts. Times are medians: between events around each call, as a program sees them that does nothing else, launching
-included; and of a CUDA graph of the call, replayed. Beside the JSON file a plot of the same name is drawn.
+included; and of a CUDA graph of the call, replayed; of a card under load. Beside the JSON file a plot of the same name is drawn.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import sageattention
 
 ROOT = Path(__file__).resolve().parent.parent
-SECONDS = 0.04  # that a call is repeated for, each time
+SECONDS = 0.1  # that a call is repeated for, each time, after half as long: a card that has just been idle runs above its sustained clocks
 BACKENDS = {
     "cuDNN": SDPBackend.CUDNN_ATTENTION,
     "FlashAttention-2": SDPBackend.FLASH_ATTENTION,
@@ -168,7 +168,7 @@ def milliseconds(call: Callable[[], object]) -> tuple[float, float]:
     """By events, and in replayed graphs."""
     call()
     torch.cuda.synchronize()
-    repeats = max(4, min(100, int(SECONDS * 1000 / max(between_events(call, 2), 1e-3))))
+    repeats = max(4, min(2000, int(SECONDS * 1000 / max(between_events(call, 2), 1e-3))))
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         call()
@@ -176,8 +176,11 @@ def milliseconds(call: Callable[[], object]) -> tuple[float, float]:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         call()
-    graph.replay()
-    return between_events(call, repeats), between_events(graph.replay, repeats)
+    times = []
+    for each in (call, graph.replay):
+        between_events(each, max(2, repeats // 2))
+        times.append(between_events(each, repeats))
+    return times[0], times[1]
 
 
 def calls(layer: Layer) -> Iterator[tuple[str, Callable[[], object]]]:

@@ -13,9 +13,6 @@ if TYPE_CHECKING:
 
     Result = Union[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]
 
-# As it is now: programs put `sageattn` in its place.
-_pytorch_attention = torch.nn.functional.scaled_dot_product_attention
-
 
 def attend(
     function: str,
@@ -122,71 +119,6 @@ def _key(
         v_head_dim, device, mask,
     )
     # fmt: on
-
-
-def short_call(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    tensor_layout: str,
-    is_causal: bool,
-    sm_scale: float | None,
-    smooth_k: bool,
-) -> torch.Tensor | None:
-    """A call that PyTorch's own attention serves, by the shortest way for the host. None: it does not, or something is unusual.
-
-    The operator does the same (csrc/torch/few_tokens.cpp), under torch.compile too, but takes half as long again to reach.
-    """
-    # Each line takes a tenth of a microsecond: those first by which most other calls are told.
-    if (
-        torch.compiler.is_compiling()
-        or not type(q) is type(k) is type(v) is torch.Tensor
-        or not type(is_causal) is type(smooth_k) is bool
-    ):
-        return None
-    short = dispatch.SHORT_CALLS[q.get_device()]
-    if short is None:
-        return None
-    try:
-        size, kv_size = q.shape, k.shape
-        if len(size) != 4 or len(kv_size) != 4 or kv_size != v.shape or tensor_layout not in ("HND", "NHD"):
-            return None
-        tokens = 2 if tensor_layout == "HND" else 1
-        queries, keys, heads, kv_heads, head_dim = size[tokens], kv_size[tokens], size[3 - tokens], kv_size[3 - tokens], size[3]
-        kernel = short.kernel
-        if queries > (kernel.few_causal_queries if is_causal else kernel.few_queries) and keys > kernel.few_keys:
-            return None
-        few = short.few_tokens
-        if few is not None and keys <= few.keys and queries <= few.queries_where_shared:
-            return None
-        if (
-            size[0] != kv_size[0]
-            or head_dim != kv_size[3]
-            or head_dim > short.head_dim
-            or not (sm_scale is None or (type(sm_scale) is float and sm_scale > 0.0))
-            or 0 in size
-            or 0 in kv_size
-            or heads % kv_heads != 0
-            # cuDNN gives NaN for rows that do not start on 16 bytes, or ends the process.
-            or head_dim % 8 != 0
-            or (q.data_ptr() | k.data_ptr() | v.data_ptr()) % 16 != 0
-            or not (q.is_contiguous() and k.is_contiguous() and v.is_contiguous())
-            or q.dtype is torch.float32
-            # What surrounds a call changes nothing about it.
-            or torch.is_autocast_enabled()
-            or not torch.backends.cuda.cudnn_sdp_enabled()
-            or (torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad))
-        ):
-            return None
-        if tokens == 1:
-            q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-        if sm_scale is None and heads == kv_heads:
-            out = _pytorch_attention(q, k, v, None, 0.0, is_causal)  # by position, which PyTorch takes sooner
-        else:
-            out = _pytorch_attention(q, k, v, is_causal=is_causal, scale=sm_scale, enable_gqa=heads != kv_heads)
-        return out if tokens == 2 else out.transpose(1, 2).contiguous()
-    except RuntimeError:  # sparse, nested, of two devices or two dtypes: the operator says it in our words
-        return None
 
 
 def _operator_checks(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, attn_mask: torch.Tensor | None) -> bool:

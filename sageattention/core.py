@@ -6,7 +6,8 @@ import logging
 from typing import TYPE_CHECKING, overload
 
 from . import aliases, validation
-from ._call import attend, attend_packed, short_call
+from ._call import attend, attend_packed
+from .short_calls import short_call
 from .validation import REQUIRED
 
 if TYPE_CHECKING:

@@ -7,13 +7,12 @@ package's own, in its `table.py`; `explain` prints the same choice.
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple, Optional
+from typing import Any, NamedTuple
 
 import torch
-from torch.nn.attention import SDPBackend
 
 from . import _library, validation
-from .kernels import CPU, GPUS, Capability, FewTokens, Gpu, Kernel, Row
+from .kernels import CPU, GPUS, Capability, Gpu, Kernel, Row
 from .table import ELSEWHERE, FEW_TOKENS, KERNELS, PACKED, SERVED_AS, TABLE
 
 __all__ = [
@@ -24,8 +23,8 @@ __all__ = [
     "FIRST",
     "GPUS",
     "KERNELS",
+    "REMEMBERED",
     "SERVED",
-    "SHORT_CALLS",
     "TABLE",
     "Capability",
     "Choice",
@@ -74,12 +73,11 @@ class Choice(NamedTuple):
     reason: str
     gpu: str  # compute capability, or "CPU"
     passed_over: tuple[str, ...]  # the kernels for this GPU that come before it in the table, each with what it lacks
-    or_pytorch: bool = False  # few queries or keys are PyTorch's own attention's
+    or_pytorch: bool = False  # or PyTorch's own attention, for sizes that it is expected to be faster at
     or_16_bit: bool = False  # few tokens are another kernel's, which does not quantise
 
     def __str__(self) -> str:
         where = "the CPU's reference of it" if self.gpu == "CPU" else f"compute capability {self.gpu}"
-        few = KERNELS[self.kernel]
         lines = [f"{self.kernel} on {where}: {self.reason}", *(f"  not {line}" for line in self.passed_over)]
         if self.or_16_bit and FEW_TOKENS is not None:
             lines.append(
@@ -88,9 +86,8 @@ class Choice(NamedTuple):
             )
         if self.or_pytorch:
             lines.append(
-                f"  up to {few.few_queries} queries ({few.few_causal_queries} if causal), more of wide heads or a few heads, or "
-                f"{few.few_keys} keys: PyTorch's own attention by cuDNN, faster there and more exact, where q, k and v have one head_dim "
-                f"and rows that start on 16 bytes"
+                "  or PyTorch's own attention by cuDNN, more exact, for sizes that it is expected to be faster at (up to some 1000 "
+                "queries, or 300 keys), where q, k and v have one head_dim and rows that start on 16 bytes"
             )
         return "\n".join(lines)
 
@@ -114,7 +111,7 @@ def choose(request: Request, gpu: Gpu, present: frozenset[str] | None = None, *,
         lack = _lack(row.kernel, request, gpu, present)
         if lack is None:
             or_pytorch = (
-                KERNELS[row.kernel].few_queries > 0
+                KERNELS[row.kernel].or_pytorch
                 and request.function == FIRST
                 and not (request.masked or request.packed)
                 and cudnn >= (MEASURED_CUDNN if request.head_dim <= 128 else MEASURED_CUDNN_OF_WIDE_HEADS)
@@ -218,42 +215,11 @@ def _cudnn_is_known(schema: torch.FunctionSchema) -> bool:
     )
 
 
-class ShortCalls(NamedTuple):
-    """Those of a GPU that PyTorch's own attention serves, by cuDNN also where it is left to itself."""
-
-    kernel: Kernel  # which would serve them else
-    head_dim: int  # up to which
-    few_tokens: FewTokens | None  # which serves some of them before
-
-
-class _ShortCalls(dict[int, Optional[ShortCalls]]):
-    def __missing__(self, index: int) -> ShortCalls | None:
-        self[index] = found = self._find(index) if index >= 0 else None
-        return found
-
-    @staticmethod
-    def _find(index: int) -> ShortCalls | None:
-        found = None
-        for head_dim in (128, 256):
-            try:
-                kernel, or_pytorch, or_16_bit = kernel_for(FIRST, None, head_dim, False, False, False, False, "cuda", index)
-            except (RuntimeError, ValueError):  # which the call will say
-                break
-            if not or_pytorch:
-                break
-            x = torch.empty(1, 1, 128, head_dim, device=torch.device("cuda", index), dtype=torch.float16)
-            choice = getattr(torch, "_fused_sdp_choice", None)  # no name that PyTorch promises
-            if choice is None or choice(x, x, x) != SDPBackend.CUDNN_ATTENTION.value:
-                break
-            found = ShortCalls(KERNELS[kernel], head_dim, FEW_TOKENS if or_16_bit else None)
-        return found
-
-
-# By the index of a GPU; None: there are no such calls.
-SHORT_CALLS = _ShortCalls()
-
 # What the operator was told for calls that it has served, by what such calls have in common: `_call.attend`.
 SERVED: dict[tuple[object, ...], int] = {}
+
+# What is remembered of choices, here and elsewhere: `forget`.
+REMEMBERED: list[dict[Any, Any]] = [SERVED]
 
 
 def gpu_of(device: str, index: int | None) -> tuple[Gpu, frozenset[str] | None]:
@@ -294,8 +260,8 @@ def is_other_mask(attn_mask: torch.Tensor | None, q: torch.Tensor) -> bool:
 def forget() -> None:
     """Choose anew: another kernel set has been named."""
     _remembered.cache_clear()
-    SHORT_CALLS.clear()
-    SERVED.clear()
+    for remembered in REMEMBERED:
+        remembered.clear()
 
 
 def explain(

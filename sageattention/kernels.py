@@ -38,11 +38,9 @@ class Kernel(NamedTuple):
     error: float  # largest relative L1 error against float64: randn, 4096 tokens, head_dim 128
     uneven: bool = True  # head_dims that are no multiple of 8
     other_masks: bool = True  # masks that are added, of another dtype than q's
-    # Up to so many queries, or keys, it gives way to PyTorch's own attention by cuDNN, where that was measured to be faster
-    # (bench/notes.md), if it can do what is asked. Up to how many more is the operator's to say: csrc/torch/few_tokens.cpp.
-    few_queries: int = 0
-    few_causal_queries: int = 0  # where half of the scores need not be computed
-    few_keys: int = 0
+    # Where few queries or keys, or its rounds of tiles, make PyTorch's own attention by cuDNN faster, as was measured (bench/notes.md), it
+    # gives way to that, if that can do what is asked. Which calls these are is the operator's to say: csrc/torch/expected_time.cpp.
+    or_pytorch: bool = False
 
 
 class Row(NamedTuple):

@@ -9,9 +9,7 @@ KERNELS = {
     "sm80_qk_int8_pv_f16_accum_f16": Kernel("8.6 to 8.9 and 12.x", 0.0115),
     "sm89_qk_int8_pv_f8": Kernel("8.9 and 12.x", 0.0385),
     "sm89_qk_int8_pv_f8_accum_f16": Kernel("8.9 and 12.x", 0.0385),
-    "sm90_qk_int8_pv_f16": Kernel(
-        "9.0 alone", 0.0115, uneven=False, other_masks=False, few_queries=1024, few_causal_queries=768, few_keys=256
-    ),
+    "sm90_qk_int8_pv_f16": Kernel("9.0 alone", 0.0115, uneven=False, other_masks=False, or_pytorch=True),
 }
 
 FLOAT32_SUMS = "float32 sums instead, as exact: kernels with float16 sums are for 8.6 to 8.9 and 12.x"

@@ -29,7 +29,7 @@ from fuzz_bounds import Exact
 from fuzz_inputs import Problem, problem
 
 import sageattention
-from sageattention import _ops, dispatch
+from sageattention import _library, _ops, dispatch
 
 FIGURES = ("call", "row", "element", "lse")
 DEATHS = 20  # of processes, after which nothing is to be learnt
@@ -125,9 +125,7 @@ def calls(seed: int, device: str, problem: Problem) -> Iterator[Call]:
             )
         except ValueError:  # not on this GPU, and the message says so
             continue
-        ability = dispatch.KERNELS[explained.kernel]
-        short = problem.q.shape[2] <= ability.few_queries or problem.k.shape[2] <= ability.few_keys
-        by_pytorch = explained.or_pytorch and short
+        by_pytorch = explained.or_pytorch and _is_pytorchs(problem, explained.kernel)
         few = dispatch.FEW_TOKENS
         in_16_bit = explained.or_16_bit and few and problem.q.shape[2] <= few.queries and problem.k.shape[2] <= few.keys
         if (by_pytorch or in_16_bit) and "huge" in problem.words:
@@ -140,6 +138,13 @@ def calls(seed: int, device: str, problem: Problem) -> Iterator[Call]:
             _bound(getattr(sageattention, function), (q, k, v), named),
             by_pytorch,
         )
+
+
+def _is_pytorchs(problem: Problem, kernel: str) -> bool:
+    batch, heads, queries, head_dim = problem.q.shape
+    sizes = (batch, heads, problem.k.shape[1], queries, problem.k.shape[2], head_dim)
+    multiprocessors = torch.cuda.get_device_properties(problem.q.device).multi_processor_count
+    return 0 not in sizes and _library.library.pytorch_is_faster(kernel, multiprocessors, sizes, problem.is_causal)
 
 
 def _bound(function: Callable[..., Any], arguments: tuple[Any, ...], named: dict[str, Any]) -> Callable[[], Any]:

@@ -16,7 +16,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import sageattention
 from sageattention import _library, _ops, dispatch, explain, reference, sageattn
-from sageattention._call import short_call
 
 F16, F8, HOPPER = "sm80_qk_int8_pv_f16", "sm89_qk_int8_pv_f8", "sm90_qk_int8_pv_f16"
 F16_SUMS, F8_SUMS = F16 + "_accum_f16", F8 + "_accum_f16"
@@ -152,7 +151,7 @@ def test_short_sequences_are_pytorchs_where_it_is_faster_and_more_exact() -> Non
     assert not asked(head_dim=192)
     assert asked(head_dim=192, cudnn=dispatch.MEASURED_CUDNN_OF_WIDE_HEADS)
     text = str(explain(Q, K, V, architecture="9.0"))
-    assert "up to 1024 queries (768 if causal), more of wide heads or a few heads, or 256 keys: PyTorch's own attention" in text
+    assert "or PyTorch's own attention by cuDNN, more exact, for sizes that it is expected to be faster at" in text
     assert "PyTorch's" not in str(explain(Q, K, V, architecture="8.9"))
 
 
@@ -262,16 +261,6 @@ def test_every_kernel_has_a_row_a_reference_and_a_tolerance() -> None:
         assert row.reason
 
 
-def test_calls_are_short_where_the_operator_says() -> None:
-    """It decides by the lengths; Python says beforehand which calls it may take to be short."""
-    source = (Path(__file__).parents[1] / "csrc" / "torch" / "attention_kernels.cpp").read_text(encoding="utf-8")
-    hopper = dispatch.KERNELS[HOPPER]
-    assert f"if (head_dim <= 64) return {hopper.few_queries};" in source
-    assert f"if (head_dim <= 128) return is_causal ? {hopper.few_causal_queries} : {hopper.few_queries};" in source
-    assert f"kernel.few_keys = {hopper.few_keys};" in source
-    assert not any(kernel.few_queries or kernel.few_keys for name, kernel in dispatch.KERNELS.items() if name != HOPPER)
-
-
 def test_few_tokens_are_the_16_bit_kernels() -> None:
     """The operator looks at lengths; whether it may is decided here."""
     few = dispatch.FEW_TOKENS
@@ -300,105 +289,6 @@ def test_few_tokens_are_as_many_where_the_operator_says() -> None:
     assert int(re.search(r"kMostQueries = (\d+);", source)[1]) == few.queries  # type: ignore[index]
     assert int(re.search(r"kMostQueriesWhereShared = (\d+);", source)[1]) == few.queries_where_shared  # type: ignore[index]
     assert max(int(number) for number in re.findall(r"[?:] (\d+)", source)) == few.keys
-
-
-@pytest.fixture
-def cpu_has_short_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a Hopper GPU has: PyTorch's attention is the CPU's own then."""
-    monkeypatch.setitem(dispatch.SHORT_CALLS, -1, dispatch.ShortCalls(dispatch.KERNELS[HOPPER], 128, dispatch.FEW_TOKENS))
-    monkeypatch.setattr(torch.backends.cuda, "cudnn_sdp_enabled", lambda: True)
-
-
-SHORT: dict[str, Any] = {"tensor_layout": "HND", "is_causal": False, "sm_scale": None, "smooth_k": True}
-
-
-@pytest.mark.usefixtures("cpu_has_short_calls")
-@pytest.mark.parametrize("kv_heads", [1, 4])
-@pytest.mark.parametrize("is_causal", [False, True])
-@pytest.mark.parametrize("layout", ["HND", "NHD"])
-def test_short_calls_are_pytorchs_own(layout: str, is_causal: bool, kv_heads: int) -> None:
-    q, k, v = (torch.randn(2, heads, tokens, 64).bfloat16() for heads, tokens in ((4, 100), (kv_heads, 170), (kv_heads, 170)))
-    expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=is_causal, scale=0.2, enable_gqa=True)
-    if layout == "NHD":
-        q, k, v, expected = (x.transpose(1, 2).contiguous() for x in (q, k, v, expected))
-    out = short_call(q, k, v, layout, is_causal, 0.2, True)
-    assert out is not None
-    assert out.is_contiguous()
-    torch.testing.assert_close(out, expected)
-    assert torch.equal(sageattention.sageattn(q, k, v, layout, is_causal, 0.2), out)
-
-
-@pytest.mark.usefixtures("cpu_has_short_calls")
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"tensor_layout": "BHSD"},
-        {"tensor_layout": ["HND"]},
-        {"is_causal": torch.ones(2)},
-        {"q": torch.nested.nested_tensor([torch.randn(2, 100, 64).bfloat16()])},
-        {"is_causal": 1},
-        {"smooth_k": None},
-        {"sm_scale": 0.0},
-        {"sm_scale": "1"},
-        {"q": torch.randn(1, 2, 100, 64)},
-        {"q": torch.randn(1, 100, 64).bfloat16()},
-        {"q": torch.randn(2, 2, 100, 64).bfloat16()},
-        {"q": torch.randn(1, 3, 100, 64).bfloat16()},
-        {"q": torch.randn(1, 2, 0, 64).bfloat16()},
-        {"q": torch.randn(1, 2, 2000, 64).bfloat16()},
-        {name: torch.randn(1, 2, 96, 64).bfloat16() for name in "qkv"},  # another kernel's
-        {"q": torch.randn(1, 100, 2, 64).bfloat16().transpose(1, 2)},
-        {"q": torch.randn(12864).bfloat16()[1:12801].view(1, 2, 100, 64)},
-        {"q": torch.randn(1, 2, 100, 64).bfloat16().requires_grad_()},
-        {"q": torch.randn(1, 2, 100, 64).bfloat16().to_sparse()},
-        {"q": torch.randn(1, 2, 100, 64).half()},
-        {"q": torch.nn.Parameter(torch.randn(1, 2, 100, 64).bfloat16())},
-        {"q": None},
-        {"k": torch.randn(1, 2, 300, 128).bfloat16()},
-        {"v": torch.randn(1, 2, 299, 64).bfloat16()},
-        {"v": torch.randn(1, 1, 300, 64).bfloat16()},
-        {
-            "q": torch.randn(1, 2, 100, 60).bfloat16(),
-            "k": torch.randn(1, 2, 300, 60).bfloat16(),
-            "v": torch.randn(1, 2, 300, 60).bfloat16(),
-        },
-    ],
-)
-def test_what_is_unusual_about_a_short_call_is_looked_at(change: dict[str, Any]) -> None:
-    usual: dict[str, Any] = {
-        "q": torch.randn(1, 2, 100, 64).bfloat16(),
-        **{name: torch.randn(1, 2, 300, 64).bfloat16() for name in "kv"},
-        **SHORT,
-    }
-    assert short_call(**usual) is not None
-    assert short_call(**{**usual, **change}) is None
-
-
-@pytest.mark.usefixtures("cpu_has_short_calls")
-def test_short_calls_of_programs_that_put_us_in_pytorchs_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    q, k, v = (torch.randn(1, 2, 300, 64).bfloat16() for _ in "qkv")
-    expected = torch.nn.functional.scaled_dot_product_attention(q, k, v)
-    calls: list[int] = []
-
-    def ours(*arguments: Any, **named: Any) -> Any:
-        calls.append(1)
-        return sageattention.sageattn(*arguments, **named)
-
-    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", ours)
-    assert torch.equal(torch.nn.functional.scaled_dot_product_attention(q, k, v), expected)
-    assert len(calls) == 1
-
-
-@pytest.mark.usefixtures("cpu_has_short_calls")
-def test_what_surrounds_a_short_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    usual: dict[str, Any] = {name: torch.randn(1, 2, 100, 64).bfloat16() for name in "qkv"}
-    monkeypatch.setattr(torch, "is_autocast_enabled", lambda: True)
-    assert short_call(**usual, **SHORT) is None
-    monkeypatch.undo()
-    assert short_call(**usual, **SHORT) is None  # the CPU has none
-    monkeypatch.setitem(dispatch.SHORT_CALLS, -1, dispatch.ShortCalls(dispatch.KERNELS[HOPPER], 128, dispatch.FEW_TOKENS))
-    monkeypatch.setattr(torch.backends.cuda, "cudnn_sdp_enabled", lambda: False)
-    assert short_call(**usual, **SHORT) is None
 
 
 @pytest.fixture

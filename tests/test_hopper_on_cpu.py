@@ -112,9 +112,9 @@ CASES = {
     # Tiles of the last round whose keys several clusters share, beside tiles that one has alone; rows of a pair's second block beyond the last.
     "parts": case(1, 1, 1, 150, 1700, 128, 128),
     "parts, whole tiles": case(1, 6, 3, 70, 1100, 64, 64),
-    "parts, a pair": case(1, 1, 1, 330, 1600, 64, 40, smooth_k=False),
+    "parts, a pair": case(1, 1, 1, 330, 3000, 64, 40, smooth_k=False),
     "parts, rows of one of three": case(1, 3, 1, 200, 1100, 64, 64),
-    "parts, 256": case(1, 2, 1, 100, 1540, 256, 200),
+    "parts, 256": case(1, 2, 1, 100, 2700, 256, 200),
     "NaN": not_numbers(),
     "large V": Case(randn(1, 1, 40, 64).half(), randn(1, 1, 70, 64, seed=1).half(), torch.full((1, 1, 70, 64), 60000.0).half()),
     # Masks of each kind of row and of tile.

@@ -51,14 +51,6 @@ constexpr AttentionKernel fp4(const char* name) {
   return kernel;
 }
 
-// Wider heads than 128 cost ours as much as 256, cuDNN less.
-constexpr int32_t few_queries(int32_t head_dim, bool is_causal) {
-  if (head_dim <= 64) return 1024;
-  if (head_dim <= 128) return is_causal ? 768 : 1024;
-  if (head_dim <= 192) return is_causal ? 1536 : 2048;
-  return 1280;
-}
-
 template <typename Kernel>
 constexpr AttentionKernel wgmma(const char* name, const char* masked) {
   AttentionKernel kernel{};
@@ -69,8 +61,6 @@ constexpr AttentionKernel wgmma(const char* name, const char* masked) {
   kernel.shared_bytes = &Kernel::shared_bytes;
   kernel.largest_head_dim = 256;
   kernel.since = 90;
-  kernel.few_queries = &few_queries;
-  kernel.few_keys = 256;
   kernel.that_alone = kernel.v_differs = kernel.masks = kernel.packed = kernel.persistent = true;
   return kernel;
 }

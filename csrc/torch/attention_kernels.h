@@ -22,8 +22,6 @@ struct AttentionKernel {
   bool v_differs;         // V's head_dim may differ from Q's and K's
   bool masks;             // a persistent one such as are bool or of Q's dtype
   bool packed;            // takes packed sequences
-  int32_t (*few_queries)(int32_t head_dim, bool is_causal);  // up to which PyTorch's own attention is faster; null: never
-  int32_t few_keys;       // up to which it is with any number of queries
   bool fp4;               // K in FP4 and the means of Q beside it; Sm120 parameters
   bool persistent;        // one block a multiprocessor, each takes tile after tile, alone or in clusters of two; Sm90 parameters
 };

@@ -1,6 +1,7 @@
 #include "torch/few_tokens.h"
 
 #include "kernels/attention/sm80_qk_f16_pv_f16.h"
+#include "torch/expected_time.h"
 #include "torch/mask.h"
 
 namespace sage {
@@ -72,22 +73,6 @@ bool pytorch_can(const Call& call) {
   return call.shape.head_dim == call.shape.v_head_dim && call.sm_scale > 0.0;
 }
 
-// Whether it is as fast: few queries do not repay quantising K, few keys leave nothing to save.
-bool is_for_pytorch(const Call& call) {
-  const AttentionShape& shape = call.shape;
-  const AttentionKernel& kernel = call.kernel;
-  if (kernel.few_queries == nullptr) return false;
-  const int32_t few_queries = kernel.few_queries(shape.head_dim, call.options.is_causal);
-  if (shape.qo_len <= few_queries || shape.kv_len <= kernel.few_keys) return true;
-  // Half as many more, where cuDNN's tiles of 128 rows fill the few rounds that they take. (With many keys ours are parted.)
-  const int32_t some_more = few_queries + few_queries / 2;
-  if (shape.head_dim > 128 || call.options.is_causal || shape.qo_len > some_more || shape.kv_len > some_more) return false;
-  const int64_t at_once = runtime::KernelStore::get().device(call.device()).multiprocessors;
-  const int64_t tiles = int64_t{shape.batch} * shape.q_heads * ((shape.qo_len + 127) / 128);
-  const int64_t rounds = (tiles + at_once - 1) / at_once;
-  return rounds == 1 || (rounds <= 3 && 10 * tiles >= 9 * rounds * at_once);
-}
-
 // Tokens and heads for each other.
 Tensor transposed(const Tensor& x) {
   return x.as_strided({x.size(0), x.size(2), x.size(1), x.size(3)}, {x.stride(0), x.stride(2), x.stride(1), x.stride(3)});
@@ -110,7 +95,8 @@ std::tuple<Tensor, Tensor> pytorch_attention(const Call& call) {
 
 std::optional<std::tuple<Tensor, Tensor>> attention_of_few_tokens(const Call& call, const std::optional<Tensor>& attn_mask) {
   if (call.q.numel() == 0) return std::nullopt;
-  const bool or_pytorch = call.options.or_pytorch && !attn_mask.has_value() && is_for_pytorch(call) && pytorch_can(call);
+  const bool or_pytorch = call.options.or_pytorch && !attn_mask.has_value() && pytorch_can(call) &&
+                          pytorch_is_faster(call, runtime::KernelStore::get().device(call.device()).multiprocessors);
   if (call.options.or_16_bit && is_for_16_bit(call, or_pytorch)) return attention_in_16_bit(call, attn_mask);
   if (or_pytorch) return pytorch_attention(call);
   return std::nullopt;

@@ -23,31 +23,54 @@ Tiling tiling_with(const Call& call, int32_t block_rows, int32_t cluster) {
   return tiling;
 }
 
-// Shares items out among clusters that run all at once. Returns how long that takes: in tiles' blocks of 64 keys, where all tiles see all keys.
-float share_out(const Call& call, int32_t multiprocessors, bool all_see_all, Tiling& tiling) {
-  // What a tile takes beside its keys, and leaving parts of one and adding them up: as long as so many blocks of keys.
-  constexpr int32_t kBlocksOfTile = 4, kBlocksOfParting = 12;
+// How long leaving parts of a tile and adding them up takes: as long as so many blocks of keys.
+float time_of_parting(int32_t parts, int32_t head_dim) {
+  return parts == 1 ? 0.0f : (head_dim <= 128 ? 8.0f : 17.0f) + 1.5f * static_cast<float>(parts);
+}
+
+// Shares items out among clusters that run all at once.
+void share_out(const Call& call, int32_t multiprocessors, bool all_see_all, Tiling& tiling) {
+  constexpr float kBlocksOfTile = 4.0f;  // what a tile takes beside its keys: as long as so many blocks of these
   const AttentionShape& shape = call.shape;
   const int32_t at_once = multiprocessors / tiling.cluster;
   // Tiles of the last round, which some of the clusters have and the others wait for. A tile of few rows is half of one.
   const int32_t rows = tiling.tile_rows();
-  const int32_t short_tiles = (shape.qo_len - 1) % rows < rows / 2 ? shape.batch * shape.q_heads : 0;
-  const int32_t whole_tiles = tiling.tiles - short_tiles / 2;
+  const bool last_are_short = shape.qo_len > rows && (shape.qo_len - 1) % rows < rows / 2;
+  const int32_t whole_tiles = tiling.tiles - (last_are_short ? shape.batch * shape.q_heads : 0) / 2;
   const int32_t last_round = whole_tiles % at_once;
   const int32_t blocks = (shape.kv_len + QuantKInt8::kBlockN - 1) / QuantKInt8::kBlockN;
+  const float tile = static_cast<float>(blocks) + kBlocksOfTile;
+  const auto time_of = [&](int32_t parts) { return tile / static_cast<float>(parts) + time_of_parting(parts, call.head_dim()); };
   if (last_round > 0 && all_see_all) {
-    tiling.parts = std::min(at_once / last_round, Sm90QkInt8PvF16::kMostParts);
-    if (blocks * (tiling.parts - 1) < kBlocksOfParting * tiling.parts) tiling.parts = 1;
+    const int32_t most = std::min(at_once / last_round, Sm90QkInt8PvF16::kMostParts);
+    for (int32_t parts = 2; parts <= most; ++parts) {
+      if (time_of(parts) < time_of(tiling.parts)) tiling.parts = parts;
+    }
   }
   tiling.parted_tiles = tiling.parts > 1 ? last_round : 0;
   tiling.items = tiling.tiles + tiling.parted_tiles * (tiling.parts - 1);
   tiling.blocks = static_cast<uint32_t>(std::min(tiling.items, at_once) * tiling.cluster);
-  const auto tile = static_cast<float>(blocks + kBlocksOfTile);
-  const float last = last_round == 0 ? 0.0f : tile / static_cast<float>(tiling.parts);
-  return static_cast<float>(whole_tiles / at_once) * tile + last + (tiling.parts > 1 ? kBlocksOfParting * 2.0f / 3.0f : 0.0f);
+  if (all_see_all) {
+    tiling.time = static_cast<float>(whole_tiles / at_once) * tile + (last_round == 0 ? 0.0f : time_of(tiling.parts));
+  } else {
+    constexpr int32_t kStrip = Sm90QkInt8PvF16::kRows;
+    const CausalTiles tiles{(shape.qo_len + kStrip - 1) / kStrip, rows / kStrip, blocks};
+    const float late = call.head_dim() <= 128 ? 0.48f : 0.82f;
+    tiling.time = causal_rounds(tiles, int64_t{shape.batch} * shape.q_heads, at_once, kBlocksOfTile, late);
+  }
 }
 
 }  // namespace
+
+float causal_rounds(const CausalTiles& tiles, int64_t heads, int32_t at_once, float tile, float late) {
+  const int64_t fewer = std::min(tiles.strips, tiles.blocks);  // strips that see fewer keys than there are
+  const int64_t seen = fewer * (fewer + 1) / 2 + (tiles.strips - fewer) * tiles.blocks;
+  const int64_t tiles_of_head = (tiles.strips + tiles.together - 1) / tiles.together;
+  const float longest = static_cast<float>(fewer) + tile;
+  if (heads * tiles_of_head <= at_once) return longest;
+  const float of_head = static_cast<float>(seen) / static_cast<float>(tiles.together) + tile * static_cast<float>(tiles_of_head);
+  return std::max(longest, of_head * static_cast<float>(heads) / static_cast<float>(at_once) + late * longest);
+}
 
 Tiling tiling_of(const Call& call, int32_t multiprocessors, bool masked) {
   const int32_t most = call.kernel.block_m(call.head_dim());
@@ -57,15 +80,15 @@ Tiling tiling_of(const Call& call, int32_t multiprocessors, bool masked) {
   const bool even = row_blocks % 2 == 0 && !call.options.is_causal;
   Tiling tiling = tiling_with(call, most, !call.packed() && (even || row_blocks >= 16) ? 2 : 1);
   const bool all_see_all = !masked && !call.packed() && !call.options.is_causal;
-  const float time = share_out(call, multiprocessors, all_see_all, tiling);
+  share_out(call, multiprocessors, all_see_all, tiling);
   constexpr int32_t kFewer = 2 * Sm90QkInt8PvF16::kRows;
   if (most <= kFewer || call.packed()) return tiling;
   // Two warpgroups of three take three quarters of the time for two thirds of the rows: less, where such tiles need few rounds. (So
   // measured where rounds are many; a margin is added.)
-  const float time_of_two = call.head_dim() <= 64 ? 0.80f : 0.77f;
   Tiling fewer = tiling_with(call, kFewer, 1);
-  const float time_of_fewer = share_out(call, multiprocessors, all_see_all, fewer);
-  return (all_see_all ? time_of_fewer * time_of_two < time : fewer.tiles <= multiprocessors) ? fewer : tiling;
+  share_out(call, multiprocessors, all_see_all, fewer);
+  fewer.time *= call.head_dim() <= 64 ? 0.80f : 0.77f;
+  return (all_see_all ? fewer.time < tiling.time : fewer.tiles <= multiprocessors) ? fewer : tiling;
 }
 
 }  // namespace sage

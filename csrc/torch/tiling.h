@@ -14,9 +14,21 @@ struct Tiling {
   uint32_t blocks = 0;     // of threads
   // Of a persistent kernel, whose blocks take one item after the other: Sm90QkInt8PvF16::Params.
   int32_t parted_tiles = 0, parts = 1, items = 0;
+  float time = 0.0f;  // how long it is expected to take: as long as a tile's block of 64 keys so many times. Not of masks and packed sequences
 
   int32_t tile_rows() const { return block_rows * cluster; }
 };
+
+// Tiles whose rows see fewer keys the sooner they come, under a causal mask.
+struct CausalTiles {
+  int32_t strips;    // as many rows as a block has keys, of a head
+  int32_t together;  // in a tile
+  int32_t blocks;    // of keys
+};
+
+// How long the tiles of so many heads take, `at_once` of them at a time and the longest first, in blocks of keys: each tile as long as its
+// strips in the mean, and as `tile` blocks beside. A last round is in the mean so much of a longest tile `late`.
+float causal_rounds(const CausalTiles& tiles, int64_t heads, int32_t at_once, float tile, float late);
 
 Tiling tiling_of(const Call& call, int32_t multiprocessors, bool masked);
 

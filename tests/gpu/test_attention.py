@@ -10,7 +10,7 @@ import torch
 from accuracy import QK_INT8_PV_F16, exact, relative_l1
 
 import sageattention
-from sageattention import dispatch, sageattn, sageattn_qk_int8_pv_fp16_cuda
+from sageattention import dispatch, sageattn, sageattn_qk_int8_pv_fp16_cuda, short_calls
 
 pytestmark = [
     pytest.mark.gpu,
@@ -30,7 +30,7 @@ def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
     if name.startswith("sm90") and torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("wgmma needs compute capability 9.0")
     monkeypatch.setattr(dispatch, "kernel_for", lambda *_: (name, False, False))
-    monkeypatch.setattr(dispatch, "SHORT_CALLS", defaultdict(lambda: None))
+    monkeypatch.setattr(short_calls, "SHORT_CALLS", defaultdict(lambda: None))
     monkeypatch.setattr(dispatch, "SERVED", {})
     return name
 

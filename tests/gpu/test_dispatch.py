@@ -10,7 +10,7 @@ import torch
 from accuracy import TOLERANCES, error_by_size, exact
 
 import sageattention
-from sageattention import _ops, dispatch, explain
+from sageattention import _ops, dispatch, explain, short_calls
 
 pytestmark = [
     pytest.mark.gpu,
@@ -59,7 +59,7 @@ def test_every_function(
         return operator(*arguments, **named)
 
     monkeypatch.setattr(_ops, "attention", spy)
-    monkeypatch.setattr(dispatch, "SHORT_CALLS", defaultdict(lambda: None))
+    monkeypatch.setattr(short_calls, "SHORT_CALLS", defaultdict(lambda: None))
     monkeypatch.setattr(dispatch, "SERVED", {})
     how = {} if accumulators is None else {"pv_accum_dtype": accumulators}
     out = getattr(sageattention, function)(q, k, v, **options, **how)
@@ -159,7 +159,7 @@ def test_short_calls_are_the_same_by_either_way(monkeypatch: pytest.MonkeyPatch,
         pytest.skip("none are PyTorch's here")
     q, k, v = (randn(2, 300, 300, head_dim, seed=seed, dtype=torch.bfloat16) for seed in range(3))
     out = sageattention.sageattn(q, k, v, layout)
-    monkeypatch.setattr(dispatch, "SHORT_CALLS", defaultdict(lambda: None))
+    monkeypatch.setattr(short_calls, "SHORT_CALLS", defaultdict(lambda: None))
     monkeypatch.setattr(dispatch, "SERVED", {})
     assert torch.equal(sageattention.sageattn(q, k, v, layout), out)
 

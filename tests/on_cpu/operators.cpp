@@ -10,6 +10,7 @@
 #include "torch/arguments.cpp"
 #include "torch/attention.cpp"
 #include "torch/attention_kernels.cpp"
+#include "torch/expected_time.cpp"
 #include "torch/few_tokens.cpp"
 #include "torch/mask.cpp"
 #include "torch/ops.cpp"

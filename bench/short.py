@@ -1,0 +1,161 @@
+"""Short attention on Hopper: time of our kernel and of PyTorch's own attention, and which of them `sageattn` takes.
+
+    python bench/short.py [--output FILE.json]
+
+What `sageattn` takes is predicted (csrc/torch/expected_time.cpp). The constants of that were fitted to such times, and
+tests/test_short_calls.py compares it with these. CUDA graphs of a call, replayed, of cuDNN's backend and of our kernel in turn, without a
+pause: the card is under load. Beside the JSON file a plot of the same name is drawn.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import NamedTuple
+
+import matplotlib as mpl
+import torch
+from matplotlib import pyplot
+from measure import environment, milliseconds
+from methods import ours
+from rich.console import Console
+from rich.progress import track
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from sageattention import _library
+
+ROOT = Path(__file__).resolve().parent.parent
+KERNEL = "sm90_qk_int8_pv_f16"
+SECONDS = 0.02  # that a call is repeated for
+LONGEST = 0.005  # seconds of a call by PyTorch, about: longer ones are not short
+
+HEADS = (4, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128, 256)
+TOKENS = (512, 640, 768, 896, 1024, 1152, 1280, 1408, 1536, 1792, 2048, 2560, 3072)
+
+
+class Problem(NamedTuple):
+    """One call, in bfloat16; the batch counts as heads."""
+
+    heads: int
+    kv_heads: int
+    qo_len: int
+    kv_len: int
+    head_dim: int
+    causal: bool = False
+
+    @property
+    def seconds(self) -> float:
+        """Of PyTorch's, at 400 TFLOPS."""
+        return 4 * self.heads * self.qo_len * self.kv_len * self.head_dim / (2 if self.causal else 1) / 4e14
+
+    def taken(self, multiprocessors: int) -> bool:
+        """Whether `sageattn` takes PyTorch's."""
+        sizes = (1, self.heads, self.kv_heads, self.qo_len, self.kv_len, self.head_dim)
+        return _library.library.pytorch_is_faster(KERNEL, multiprocessors, sizes, self.causal)
+
+
+def problems() -> Iterator[Problem]:
+    """Self-attention of many sizes, then fewer of other head_dims, of two lengths, and of grouped heads."""
+    for head_dim, causal, tokens, heads in product((64, 128), (False, True), TOKENS, HEADS):
+        yield Problem(heads, heads, tokens, tokens, head_dim, causal)
+    for head_dim, causal, tokens, heads in product(
+        (40, 80, 96, 160, 192, 256), (False, True), TOKENS[::2], (8, 16, 24, 40, 64, 128)
+    ):
+        yield Problem(heads, heads, tokens, tokens, head_dim, causal)
+    lengths = (1, 2, 4, 16, 64, 128, 256, 512, 1024, 4096, 16384), (77, 192, 256, 384, 512, 1024, 2048, 8192, 32768)
+    for head_dim, qo_len, kv_len, heads in product((64, 128), *lengths, (8, 24, 64)):
+        if qo_len != kv_len:
+            yield Problem(heads, heads, qo_len, kv_len, head_dim)
+    for head_dim, qo_len, kv_len, heads in product((160, 256), (64, 1024, 4096, 16384), (77, 256, 512, 2048), (8, 24)):
+        yield Problem(heads, heads, qo_len, kv_len, head_dim)
+    grouped = (32, 8), (28, 4), (64, 8), (256, 64)
+    for head_dim, tokens, (heads, kv_heads), causal in product((64, 128), (512, 1024, 1280, 2048), grouped, (False, True)):
+        yield Problem(heads, kv_heads, tokens, tokens, head_dim, causal)
+    for keys, (heads, kv_heads) in product((1024, 8192), grouped):
+        yield Problem(heads, kv_heads, 1, keys, 128)
+
+
+def microseconds(call: Callable[[], object]) -> float:
+    """Of a replayed graph."""
+    call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    repeats = max(3, int(SECONDS * 1000 / milliseconds(graph.replay, 2)))
+    milliseconds(graph.replay, repeats // 2)
+    return milliseconds(graph.replay, repeats) * 1000
+
+
+def measured(problem: Problem) -> tuple[float, float]:
+    """Microseconds of ours and of PyTorch's."""
+    q = torch.randn(1, problem.heads, problem.qo_len, problem.head_dim, device="cuda", dtype=torch.bfloat16)
+    k, v = (
+        torch.randn(1, problem.kv_heads, problem.kv_len, problem.head_dim, device="cuda", dtype=torch.bfloat16) for _ in "kv"
+    )
+
+    def pytorchs() -> object:
+        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+            return torch.nn.functional.scaled_dot_product_attention(
+                q, k, v, is_causal=problem.causal, enable_gqa=problem.heads != problem.kv_heads
+            )
+
+    return round(microseconds(partial(ours(KERNEL), q, k, v, problem.causal)), 1), round(microseconds(pytorchs), 1)
+
+
+def draw(rows: list[tuple[Problem, float, float]], multiprocessors: int, title: str, path: Path) -> None:
+    """Of self-attention, PyTorch's time over ours; a dot where PyTorch's is taken."""
+    mpl.use("Agg")
+    mpl.rcParams["svg.hashsalt"] = "sageattention"  # the same numbers give the same bytes
+    ratios = {problem: theirs / mine for problem, mine, theirs in rows}
+    figure, axes = pyplot.subplots(2, 2, figsize=(11, 9), layout="constrained", sharex=True, sharey=True)
+    for axis, (head_dim, causal) in zip(axes.flat, product((64, 128), (False, True)), strict=True):
+        table = [[Problem(heads, heads, tokens, tokens, head_dim, causal) for heads in HEADS] for tokens in TOKENS]
+        numbers = [[ratios.get(problem, float("nan")) for problem in row] for row in table]
+        image = axis.imshow(numbers, cmap="RdYlGn", vmin=0.6, vmax=1.4, origin="lower", aspect="auto")
+        for (i, row), j in product(enumerate(table), range(len(HEADS))):
+            if row[j] in ratios:
+                axis.text(j, i, f"{ratios[row[j]]:.2f}", ha="center", va="center", fontsize=6)
+                if row[j].taken(multiprocessors):
+                    axis.plot(j, i + 0.33, ".", color="black", markersize=2)
+        axis.set_xticks(range(len(HEADS)), [str(heads) for heads in HEADS], fontsize=7)
+        axis.set_yticks(range(len(TOKENS)), [str(tokens) for tokens in TOKENS], fontsize=7)
+        axis.set_title(f"head_dim {head_dim}{', causal' if causal else ''}", fontsize=9)
+    figure.supxlabel("batch × heads", fontsize=9)
+    figure.supylabel("tokens", fontsize=9)
+    figure.colorbar(image, ax=axes, label="time of cuDNN / time of our kernel; dot: sageattn takes cuDNN's", shrink=0.6)
+    figure.suptitle(title, fontsize=10)
+    figure.savefig(path, metadata={"Date": None})
+
+
+def main() -> None:
+    """Measure, write, draw and say what the choice costs."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, default=ROOT / "build" / "short.json", help="default: build/short.json")
+    arguments = parser.parse_args()
+    if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
+        sys.exit("short: needs a GPU of compute capability 9.0, whose calls sageattn shares with PyTorch")
+    multiprocessors = torch.cuda.get_device_properties(0).multi_processor_count
+    short = [problem for problem in dict.fromkeys(problems()) if problem.seconds < LONGEST]
+    rows = [(problem, *measured(problem)) for problem in track(short, "calls", console=Console(stderr=True))]
+    where = environment("python bench/short.py")
+    arguments.output.parent.mkdir(parents=True, exist_ok=True)
+    head = {"environment": where, "multiprocessors": multiprocessors, "columns": [*Problem._fields, "ours", "pytorch"]}
+    table = ",\n".join(json.dumps([*problem, mine, theirs]) for problem, mine, theirs in rows)
+    arguments.output.write_text(f'{json.dumps(head)[:-1]},\n"microseconds": [\n{table}\n]}}\n', encoding="utf-8")
+    draw(rows, multiprocessors, f"{where['gpu']}, PyTorch {where['torch']}, bf16", arguments.output.with_suffix(".svg"))
+    lost = sorted(
+        ((theirs if problem.taken(multiprocessors) else mine) / min(mine, theirs), problem) for problem, mine, theirs in rows
+    )
+    print(f"the choice costs {sum(loss for loss, _ in lost) / len(lost) - 1:.2%} beside the better one; most:")
+    for loss, problem in lost[:-9:-1]:
+        print(f"  {loss - 1:.0%}: {problem}")
+
+
+if __name__ == "__main__":
+    main()

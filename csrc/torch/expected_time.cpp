@@ -1,0 +1,61 @@
+#include "torch/expected_time.h"
+
+#include <algorithm>
+#include <iterator>
+
+#include "torch/tiling.h"
+
+namespace sage {
+
+namespace {
+
+// Microseconds on an H200 under load, fitted to the shapes of bench/results/h200-short.json. Each by kind of mask: none, causal.
+struct Costs {
+  int32_t head_dim;  // up to which
+  struct {
+    float start, block[2];  // of any call; of 128 keys of a tile of 128 rows
+    float tile;             // as many such blocks
+  } cudnn;
+  struct {
+    float start, k, block[2];  // of any call; of 1000 tokens of a head of K, quantised; of a unit of Tiling::time
+  } ours;
+};
+constexpr Costs kCosts[] = {
+    {64, {3.84f, {1.089f, 1.132f}, 0.94f}, {5.74f, 0.062f, {0.626f, 0.620f}}},
+    {128, {3.76f, {1.527f, 1.688f}, 1.02f}, {6.02f, 0.110f, {0.832f, 0.818f}}},
+    {192, {2.46f, {2.226f, 2.215f}, 1.53f}, {6.71f, 0.502f, {0.922f, 0.814f}}},
+    {256, {1.87f, {2.878f, 2.870f}, 1.46f}, {6.38f, 0.617f, {0.955f, 0.807f}}},
+};
+// PyTorch's is taken where it is so much slower, too: it is more exact.
+constexpr float kPreference = 1.02f;
+
+float cudnn_time(const AttentionShape& shape, bool causal, int32_t multiprocessors, const Costs& costs) {
+  constexpr int32_t kTile = 128;
+  const int32_t blocks = (shape.kv_len + kTile - 1) / kTile;
+  const int64_t heads = int64_t{shape.batch} * shape.q_heads;
+  const int32_t tiles = (shape.qo_len + kTile - 1) / kTile;
+  const float rounds = causal ? causal_rounds({tiles, 1, blocks}, heads, multiprocessors, costs.cudnn.tile, 0.61f)
+                              : static_cast<float>((tiles * heads + multiprocessors - 1) / multiprocessors) *
+                                    (static_cast<float>(blocks) + costs.cudnn.tile);
+  return costs.cudnn.start + costs.cudnn.block[causal] * rounds;
+}
+
+float our_time(const Call& call, int32_t multiprocessors, const Costs& costs) {
+  const auto tokens = static_cast<float>(int64_t{call.shape.batch} * call.shape.kv_heads * call.shape.kv_len);
+  return costs.ours.start + costs.ours.k * tokens / 1000.0f +
+         costs.ours.block[call.options.is_causal] * tiling_of(call, multiprocessors, /*masked=*/false).time;
+}
+
+}  // namespace
+
+bool pytorch_is_faster(const Call& call, int32_t multiprocessors) {
+  if (!call.kernel.persistent) return false;
+  // For one query cuDNN has another kernel, which parts the keys; with few keys memory is the limit, and quantising them something on top.
+  const int32_t few_keys = call.shape.head_dim <= 128 ? 128 : 512;
+  if (call.shape.qo_len == 1 || call.shape.kv_len <= few_keys) return true;
+  const Costs& costs = *std::find_if(std::begin(kCosts), std::end(kCosts) - 1,
+                                     [&](const Costs& some) { return call.shape.head_dim <= some.head_dim; });
+  return cudnn_time(call.shape, call.options.is_causal, multiprocessors, costs) < kPreference * our_time(call, multiprocessors, costs);
+}
+
+}  // namespace sage
