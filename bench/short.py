@@ -73,6 +73,8 @@ def problems() -> Iterator[Problem]:
             yield Problem(heads, heads, qo_len, kv_len, head_dim)
     for head_dim, qo_len, kv_len, heads in product((160, 256), (64, 1024, 4096, 16384), (77, 256, 512, 2048), (8, 24)):
         yield Problem(heads, heads, qo_len, kv_len, head_dim)
+    for head_dim, tokens, heads in product((64, 72, 128), (197, 577, 729, 1100, 1370, 1500, 1900), (24, 64, 192)):
+        yield Problem(heads, heads, tokens, tokens, head_dim)
     grouped = (32, 8), (28, 4), (64, 8), (256, 64)
     for head_dim, tokens, (heads, kv_heads), causal in product((64, 128), (512, 1024, 1280, 2048), grouped, (False, True)):
         yield Problem(heads, kv_heads, tokens, tokens, head_dim, causal)

@@ -87,7 +87,7 @@ def sageattn(
     """Attention with 8-bit scores, in place of `torch.nn.functional.scaled_dot_product_attention`.
 
     Takes the kernel that `sageattention.explain` names, the fastest for the GPU at no less than the documented accuracy: for
-    few tokens that is one of 16 bits, for few queries or keys, on Hopper, PyTorch's own attention. On CPU tensors it runs the
+    few tokens that is one of 16 bits, on Hopper, for sizes at which it is faster, PyTorch's own attention. On CPU tensors it runs the
     reference, which does the kernels' arithmetic step by step. Forward only. Inputs are not changed.
 
     Args:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from typing import TYPE_CHECKING, Callable, Optional
 
 import torch
@@ -71,7 +72,7 @@ class ShortCalls:
             or head_dim != kv_size[3]
             or head_dim > self._head_dim
             or heads % kv_heads != 0
-            or not (sm_scale is None or sm_scale > 0.0)
+            or not (sm_scale is None or 0.0 < sm_scale < math.inf)
             # cuDNN gives NaN for rows that do not start on 16 bytes, or ends the process.
             or head_dim % 8 != 0
             or (few is not None and keys <= few.keys and queries <= few.queries_where_shared)

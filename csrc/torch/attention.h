@@ -25,7 +25,7 @@ struct AttentionOptions {
 
   bool heads_first, is_causal, smooth_k, smooth_v;
   bool return_lse;      // else log-sum-exp is an empty tensor
-  bool or_pytorch;      // for few queries or keys PyTorch's own attention, where that is faster: lengths are known here in compiled graphs too
+  bool or_pytorch;      // PyTorch's own attention, for sizes at which it is faster: they are known here in compiled graphs too
   bool per_block_mean;  // FP4 kernels subtract a mean of Q for each 128 rows, else one of all
   bool or_16_bit;       // for few tokens the kernel sm80_qk_f16_pv_f16, which is then faster
   int64_t kernel;       // the attention kernel's number in attention_kernels.cpp: which one suits is decided in Python
