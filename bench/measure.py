@@ -19,8 +19,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 from accuracy import exact, relative_l1
 
 ROUNDS = 3
-# A method runs this long before and while it is timed: a card that has just been idle runs above its sustained clocks.
-SECONDS = 0.25
+SECONDS = 0.25  # that a method is timed for
 ROWS = 256  # of the output, evenly spread, whose error is looked at
 
 
@@ -58,6 +57,24 @@ def milliseconds(call: Callable[[], object], repeats: int) -> float:
     return float(start.elapsed_time(end)) / repeats
 
 
+def replayed(call: Callable[[], object]) -> Callable[[], object]:
+    """Replays a CUDA graph of a call."""
+    call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    replay: Callable[[], object] = graph.replay
+    return replay
+
+
+def under_load(call: Callable[[], object], seconds: float) -> float:
+    """Milliseconds of one call, repeated for so long after half as long: a card that has just been idle runs above its sustained clocks."""
+    repeats = max(2, int(seconds * 1000 / milliseconds(call, 2)))
+    milliseconds(call, repeats // 2)
+    return milliseconds(call, repeats)
+
+
 def rounds(calls: dict[str, Callable[[], object]]) -> list[dict[str, float]]:
     """Milliseconds of each call, the calls taking turns. A peer that cannot do it is left out."""
     able = {}
@@ -69,12 +86,7 @@ def rounds(calls: dict[str, Callable[[], object]]) -> list[dict[str, float]]:
             continue
     table = []
     for _ in range(ROUNDS):
-        times = {}
-        for name, call in able.items():
-            repeats = max(2, int(SECONDS * 1000 / milliseconds(call, 2)))
-            milliseconds(call, repeats // 2)
-            times[name] = milliseconds(call, repeats)
-        table.append(times)
+        table.append({name: under_load(call, SECONDS) for name, call in able.items()})
     return table
 
 

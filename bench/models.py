@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import matplotlib as mpl
 import torch
 from matplotlib import pyplot
-from measure import environment
+from measure import environment, replayed
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -169,15 +169,8 @@ def milliseconds(call: Callable[[], object]) -> tuple[float, float]:
     call()
     torch.cuda.synchronize()
     repeats = max(4, min(2000, int(SECONDS * 1000 / max(between_events(call, 2), 1e-3))))
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        call()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        call()
     times = []
-    for each in (call, graph.replay):
+    for each in (call, replayed(call)):
         between_events(each, max(2, repeats // 2))
         times.append(between_events(each, repeats))
     return times[0], times[1]

@@ -21,7 +21,7 @@ from typing import NamedTuple
 import matplotlib as mpl
 import torch
 from matplotlib import pyplot
-from measure import environment, milliseconds
+from measure import environment, replayed, under_load
 from methods import ours
 from rich.console import Console
 from rich.progress import track
@@ -84,14 +84,7 @@ def problems() -> Iterator[Problem]:
 
 def microseconds(call: Callable[[], object]) -> float:
     """Of a replayed graph."""
-    call()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        call()
-    repeats = max(3, int(SECONDS * 1000 / milliseconds(graph.replay, 2)))
-    milliseconds(graph.replay, repeats // 2)
-    return milliseconds(graph.replay, repeats) * 1000
+    return under_load(replayed(call), SECONDS) * 1000
 
 
 def measured(problem: Problem) -> tuple[float, float]:

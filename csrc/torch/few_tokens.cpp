@@ -32,7 +32,7 @@ bool is_for_16_bit(const Call& call, bool or_pytorch) {
   return rows_are_even(call) && (!or_pytorch || shape.kv_len <= most_keys / 2 || strips(shape) <= 512);
 }
 
-std::tuple<Tensor, Tensor> attention_in_16_bit(const Call& call, const std::optional<Tensor>& attn_mask) {
+std::tuple<Tensor, Tensor> attention_in_16_bit(Call& call, const std::optional<Tensor>& attn_mask) {
   using Kernel = Sm80QkF16PvF16;
   const AttentionShape& shape = call.shape;
   const Tensor out = call.empty({call.q.size(0), call.q.size(1), call.q.size(2), shape.v_head_dim}, call.q.scalar_type());
@@ -56,11 +56,9 @@ std::tuple<Tensor, Tensor> attention_in_16_bit(const Call& call, const std::opti
   params.v_head_dim = shape.v_head_dim;
   params.causal = call.options.is_causal ? 1 : 0;
   params.scale_log2 = static_cast<float>(call.sm_scale * kLog2E);
-  constexpr const char* kName = "sm80_qk_f16_pv_f16";
-  runtime::KernelStore::get().launch({instance_name(kName, call.head_dim(), call.q), kName, call.device(), current_stream(call.device()),
-                                      grid_size(strips(shape) + Kernel::kWarps - 1) / Kernel::kWarps, Kernel::kThreads, 0,
-                                      /*overlaps_previous=*/false},
-                                     &params);
+  call.stream = current_stream(call.device());
+  const uint32_t blocks = grid_size(strips(shape) + Kernel::kWarps - 1) / Kernel::kWarps;  // of strips there are fewer than 2^31 too
+  launch(call, "sm80_qk_f16_pv_f16", blocks, Kernel::kThreads, /*overlaps_previous=*/false, &params);
   return {out, lse};
 }
 
@@ -93,10 +91,10 @@ std::tuple<Tensor, Tensor> pytorch_attention(const Call& call) {
 
 }  // namespace
 
-std::optional<std::tuple<Tensor, Tensor>> attention_of_few_tokens(const Call& call, const std::optional<Tensor>& attn_mask) {
+std::optional<std::tuple<Tensor, Tensor>> attention_of_few_tokens(Call& call, const std::optional<Tensor>& attn_mask) {
   if (call.q.numel() == 0) return std::nullopt;
-  const bool or_pytorch = call.options.or_pytorch && !attn_mask.has_value() && pytorch_can(call) &&
-                          pytorch_is_faster(call, runtime::KernelStore::get().device(call.device()).multiprocessors);
+  const bool or_pytorch = call.options.or_pytorch && !attn_mask.has_value() &&
+                          pytorch_is_faster(call, runtime::KernelStore::get().device(call.device()).multiprocessors) && pytorch_can(call);
   if (call.options.or_16_bit && is_for_16_bit(call, or_pytorch)) return attention_in_16_bit(call, attn_mask);
   if (or_pytorch) return pytorch_attention(call);
   return std::nullopt;

@@ -10,6 +10,6 @@
 namespace sage {
 
 // Output and log-sum-exp; nothing where neither may, or can, serve the call.
-std::optional<std::tuple<Tensor, Tensor>> attention_of_few_tokens(const Call& call, const std::optional<Tensor>& attn_mask);
+std::optional<std::tuple<Tensor, Tensor>> attention_of_few_tokens(Call& call, const std::optional<Tensor>& attn_mask);
 
 }  // namespace sage
