@@ -114,7 +114,7 @@ class Library:
             self._c = ctypes.CDLL(str(self.path))
             for name in ("register_operators", "set_kernel_directory", "kernel_architecture", "kernel_name"):
                 getattr(self._c, f"sage_{name}").restype = ctypes.c_char_p
-            self._c.sage_pytorch_is_faster.argtypes = [*[ctypes.c_int] * 8, ctypes.c_bool]
+            self._c.sage_pytorch_is_faster.argtypes = [*[ctypes.c_int] * 8, ctypes.c_bool, ctypes.c_int64]
             self._c.sage_pytorch_is_faster.restype = ctypes.c_bool
         except (OSError, AttributeError) as error:
             message = f"{__package__}: {self.path} cannot be loaded ({error}); reinstall the package"
@@ -158,7 +158,9 @@ class Library:
         self._check(self._c.sage_kernel_architecture(device, ctypes.byref(folder)))
         return (folder.value or b"").decode()
 
-    def pytorch_is_faster(self, kernel: str, multiprocessors: int, sizes: tuple[int, ...], is_causal: bool) -> bool:
+    def pytorch_is_faster(
+        self, kernel: str, multiprocessors: int, sizes: tuple[int, ...], is_causal: bool, bias: int = 0
+    ) -> bool:
         """Whether PyTorch's own attention is expected to take no longer than a kernel, as the operator decides it where it may.
 
         Args:
@@ -166,8 +168,9 @@ class Library:
             multiprocessors: of the GPU.
             sizes: batch, q_heads, kv_heads, qo_len, kv_len, head_dim: each at least 1, below 2^31.
             is_causal: as of the functions.
+            bias: elements of an attn_mask that is added, of each head; 0: there is none.
         """
-        return bool(self._c.sage_pytorch_is_faster(self.kernels[kernel], multiprocessors, *sizes, is_causal))
+        return bool(self._c.sage_pytorch_is_faster(self.kernels[kernel], multiprocessors, *sizes, is_causal, bias))
 
     @staticmethod
     def _check(failure: bytes | None) -> None:

@@ -84,10 +84,15 @@ class Choice(NamedTuple):
                 f"  up to {FEW_TOKENS.queries} queries and {FEW_TOKENS.keys} keys (fewer of head_dims over 64): {FEW_TOKENS.name}, "
                 f"in 16 bits, faster there and more exact, where rows start on 16 bytes"
             )
+            rows = FEW_TOKENS.rows_where_shared if self.gpu == "9.0" else FEW_TOKENS.rows
+            lines.append(
+                f"  up to {rows} queries times heads that share K and V, over any number of keys: {FEW_TOKENS.over_many_keys}, likewise"
+            )
         if self.or_pytorch:
             lines.append(
                 "  or PyTorch's own attention by cuDNN, more exact, for sizes that it is expected to be faster at (up to some 1000 "
-                "queries, or 300 keys), where q, k and v have one head_dim and rows that start on 16 bytes"
+                "queries, or 300 keys), where q, k and v have one head_dim and rows that start on 16 bytes; of attn_masks for a bias of "
+                "each head alone"
             )
         return "\n".join(lines)
 
@@ -113,7 +118,7 @@ def choose(request: Request, gpu: Gpu, present: frozenset[str] | None = None, *,
             or_pytorch = (
                 KERNELS[row.kernel].or_pytorch
                 and request.function == FIRST
-                and not (request.masked or request.packed)
+                and not request.packed
                 and cudnn >= (MEASURED_CUDNN if request.head_dim <= 128 else MEASURED_CUDNN_OF_WIDE_HEADS)
             )
             or_16_bit = (
@@ -121,7 +126,7 @@ def choose(request: Request, gpu: Gpu, present: frozenset[str] | None = None, *,
                 and request.function == FIRST
                 and not (request.packed or request.uneven)
                 and gpu != CPU
-                and (present is None or FEW_TOKENS.name in present)
+                and (present is None or {FEW_TOKENS.name, FEW_TOKENS.over_many_keys} <= present)
             )
             return Choice(row.kernel, row.reason, name, tuple(passed_over), or_pytorch, or_16_bit)
         passed_over.append(f"{row.kernel}: {lack}")

@@ -196,7 +196,7 @@ def self_test(report: Report, device: str, present: frozenset[str]) -> None:
     }
     few = dispatch.FEW_TOKENS
     if few is not None and few.name in present and not cpu:
-        errors[few.name] = few.error
+        errors.update({few.name: few.error, few.over_many_keys: few.error})
     for name, known in errors.items():
         try:
             error = error_of(name, device)
@@ -235,18 +235,20 @@ class Sizes(NamedTuple):
         ]
 
 
-def is_of_few_tokens(kernel: str) -> bool:
-    """Whether a kernel is for such calls alone."""
+def sizes_of(kernel: str, *, few: Sizes, one: Sizes, others: Sizes) -> Sizes:
+    """Sizes for a kernel: of few tokens, of one query over many keys, or of the kernels that quantise."""
     from . import dispatch
 
-    return dispatch.FEW_TOKENS is not None and kernel == dispatch.FEW_TOKENS.name
+    if dispatch.FEW_TOKENS is None:
+        return others
+    return {dispatch.FEW_TOKENS.name: few, dispatch.FEW_TOKENS.over_many_keys: one}.get(kernel, others)
 
 
 def error_of(kernel: str, device: str) -> float:
-    """Relative L1 error of the output: 256 queries, 4096 keys, head_dim 128, or 16 tokens, head_dim 64."""
+    """Relative L1 error of the output: 256 queries, 4096 keys, head_dim 128, or 16 tokens, head_dim 64, or one query."""
     import torch
 
-    sizes = Sizes(64, 8, 16, 16, 64) if is_of_few_tokens(kernel) else Sizes(1, 2, 256, 4096, 128)
+    sizes = sizes_of(kernel, few=Sizes(64, 8, 16, 16, 64), one=Sizes(8, 32, 1, 4096, 128), others=Sizes(1, 2, 256, 4096, 128))
     q, k, v = sizes.tensors(device)
     scores = q.double() @ k.double().transpose(2, 3) * sizes.head_dim**-0.5
     expected = torch.softmax(scores, dim=-1) @ v.double()
@@ -254,10 +256,13 @@ def error_of(kernel: str, device: str) -> float:
 
 
 def speed_of(kernel: str, device: str) -> tuple[float, float]:
-    """Milliseconds of a call, quantisation included, and its floating point operations: 32 heads of 4096 tokens, or 32768 of 16."""
+    """Milliseconds of a call, quantisation included, and its floating point operations: 32 heads of 4096 tokens, or 32768 of 16, or
+    256 of one query and 4096 keys."""
     import torch
 
-    sizes = Sizes(4096, 8, 16, 16, 64) if is_of_few_tokens(kernel) else Sizes(1, 32, 4096, 4096, 128)
+    sizes = sizes_of(
+        kernel, few=Sizes(4096, 8, 16, 16, 64), one=Sizes(8, 32, 1, 4096, 128), others=Sizes(1, 32, 4096, 4096, 128)
+    )
     q, k, v = sizes.tensors(device)
     rounds = 20
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
@@ -276,8 +281,8 @@ def call(kernel: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torc
     """Attention on a kernel of our choosing."""
     from . import _ops, dispatch
 
-    few = is_of_few_tokens(kernel)
-    kernel = next(iter(dispatch.KERNELS)) if few else kernel  # which the other one comes before
+    few = kernel not in dispatch.KERNELS
+    kernel = next(iter(dispatch.KERNELS)) if few else kernel  # which the others come before
     out: torch.Tensor = _ops.attention(
         q, k, v, None, "HND", False, q.shape[-1] ** -0.5, True, False, False, False, kernel, or_16_bit=few
     )[0]

@@ -54,10 +54,13 @@ class Row(NamedTuple):
 
 
 class FewTokens(NamedTuple):
-    """The kernel that serves calls of few tokens in 16 bits, in the place of all that quantise."""
+    """The kernels that serve calls of few tokens in 16 bits, in the place of all that quantise."""
 
     name: str
-    error: float  # as a `Kernel`'s, but of 16 tokens, head_dim 64
+    error: float  # as a `Kernel`'s, but of 16 tokens, head_dim 64; of the other, of 4096 keys
     queries: int  # up to which it may
     keys: int  # of head_dims up to 64: fewer of wider ones
     queries_where_shared: int  # up to which it may on Hopper, but under masks of head_dims up to 64
+    over_many_keys: str  # the kernel that serves any number of keys
+    rows: int  # queries times heads that share K and V, up to which that one may
+    rows_where_shared: int  # on Hopper

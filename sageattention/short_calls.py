@@ -76,6 +76,7 @@ class ShortCalls:
             # cuDNN gives NaN for rows that do not start on 16 bytes, or ends the process.
             or head_dim % 8 != 0
             or (few is not None and keys <= few.keys and queries <= few.queries_where_shared)
+            or (few is not None and heads // kv_heads * queries <= few.rows_where_shared)
             or not _library.library.pytorch_is_faster(
                 self._kernel, self._multiprocessors, (size[0], heads, kv_heads, queries, keys, head_dim), is_causal
             )

@@ -74,7 +74,16 @@ SERVED_AS = {"sageattn_qk_int8_pv_fp16_triton": "sageattn_qk_int8_pv_fp16_cuda",
 PACKED = "sageattn_varlen"  # the one for packed sequences
 
 # What may serve calls of the table's first function in the place of its kernel.
-FEW_TOKENS = FewTokens("sm80_qk_f16_pv_f16", 0.0025, queries=1024, keys=96, queries_where_shared=128)
+FEW_TOKENS = FewTokens(
+    "sm80_qk_f16_pv_f16",
+    0.0025,
+    queries=1024,
+    keys=96,
+    queries_where_shared=128,
+    over_many_keys="sm80_qk_f16_pv_f16_split_kv",
+    rows=64,
+    rows_where_shared=32,
+)
 
 # What to do where none of these kernels runs.
 ELSEWHERE = "use a GPU of compute capability 8.0 or later"

@@ -125,9 +125,8 @@ def calls(seed: int, device: str, problem: Problem) -> Iterator[Call]:
             )
         except ValueError:  # not on this GPU, and the message says so
             continue
+        in_16_bit = explained.or_16_bit and _may_be_in_16_bits(problem)
         by_pytorch = explained.or_pytorch and _is_pytorchs(problem, explained.kernel)
-        few = dispatch.FEW_TOKENS
-        in_16_bit = explained.or_16_bit and few and problem.q.shape[2] <= few.queries and problem.k.shape[2] <= few.keys
         if (by_pytorch or in_16_bit) and "huge" in problem.words:
             continue  # which give NaN where a product overflows
         yield Call(
@@ -140,11 +139,24 @@ def calls(seed: int, device: str, problem: Problem) -> Iterator[Call]:
         )
 
 
+def _may_be_in_16_bits(problem: Problem) -> bool:
+    few = dispatch.FEW_TOKENS
+    (_, heads, queries, _), (_, kv_heads, keys, _) = problem.q.shape, problem.k.shape
+    return bool((queries <= few.queries and keys <= few.keys) or heads * queries <= few.rows * kv_heads)
+
+
 def _is_pytorchs(problem: Problem, kernel: str) -> bool:
     batch, heads, queries, head_dim = problem.q.shape
     sizes = (batch, heads, problem.k.shape[1], queries, problem.k.shape[2], head_dim)
+    if heads * queries <= dispatch.FEW_TOKENS.rows_where_shared * problem.k.shape[1]:
+        return False
+    bias = 0
+    if problem.mask is not None:
+        if problem.mask.dtype != problem.q.dtype or problem.mask.dim() < 3 or 1 in problem.mask.shape[-3:-1]:
+            return False
+        bias = problem.mask.numel()
     multiprocessors = torch.cuda.get_device_properties(problem.q.device).multi_processor_count
-    return 0 not in sizes and _library.library.pytorch_is_faster(kernel, multiprocessors, sizes, problem.is_causal)
+    return 0 not in sizes and _library.library.pytorch_is_faster(kernel, multiprocessors, sizes, problem.is_causal, bias)
 
 
 def _bound(function: Callable[..., Any], arguments: tuple[Any, ...], named: dict[str, Any]) -> Callable[[], Any]:

@@ -40,9 +40,10 @@ BEFORE = {
     "sm90_qk_int8_pv_f16": ("quant_k_int8",),
     "sm120_qk_fp4_pv_fp4": ("means", "quant_kv_fp4"),
 }
-FEW_TOKENS = "sm80_qk_f16_pv_f16"  # launched alone
-# Attention's is dynamic. Of variables in a section races.h knows; in quant/ some are of inline functions, which have sections of their own.
-SHARED = {"attention": "", "quant": "static", "mask": 'static __attribute__((section("shared_memory")))'}
+FEW_TOKENS = ("sm80_qk_f16_pv_f16", "sm80_qk_f16_pv_f16_split_kv", "sm80_combine_split_kv")  # the first alone, or the others
+# Attention's is dynamic, but of few queries. Of variables in a section races.h knows; in quant/ some are of inline functions, which have sections of their own.
+IN_SECTION = 'static __attribute__((section("shared_memory")))'
+SHARED = {"attention": "", "quant": "static", "mask": IN_SECTION}
 TYPES = {torch.float16: ("fp16", "__half"), torch.bfloat16: ("bf16", "__nv_bfloat16")}
 Result = tuple[torch.Tensor, torch.Tensor]
 
@@ -132,7 +133,7 @@ class Kernels:
         suffix, element = TYPES[dtype]
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             waited_for: list[Future[Any]] = [pool.submit(operators, stable_abi=self.stable_abi)]
-            for stem in [FEW_TOKENS] if or_16_bit else [variant, *BEFORE[kernel], *(["mask_tiles"] if masked else [])]:
+            for stem in FEW_TOKENS if or_16_bit else [variant, *BEFORE[kernel], *(["mask_tiles"] if masked else [])]:
                 instance = f"{stem}-d{head_dim}-{suffix}" if "head_dim" in SOURCES[stem] else stem
                 path = self.folder / self.architecture / f"{instance}.so"
                 if path.is_file():
@@ -145,7 +146,7 @@ class Kernels:
                     "SAGE_DTYPE": element,
                     "KERNEL": stem,
                     "KERNEL_SOURCE": f'"kernels/{source}"',
-                    "__shared__": SHARED[source.split("/")[0]],
+                    "__shared__": IN_SECTION if stem in FEW_TOKENS else SHARED[source.split("/")[0]],
                 }
                 options = [f"-I{self.csrc}", "-fvisibility=hidden", *(f"-D{name}={value}" for name, value in given.items())]
                 waited_for.append(pool.submit(compile_for_cpu, "launch.cpp", path, options, races=self.races))

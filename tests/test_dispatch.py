@@ -145,7 +145,8 @@ def test_short_sequences_are_pytorchs_where_it_is_faster_and_more_exact() -> Non
     assert not asked(cudnn=dispatch.MEASURED_CUDNN - 1)
     assert not asked(cudnn=0)
     assert not asked(function="sageattn_qk_int8_pv_fp16_cuda", pv_accum_dtype="fp32")
-    lacks: list[dict[str, Any]] = [{"masked": True}, {"packed": True}, {"uneven": True}]
+    assert asked(masked=True)  # of which the operator looks at the mask
+    lacks: list[dict[str, Any]] = [{"masked": True, "other_mask": True}, {"packed": True}, {"uneven": True}]
     for lack in lacks:
         assert not asked(**lack)
     assert not asked(head_dim=192)
@@ -165,7 +166,12 @@ def test_the_operator_is_told(function: str, allowed: bool, monkeypatch: pytest.
 
     monkeypatch.setattr(_ops, "attention", operator)
     monkeypatch.setattr(
-        dispatch, "gpu_of", lambda *_: (dispatch.Gpu((9, 0)), frozenset([*dispatch.KERNELS, dispatch.FEW_TOKENS.name]))
+        dispatch,
+        "gpu_of",
+        lambda *_: (
+            dispatch.Gpu((9, 0)),
+            frozenset([*dispatch.KERNELS, dispatch.FEW_TOKENS.name, dispatch.FEW_TOKENS.over_many_keys]),
+        ),
     )
     monkeypatch.setattr(dispatch, "_cudnn", lambda: dispatch.MEASURED_CUDNN)
     getattr(sageattention, function)(Q, K, V)
@@ -273,22 +279,30 @@ def test_few_tokens_are_the_16_bit_kernels() -> None:
     assert asked()
     assert asked(dispatch.Gpu((9, 0)))
     assert asked(masked=True, other_mask=True)
-    assert asked(present=frozenset({F8, few.name}))
+    assert asked(present=frozenset({F8, few.name, few.over_many_keys}))
     assert not asked(present=frozenset({F8}))
     assert not asked(dispatch.CPU)
     assert not asked(function="sageattn_qk_int8_pv_fp16_cuda", pv_accum_dtype="fp32")
     assert not asked(packed=True)
     assert not asked(uneven=True)
     assert few.name in str(explain(Q, K, V, architecture="8.9"))
+    assert f"up to {few.rows} queries times heads" in str(explain(Q, K, V, architecture="8.9"))
+    assert f"up to {few.rows_where_shared} queries times heads" in str(explain(Q, K, V, architecture="9.0"))
     assert few.name not in str(explain(Q, K, V))
 
 
 def test_few_tokens_are_as_many_where_the_operator_says() -> None:
     few = dispatch.FEW_TOKENS
-    source = (Path(__file__).parents[1] / "csrc/kernels/attention" / f"{few.name}.h").read_text(encoding="utf-8")
-    assert int(re.search(r"kMostQueries = (\d+);", source)[1]) == few.queries  # type: ignore[index]
-    assert int(re.search(r"kMostQueriesWhereShared = (\d+);", source)[1]) == few.queries_where_shared  # type: ignore[index]
-    assert max(int(number) for number in re.findall(r"[?:] (\d+)", source)) == few.keys
+    folder = Path(__file__).parents[1] / "csrc/kernels/attention"
+
+    def said(kernel: str, pattern: str) -> int:
+        return max(int(number) for number in re.findall(pattern, (folder / f"{kernel}.h").read_text(encoding="utf-8")))
+
+    assert said(few.name, r"kMostQueries = (\d+);") == few.queries
+    assert said(few.name, r"kMostQueriesWhereShared = (\d+);") == few.queries_where_shared
+    assert said(few.name, r"most_keys\(int head_dim\) { return head_dim <= 64 \? (\d+)") == few.keys
+    assert said(few.over_many_keys, r"kMostRows = (\d+);") == few.rows
+    assert said(few.over_many_keys, r"kMostRowsWhereShared = (\d+);") == few.rows_where_shared
 
 
 @pytest.fixture

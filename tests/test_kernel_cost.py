@@ -31,11 +31,14 @@ CUDA = matrix.load().development_cuda
 # Instances × architectures that are compiled, and kB of instructions of all, in the set of the CUDA version that tests take. What a kernel may grow by
 # without a word is a tenth; what is more is worth a line here, and a look at what `build` says that it took.
 BUDGET = {
+    "hidden_rows": (1, 10),
     "mask_tiles": (5, 240),
     "quant_k_int8": (30, 1099),
     "quant_v_f16": (12, 462),
     "quant_v_f8": (12, 450),
+    "sm80_combine_split_kv": (5, 48),
     "sm80_qk_f16_pv_f16": (30, 812),
+    "sm80_qk_f16_pv_f16_split_kv": (30, 1039),
     "sm80_qk_int8_pv_f16": (30, 3126),
     "sm80_qk_int8_pv_f16_accum_f16": (12, 1595),
     "sm89_qk_int8_pv_f8": (12, 1842),

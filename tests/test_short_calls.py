@@ -97,9 +97,17 @@ def test_long_calls_are_never_pytorchs(head_dim: int, causal: bool) -> None:
     for heads in (1, 2, 8, 24, 64, 1024):
         for tokens in (8192, 20000, 131072):
             assert not is_pytorchs(heads, tokens, tokens, head_dim, causal)
-            assert is_pytorchs(heads, tokens, 77, head_dim, causal)
-        for tokens in (1, 64, 200):
+            assert is_pytorchs(heads, tokens, 77, head_dim)
+        for tokens in (64, 128):
             assert is_pytorchs(heads, tokens, tokens, head_dim, causal)
+
+
+def test_prompts_of_any_length_are_not_pytorchs() -> None:
+    """cuDNN makes a plan for each: 30 ms."""
+    for tokens in range(100, 1025):
+        assert tokens % 64 == 0 or not is_pytorchs(32, tokens, tokens, causal=True)
+    assert is_pytorchs(32, 512, 512, causal=True)
+    assert is_pytorchs(512, 197, 197, 64)  # which vision models always have
 
 
 @pytest.mark.parametrize(
@@ -109,6 +117,17 @@ def test_long_calls_are_never_pytorchs(head_dim: int, causal: bool) -> None:
 def test_keys_that_are_no_multiple_of_a_tile(heads: int, tokens: int, ratio: float) -> None:
     """PyTorch's time over ours, measured, of vision and audio models' lengths: cuDNN takes a tenth longer there."""
     assert is_pytorchs(heads, tokens, tokens, 64) == (ratio < 1)
+
+
+def test_biases_of_texts() -> None:
+    """T5's, and one that is long; those of other lengths, of wide heads, and under a causal mask are never PyTorch's."""
+    sizes, bias = (1, 64, 64, 512, 512, 64), 64 * 512 * 512
+    faster = _library.library.pytorch_is_faster
+    assert faster(HOPPER, 132, sizes, False, bias)
+    assert not faster(HOPPER, 132, sizes, True, bias)
+    assert not faster(HOPPER, 132, (1, 64, 64, 500, 500, 64), False, 64 * 500 * 500)
+    assert not faster(HOPPER, 132, (1, 64, 64, 512, 512, 160), False, bias)
+    assert not faster(HOPPER, 132, (8, 16, 16, 1536, 1536, 128), False, 16 * 1536**2)  # 434 µs instead of 544
 
 
 def test_other_kernels_calls_are_never_pytorchs() -> None:
@@ -139,7 +158,7 @@ SHORT: dict[str, Any] = {"tensor_layout": "HND", "is_causal": False, "sm_scale":
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("layout", ["HND", "NHD"])
 def test_short_calls_are_pytorchs_own(layout: str, is_causal: bool, kv_heads: int) -> None:
-    q, k, v = (torch.randn(2, heads, tokens, 64).bfloat16() for heads, tokens in ((4, 100), (kv_heads, 170), (kv_heads, 170)))
+    q, k, v = (torch.randn(2, heads, tokens, 64).bfloat16() for heads, tokens in ((4, 128), (kv_heads, 192), (kv_heads, 192)))
     expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=is_causal, scale=0.2, enable_gqa=True)
     if layout == "NHD":
         q, k, v, expected = (x.transpose(1, 2).contiguous() for x in (q, k, v, expected))
@@ -169,6 +188,8 @@ def test_short_calls_are_pytorchs_own(layout: str, is_causal: bool, kv_heads: in
         {"q": torch.randn(1, 2, 0, 64).bfloat16()},
         {name: torch.randn(1, 2, 9000, 64).bfloat16() for name in "qkv"},
         {name: torch.randn(1, 2, 96, 64).bfloat16() for name in "qkv"},  # another kernel's
+        {"q": torch.randn(1, 2, 32, 64).bfloat16()},
+        {"is_causal": True},  # of 100 tokens
         {"q": torch.randn(1, 100, 2, 64).bfloat16().transpose(1, 2)},
         {"q": torch.randn(12864).bfloat16()[1:12801].view(1, 2, 100, 64)},
         {"q": torch.randn(1, 2, 100, 64).bfloat16().requires_grad_()},
@@ -226,12 +247,12 @@ def test_sizes_are_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(_library.library, "pytorch_is_faster", spy)
     for _ in range(3):
-        for tokens, heads in ((300, 2), (400, 2), (300, 4)):
+        for tokens, heads in ((320, 2), (448, 2), (320, 4)):
             for is_causal in (False, True):
                 q, k, v = (torch.randn(1, heads, tokens, 64).bfloat16() for _ in "qkv")
                 out = sageattention.sageattn(q, k, v, is_causal=is_causal)
                 torch.testing.assert_close(out, torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=is_causal))
-    assert sorted(asked) == sorted({(1, h, h, n, n, 64, c) for n, h in ((300, 2), (400, 2), (300, 4)) for c in (False, True)})
+    assert sorted(asked) == sorted({(1, h, h, n, n, 64, c) for n, h in ((320, 2), (448, 2), (320, 4)) for c in (False, True)})
 
 
 @pytest.mark.usefixtures("cpu_has_short_calls")

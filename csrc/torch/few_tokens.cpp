@@ -1,12 +1,17 @@
 #include "torch/few_tokens.h"
 
-#include "kernels/attention/sm80_qk_f16_pv_f16.h"
-#include "torch/expected_time.h"
+#include <algorithm>
+
+#include "kernels/attention/sm80_combine_split_kv.h"
+#include "kernels/attention/sm80_qk_f16_pv_f16_split_kv.h"
 #include "torch/mask.h"
+#include "torch/pytorch_attention.h"
 
 namespace sage {
 
 namespace {
+
+bool is_bfloat16(const Call& call) { return call.q.scalar_type() == kBFloat16; }
 
 // Rows of all start on 16 bytes.
 bool rows_are_even(const Call& call) {
@@ -32,12 +37,19 @@ bool is_for_16_bit(const Call& call, bool or_pytorch) {
   return rows_are_even(call) && (!or_pytorch || shape.kv_len <= most_keys / 2 || strips(shape) <= 512);
 }
 
-std::tuple<Tensor, Tensor> attention_in_16_bit(Call& call, const std::optional<Tensor>& attn_mask) {
-  using Kernel = Sm80QkF16PvF16;
+// Rows that share K and V: of a group of heads.
+int64_t group_rows(const AttentionShape& shape) { return int64_t{shape.q_heads / shape.kv_heads} * shape.qo_len; }
+
+// Whether reading many keys once, each by some warp, is all that such a call takes: as next to all that a language model writes.
+bool is_for_split_kv(const Call& call) {
+  using Kernel = Sm80QkF16PvF16SplitKv;
+  return group_rows(call.shape) <= (call.kernel.persistent ? Kernel::kMostRowsWhereShared : Kernel::kMostRows) &&
+         call.shape.kv_len > Sm80QkF16PvF16::most_keys(call.head_dim()) && rows_are_even(call);
+}
+
+Sm80QkF16PvF16::Params params_in_16_bit(const Call& call, const std::optional<Tensor>& attn_mask, const Tensor& out, const Tensor& lse) {
   const AttentionShape& shape = call.shape;
-  const Tensor out = call.empty({call.q.size(0), call.q.size(1), call.q.size(2), shape.v_head_dim}, call.q.scalar_type());
-  const Tensor lse = call.options.return_lse ? call.empty({shape.batch, shape.q_heads, shape.qo_len}, kFloat) : call.empty({0}, kFloat);
-  Kernel::Params params{};
+  Sm80QkF16PvF16::Params params{};
   params.q = view(call.q, shape.heads_first);
   params.k = view(call.k, shape.heads_first);
   params.v = view(call.v, shape.heads_first);
@@ -56,47 +68,81 @@ std::tuple<Tensor, Tensor> attention_in_16_bit(Call& call, const std::optional<T
   params.v_head_dim = shape.v_head_dim;
   params.causal = call.options.is_causal ? 1 : 0;
   params.scale_log2 = static_cast<float>(call.sm_scale * kLog2E);
-  call.stream = current_stream(call.device());
-  const uint32_t blocks = grid_size(strips(shape) + Kernel::kWarps - 1) / Kernel::kWarps;  // of strips there are fewer than 2^31 too
-  launch(call, "sm80_qk_f16_pv_f16", blocks, Kernel::kThreads, /*overlaps_previous=*/false, &params);
-  return {out, lse};
+  // For as many keys; V's float16 numbers are small beside float32's.
+  for (int64_t keys = 1; is_bfloat16(call) && keys < shape.kv_len; keys *= 2) params.level -= 1.0f;
+  return params;
 }
 
-// Whether PyTorch's attention by cuDNN can do it: it wants rows that start on 16 bytes, and no dimension that repeats the same memory. For
-// scales of 0 and below it returns NaN.
-bool pytorch_can(const Call& call) {
-  for (const Tensor* tensor : {&call.q, &call.k, &call.v}) {
-    if (!copy_engine_reads(*tensor, view(*tensor, call.shape.heads_first))) return false;
+// Parts of the keys that take least time, counted in what a warp takes for a block of keys.
+int32_t parts_of(const Call& call, int64_t strips) {
+  using Kernel = Sm80QkF16PvF16SplitKv;
+  constexpr int64_t kStart = 4;
+  const int32_t head_dim = call.head_dim();
+  const int64_t at_once = int64_t{runtime::KernelStore::get().device(call.device()).multiprocessors} * Kernel::at_once(head_dim);
+  const int64_t blocks = (int64_t{call.shape.kv_len} + Kernel::kBlockN - 1) / Kernel::kBlockN;
+  const auto time_of = [&](int32_t parts) {
+    const int64_t warps = int64_t{parts} * Kernel::warps(head_dim);
+    const auto own = static_cast<float>((strips * parts + at_once - 1) / at_once * ((blocks + warps - 1) / warps + kStart));
+    return own + (parts > 1 ? 2.5f + 0.15f * static_cast<float>(parts) : 0.0f);  // adding up
+  };
+  int32_t best = 1;
+  for (int32_t parts = 2; parts <= Kernel::kMostParts; ++parts) {
+    if (time_of(parts) < time_of(best)) best = parts;
   }
-  return call.shape.head_dim == call.shape.v_head_dim && call.sm_scale > 0.0;
+  return best;
 }
 
-// Tokens and heads for each other.
-Tensor transposed(const Tensor& x) {
-  return x.as_strided({x.size(0), x.size(2), x.size(1), x.size(3)}, {x.stride(0), x.stride(2), x.stride(1), x.stride(3)});
-}
-
-std::tuple<Tensor, Tensor> pytorch_attention(const Call& call) {
+void launch_split_kv(const Call& call, const Sm80QkF16PvF16::Params& params) {
+  using Kernel = Sm80QkF16PvF16SplitKv;
   const AttentionShape& shape = call.shape;
-  const auto turned = [&](const Tensor& x) { return shape.heads_first ? x : transposed(x); };
-  const bool return_lse = call.options.return_lse;
-  const auto [result, lse] =
-      cudnn_attention(turned(call.q), turned(call.k), turned(call.v), return_lse, call.options.is_causal, call.sm_scale);
-  const Tensor out = turned(result);
-  const int64_t heads = shape.q_heads, rows = shape.qo_len;
-  // Some releases of PyTorch add a dimension of 1.
-  return {out.is_contiguous() ? out : copied(out),
-          return_lse ? lse.as_strided({shape.batch, heads, rows}, {heads * rows, rows, 1}) : call.empty({0}, kFloat)};
+  const int32_t head_dim = call.head_dim();
+  const int64_t strips = (group_rows(shape) + Kernel::kWarpM - 1) / Kernel::kWarpM * shape.batch * shape.kv_heads;
+  Kernel::Params parted{};
+  static_cast<Sm80QkF16PvF16::Params&>(parted) = params;
+  parted.bfloat16 = is_bfloat16(call) ? 1 : 0;
+  parted.parts = parts_of(call, strips);
+  const int64_t rows = int64_t{shape.batch} * shape.q_heads * shape.qo_len;
+  Tensor workspace;
+  if (parted.parts > 1) {
+    const int64_t outs = rows * parted.parts * shape.v_head_dim;
+    workspace = call.empty({outs + rows * parted.parts * 2}, kFloat);
+    parted.part_out = data_or_null<float>(workspace);
+    parted.part_sums = parted.part_out + outs;
+  }
+  launch(call, "sm80_qk_f16_pv_f16_split_kv", strips * parted.parts, Kernel::threads(head_dim), /*overlaps_previous=*/false, &parted);
+  if (parted.parts == 1) return;
+  const int64_t threads = rows * (shape.v_head_dim / Sm80CombineSplitKv::kChannels);
+  const uint32_t blocks = grid_size((threads + Sm80CombineSplitKv::kThreads - 1) / Sm80CombineSplitKv::kThreads);
+  runtime::KernelStore::get().launch({"sm80_combine_split_kv", "sm80_combine_split_kv", call.device(), call.stream, blocks,
+                                      Sm80CombineSplitKv::kThreads, 0, /*overlaps_previous=*/true},
+                                     &parted);
+}
+
+std::tuple<Tensor, Tensor> attention_in_16_bit(Call& call, const std::optional<Tensor>& attn_mask, bool split_kv) {
+  using Kernel = Sm80QkF16PvF16;
+  const AttentionShape& shape = call.shape;
+  const Tensor out = call.empty({call.q.size(0), call.q.size(1), call.q.size(2), shape.v_head_dim}, call.q.scalar_type());
+  const Tensor lse = call.options.return_lse ? call.empty({shape.batch, shape.q_heads, shape.qo_len}, kFloat) : call.empty({0}, kFloat);
+  Kernel::Params params = params_in_16_bit(call, attn_mask, out, lse);
+  call.stream = current_stream(call.device());
+  if (split_kv) {
+    launch_split_kv(call, params);
+  } else {
+    const uint32_t blocks = grid_size(strips(shape) + Kernel::kWarps - 1) / Kernel::kWarps;  // of strips there are fewer than 2^31 too
+    launch(call, "sm80_qk_f16_pv_f16", blocks, Kernel::kThreads, /*overlaps_previous=*/false, &params);
+  }
+  return {out, lse};
 }
 
 }  // namespace
 
 std::optional<std::tuple<Tensor, Tensor>> attention_of_few_tokens(Call& call, const std::optional<Tensor>& attn_mask) {
   if (call.q.numel() == 0) return std::nullopt;
-  const bool or_pytorch = call.options.or_pytorch && !attn_mask.has_value() &&
-                          pytorch_is_faster(call, runtime::KernelStore::get().device(call.device()).multiprocessors) && pytorch_can(call);
-  if (call.options.or_16_bit && is_for_16_bit(call, or_pytorch)) return attention_in_16_bit(call, attn_mask);
-  if (or_pytorch) return pytorch_attention(call);
+  if (call.options.or_16_bit && is_for_split_kv(call)) return attention_in_16_bit(call, attn_mask, /*split_kv=*/true);
+  const bool or_pytorch = pytorch_serves(call, attn_mask);
+  // With a bias cuDNN was not measured beside the 16-bit kernel.
+  if (call.options.or_16_bit && is_for_16_bit(call, or_pytorch && !attn_mask.has_value())) return attention_in_16_bit(call, attn_mask, /*split_kv=*/false);
+  if (or_pytorch) return pytorch_attention(call, attn_mask);
   return std::nullopt;
 }
 

@@ -28,8 +28,8 @@ float time_of_parting(int32_t parts, int32_t head_dim) {
   return parts == 1 ? 0.0f : (head_dim <= 128 ? 8.0f : 17.0f) + 1.5f * static_cast<float>(parts);
 }
 
-// Shares items out among clusters that run all at once.
-void share_out(const Call& call, int32_t multiprocessors, bool all_see_all, Tiling& tiling) {
+// Shares items out among clusters that run all at once. alike: tiles see as many keys; their keys may be parted.
+void share_out(const Call& call, int32_t multiprocessors, bool alike, bool may_part, Tiling& tiling) {
   constexpr float kBlocksOfTile = 4.0f;  // what a tile takes beside its keys: as long as so many blocks of these
   const AttentionShape& shape = call.shape;
   const int32_t at_once = multiprocessors / tiling.cluster;
@@ -41,7 +41,7 @@ void share_out(const Call& call, int32_t multiprocessors, bool all_see_all, Tili
   const int32_t blocks = (shape.kv_len + QuantKInt8::kBlockN - 1) / QuantKInt8::kBlockN;
   const float tile = static_cast<float>(blocks) + kBlocksOfTile;
   const auto time_of = [&](int32_t parts) { return tile / static_cast<float>(parts) + time_of_parting(parts, call.head_dim()); };
-  if (last_round > 0 && all_see_all) {
+  if (last_round > 0 && may_part) {
     const int32_t most = std::min(at_once / last_round, Sm90QkInt8PvF16::kMostParts);
     for (int32_t parts = 2; parts <= most; ++parts) {
       if (time_of(parts) < time_of(tiling.parts)) tiling.parts = parts;
@@ -50,7 +50,7 @@ void share_out(const Call& call, int32_t multiprocessors, bool all_see_all, Tili
   tiling.parted_tiles = tiling.parts > 1 ? last_round : 0;
   tiling.items = tiling.tiles + tiling.parted_tiles * (tiling.parts - 1);
   tiling.blocks = static_cast<uint32_t>(std::min(tiling.items, at_once) * tiling.cluster);
-  if (all_see_all) {
+  if (alike) {
     tiling.time = static_cast<float>(whole_tiles / at_once) * tile + (last_round == 0 ? 0.0f : time_of(tiling.parts));
   } else {
     constexpr int32_t kStrip = Sm90QkInt8PvF16::kRows;
@@ -72,23 +72,23 @@ float causal_rounds(const CausalTiles& tiles, int64_t heads, int32_t at_once, fl
   return std::max(longest, of_head * static_cast<float>(heads) / static_cast<float>(at_once) + late * longest);
 }
 
-Tiling tiling_of(const Call& call, int32_t multiprocessors, bool masked) {
+Tiling tiling_of(const Call& call, int32_t multiprocessors, MaskKind mask) {
   const int32_t most = call.kernel.block_m(call.head_dim());
   if (!call.kernel.persistent) return tiling_with(call, most, 1);
   // A pair of blocks, unless too much of its time one would have no rows or, under a causal mask, wait for the other's keys.
   const int32_t row_blocks = (call.shape.qo_len + most - 1) / most;
   const bool even = row_blocks % 2 == 0 && !call.options.is_causal;
   Tiling tiling = tiling_with(call, most, !call.packed() && (even || row_blocks >= 16) ? 2 : 1);
-  const bool all_see_all = !masked && !call.packed() && !call.options.is_causal;
-  share_out(call, multiprocessors, all_see_all, tiling);
+  const bool alike = mask != MaskKind::kHides && !call.packed() && !call.options.is_causal, may_part = alike && mask == MaskKind::kNone;
+  share_out(call, multiprocessors, alike, may_part, tiling);
   constexpr int32_t kFewer = 2 * Sm90QkInt8PvF16::kRows;
   if (most <= kFewer || call.packed()) return tiling;
   // Two warpgroups of three take three quarters of the time for two thirds of the rows: less, where such tiles need few rounds. (So
   // measured where rounds are many; a margin is added.)
   Tiling fewer = tiling_with(call, kFewer, 1);
-  share_out(call, multiprocessors, all_see_all, fewer);
+  share_out(call, multiprocessors, alike, may_part, fewer);
   fewer.time *= call.head_dim() <= 64 ? 0.80f : 0.77f;
-  return (all_see_all ? fewer.time < tiling.time : fewer.tiles <= multiprocessors) ? fewer : tiling;
+  return (alike ? fewer.time < tiling.time : fewer.tiles <= multiprocessors) ? fewer : tiling;
 }
 
 }  // namespace sage

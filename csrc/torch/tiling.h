@@ -30,6 +30,12 @@ struct CausalTiles {
 // strips in the mean, and as `tile` blocks beside. A last round is in the mean so much of a longest tile `late`.
 float causal_rounds(const CausalTiles& tiles, int64_t heads, int32_t at_once, float tile, float late);
 
-Tiling tiling_of(const Call& call, int32_t multiprocessors, bool masked);
+enum class MaskKind {
+  kNone,
+  kAdded,  // which hides little, as a rule
+  kHides,
+};
+
+Tiling tiling_of(const Call& call, int32_t multiprocessors, MaskKind mask);
 
 }  // namespace sage

@@ -14,6 +14,7 @@
 #include "torch/few_tokens.cpp"
 #include "torch/mask.cpp"
 #include "torch/ops.cpp"
+#include "torch/pytorch_attention.cpp"
 #include "torch/quantise.cpp"
 #include "torch/tiling.cpp"
 

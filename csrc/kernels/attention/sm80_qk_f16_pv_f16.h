@@ -9,6 +9,8 @@ struct Sm80QkF16PvF16 {
   static constexpr int kThreads = 128;
   static constexpr int kWarps = kThreads / 32;
   static constexpr int kWarpM = 16;  // rows of the output that a warp computes
+  // Of a multiprocessor: so many hide each other's waiting, and have the registers that they need.
+  static constexpr int warps_per_sm(int head_dim) { return head_dim <= 64 ? 16 : 8; }
 
   // Up to which it is faster than kernels that quantise; and how many queries may be its where others share K and V among more: bench/notes.md.
   static constexpr int most_keys(int head_dim) { return head_dim <= 64 ? 96 : head_dim <= 128 ? 64 : 32; }
@@ -29,6 +31,7 @@ struct Sm80QkF16PvF16 {
     int32_t v_head_dim;  // of V and the output
     int32_t causal;      // query i sees keys 0..i
     float scale_log2;    // sm_scale * log2(e)
+    float level;         // what a row's probabilities are at its largest score, as a power of two: sums of products with V's largest numbers are numbers
   };
 };
 

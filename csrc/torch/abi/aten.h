@@ -28,10 +28,10 @@ inline Tensor empty(IntArrayRef sizes, ScalarType type, const Tensor& beside) {
 }
 
 // The operator itself: which backends a caller has allowed, and autocast, change nothing.
-inline std::pair<Tensor, Tensor> cudnn_attention(const Tensor& q, const Tensor& k, const Tensor& v, bool return_lse,
-                                                 bool is_causal, double sm_scale) {
+inline std::pair<Tensor, Tensor> cudnn_attention(const Tensor& q, const Tensor& k, const Tensor& v, const std::optional<Tensor>& bias,
+                                                 bool return_lse, bool is_causal, double sm_scale) {
   const auto result =
-      at::_scaled_dot_product_cudnn_attention(q, k, v, std::nullopt, return_lse, 0.0, is_causal, false, sm_scale);
+      at::_scaled_dot_product_cudnn_attention(q, k, v, bias, return_lse, 0.0, is_causal, false, sm_scale);
   return {std::get<0>(result), std::get<1>(result)};
 }
 

@@ -1,0 +1,213 @@
+// Attention of 16 rows by a warp, in 16 bits with float32 sums, all in registers: it shares nothing, and waits for no other warp.
+//
+// Products may add up channels, and keys, in any order. So where a fragment has pairs that lie apart, a lane takes eight neighbouring
+// channels, and reads and writes 16 bytes at once; and of a block's keys it takes neighbours too, whose mask lies together.
+#pragma once
+
+#include <cuda/std/type_traits>
+
+#include "kernels/attention/mask_value.cuh"
+#include "kernels/attention/quad.cuh"
+#include "kernels/attention/sm80_qk_f16_pv_f16.h"
+#include "kernels/element.cuh"
+#include "kernels/ptx/math.cuh"
+#include "kernels/ptx/mma_sync.cuh"
+#include "kernels/ptx/movmatrix.cuh"
+
+namespace sage {
+
+struct Config : Sm80QkF16PvF16 {
+  using Element = SAGE_DTYPE;
+  static constexpr int kPieces = SAGE_HEAD_DIM / 32;  // of eight channels: a lane's of a row, which four lanes share
+  static constexpr int kTiles = 2;                    // of eight keys: what a block holds
+  static constexpr int kRun = 2 * kTiles;             // neighbouring keys of a block whose scores a lane has
+  static constexpr int kBlockN = 8 * kTiles;
+  // Whether registers hold Q, and K and V of a block that are on their way; else 32 channels of Q in turn, and so many such pieces of K and V.
+  static constexpr bool kAhead = SAGE_HEAD_DIM <= 128;
+  static constexpr int kTogether = 4;
+};
+
+// Eight channels of a row of a head; zeros where there is no such row, or channel.
+__device__ __forceinline__ void load_piece(uint32_t (&words)[4], const TensorView& tensor, const Config::Element* head, int row, int rows,
+                                           int piece, int head_dim) {
+  load_channels<8>(words, head + row * tensor.token_stride, piece * 32 + threadIdx.x % 4 * 8, row < rows ? head_dim : 0, true);
+}
+
+// K or V of a block: [piece][tile][word], of the keys that stand in a lane's rows of fragments.
+using Block = uint32_t[Config::kPieces][Config::kTiles][4];
+
+__device__ __forceinline__ void load_keys(uint32_t (&words)[Config::kTiles][4], const TensorView& tensor, const Config::Element* head, int block,
+                                          int keys, int piece, int head_dim) {
+  const int column = threadIdx.x % 32 / 4;
+#pragma unroll
+  for (int tile = 0; tile < Config::kTiles; ++tile) {
+    load_piece(words[tile], tensor, head, block + column / 2 * Config::kRun + tile * 2 + column % 2, keys, piece, head_dim);
+  }
+}
+
+__device__ __forceinline__ void load_pieces(Block& words, const TensorView& tensor, const Config::Element* head, int block, int keys,
+                                            int head_dim, int first, int count) {
+#pragma unroll
+  for (int piece = 0; piece < Config::kPieces; ++piece) {
+    if (piece >= first && piece < first + count) load_keys(words[piece], tensor, head, block, keys, piece, head_dim);
+  }
+}
+
+__device__ __forceinline__ void load_block(Block& words, const TensorView& tensor, const Config::Element* head, int block, int keys, int head_dim) {
+  load_pieces(words, tensor, head, block, keys, head_dim, 0, Config::kPieces);
+}
+
+// A lane's scores of a block: [tile][row * 2 + key % 2], of rows lane / 4 and 8 further.
+using Scores = float[Config::kTiles][4];
+
+// Adds to a row's scores what a mask says of the lane's keys, the first of which is there: read at once if they lie together. Those past
+// the last key are hidden in any case.
+template <AttentionMask::Type kType>
+__device__ __forceinline__ void add_mask(Scores& scores, int row, const uint8_t* first, int64_t key_stride, bool together, int keys) {
+  constexpr int kSize = kType == AttentionMask::kBool ? 1 : kType == AttentionMask::kFloat ? 4 : 2;
+  struct alignas(kSize * Config::kRun) { uint32_t words[kSize * Config::kRun / 4]; } run = {};
+  if (together && keys >= Config::kRun) {
+    run = *reinterpret_cast<const decltype(run)*>(first);
+  } else {
+#pragma unroll
+    for (int i = 0; i < Config::kRun; ++i) {
+      if (i >= keys) continue;
+      const uint8_t* element = first + i * key_stride;
+      const uint32_t bits = kSize == 1   ? *element
+                            : kSize == 2 ? *reinterpret_cast<const uint16_t*>(element)
+                                         : *reinterpret_cast<const uint32_t*>(element);
+      run.words[i * kSize / 4] |= bits << i * kSize % 4 * 8;
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < Config::kRun; ++i) {
+    const uint32_t bits = run.words[i * kSize / 4] >> i * kSize % 4 * 8;
+    scores[i / 2][row * 2 + i % 2] += mask_value(kType, kSize == 1 ? bits & 0xff : kSize == 2 ? bits & 0xffff : bits);
+  }
+}
+
+// Calls a function of one of these types.
+template <typename Function>
+__device__ __forceinline__ void with_type(int type, const Function& function) {
+  using cuda::std::integral_constant;
+  if (type == AttentionMask::kBool) return function(integral_constant<AttentionMask::Type, AttentionMask::kBool>{});
+  if (type == AttentionMask::kFloat) return function(integral_constant<AttentionMask::Type, AttentionMask::kFloat>{});
+  if (type == AttentionMask::kHalf) return function(integral_constant<AttentionMask::Type, AttentionMask::kHalf>{});
+  function(integral_constant<AttentionMask::Type, AttentionMask::kBfloat16>{});
+}
+
+// Of rows lane / 4 and 8 further, as far as their keys have been looked at.
+struct Sums {
+  float out[Config::kPieces][4][4] = {};                // [piece][word][row * 2 + channel % 2]
+  float largest[2] = {-INFINITY, -INFINITY}, sum[2] = {};  // score, in log2 units; a lane's own probabilities
+};
+
+// Keys [begin, end) of a head.
+//   rows.load_q(words, piece)   a piece of the lane's rows of Q
+//   rows.mask(row)              what the mask says of key 0
+//   rows.last_key(row)          that the row sees, under a causal mask
+template <typename Rows>
+__device__ __forceinline__ void attend(Sums& sums, const Config::Params& p, const Rows& rows, const Config::Element* k_head,
+                                       const Config::Element* v_head, int begin, int end) {
+  using Element = Config::Element;
+  const int lane = threadIdx.x % 32;
+  auto& [out, largest, sum] = sums;
+  uint32_t q[Config::kPieces][2][4];
+  if constexpr (Config::kAhead) {
+#pragma unroll
+    for (int piece = 0; piece < Config::kPieces; ++piece) rows.load_q(q[piece], piece);
+  }
+  Block k, v;
+  if constexpr (Config::kAhead) load_block(k, p.k, k_head, begin, p.kv_len, p.head_dim);
+
+#pragma unroll 1
+  for (int block = begin; block < end; block += Config::kBlockN) {
+    if constexpr (Config::kAhead) load_block(v, p.v, v_head, block, p.kv_len, p.v_head_dim);
+
+    Scores scores = {};
+#pragma unroll
+    for (int piece = 0; piece < Config::kPieces; ++piece) {
+      if constexpr (!Config::kAhead) {
+        if (piece % Config::kTogether == 0) load_pieces(k, p.k, k_head, block, p.kv_len, p.head_dim, piece, Config::kTogether);
+        rows.load_q(q[piece], piece);
+      }
+#pragma unroll
+      for (int half = 0; half < 4; half += 2) {
+        const uint32_t fragment[4] = {q[piece][0][half], q[piece][1][half], q[piece][0][half + 1], q[piece][1][half + 1]};
+#pragma unroll
+        for (int tile = 0; tile < Config::kTiles; ++tile) {
+          ptx::mma_m16n8k16_f32<Element>(scores[tile], fragment, k[piece][tile][half], k[piece][tile][half + 1]);
+        }
+      }
+    }
+    if (Config::kAhead && block + Config::kBlockN < end) load_block(k, p.k, k_head, block + Config::kBlockN, p.kv_len, p.head_dim);
+
+    // In log2 units; what is not seen becomes -infinity.
+    const int first_key = block + lane % 4 * Config::kRun;
+#pragma unroll
+    for (int row = 0; row < 2; ++row) {
+#pragma unroll
+      for (int i = 0; i < Config::kRun; ++i) scores[i / 2][row * 2 + i % 2] *= p.scale_log2;
+      if (p.mask.data != nullptr) {
+        const uint8_t* first = rows.mask(row) + first_key * p.mask.key_stride;
+        with_type(p.mask.type, [&](auto type) {
+          add_mask<type.value>(scores, row, first, p.mask.key_stride, p.mask_together != 0, p.kv_len - first_key);
+        });
+      }
+      if (block + Config::kBlockN > p.kv_len || p.causal) {
+        const int last = p.causal ? min(p.kv_len - 1, rows.last_key(row)) : p.kv_len - 1;
+#pragma unroll
+        for (int i = 0; i < Config::kRun; ++i) {
+          if (first_key + i > last) scores[i / 2][row * 2 + i % 2] = -INFINITY;
+        }
+      }
+    }
+
+    // Probabilities, relative to the row's largest score so far.
+    uint32_t probabilities[Config::kTiles][2];
+#pragma unroll
+    for (int row = 0; row < 2; ++row) {
+      float of_block = -INFINITY;
+#pragma unroll
+      for (int i = 0; i < Config::kRun; ++i) of_block = fmaxf(of_block, scores[i / 2][row * 2 + i % 2]);
+      const float before = largest[row];
+      largest[row] = fmaxf(before, max_of_quad(of_block));
+      const float reference = largest[row] == -INFINITY ? 0.0f : largest[row];  // of a row that has seen no key yet
+      const float rescale = ptx::ex2(before - reference);
+      const float base = reference - p.level;
+      sum[row] *= rescale;
+      if (__any_sync(0xffffffffu, rescale != 1.0f && before != -INFINITY)) {
+#pragma unroll
+        for (int piece = 0; piece < Config::kPieces; ++piece) {
+#pragma unroll
+          for (int word = 0; word < 4; ++word) {
+            out[piece][word][row * 2] *= rescale;
+            out[piece][word][row * 2 + 1] *= rescale;
+          }
+        }
+      }
+#pragma unroll
+      for (int tile = 0; tile < Config::kTiles; ++tile) {
+        const float low = ptx::ex2(scores[tile][row * 2] - base), high = ptx::ex2(scores[tile][row * 2 + 1] - base);
+        sum[row] += low + high;
+        probabilities[tile][row] = Pair<Element>::pack(low, high);
+      }
+    }
+
+#pragma unroll
+    for (int piece = 0; piece < Config::kPieces; ++piece) {
+      if (!Config::kAhead && piece % Config::kTogether == 0) load_pieces(v, p.v, v_head, block, p.kv_len, p.v_head_dim, piece, Config::kTogether);
+#pragma unroll
+      for (int tile = 0; tile < Config::kTiles; tile += 2) {
+        const uint32_t fragment[4] = {probabilities[tile][0], probabilities[tile][1], probabilities[tile + 1][0], probabilities[tile + 1][1]};
+#pragma unroll
+        for (int word = 0; word < 4; ++word) {
+          ptx::mma_m16n8k16_f32<Element>(out[piece][word], fragment, ptx::movmatrix_trans(v[piece][tile][word]),
+                                         ptx::movmatrix_trans(v[piece][tile + 1][word]));
+        }
+      }
+    }
+  }
+}
+
+}  // namespace sage

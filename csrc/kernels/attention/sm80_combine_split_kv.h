@@ -1,0 +1,15 @@
+// Adding up parts of rows' keys: what host and device agree on.
+#pragma once
+
+#include "kernels/attention/sm80_qk_f16_pv_f16_split_kv.h"
+
+namespace sage {
+
+struct Sm80CombineSplitKv {
+  static constexpr int kThreads = 128;
+  static constexpr int kChannels = 4;  // a thread's, of a row
+
+  using Params = Sm80QkF16PvF16SplitKv::Params;
+};
+
+}  // namespace sage

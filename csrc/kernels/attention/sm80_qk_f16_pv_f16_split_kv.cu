@@ -1,0 +1,186 @@
+// Attention of few queries over many keys in 16 bits, float32 sums (sm_80 on): reading K and V once is what it takes.
+//
+// A strip is 16 rows of the heads that share K and V. Its keys are parted among the warps of some blocks of threads.
+#include "kernels/attention/sm80_qk_f16_pv_f16_split_kv.h"
+
+#include "kernels/attention/in_16_bits/row_out.cuh"
+#include "kernels/attention/in_16_bits/warp.cuh"
+#include "kernels/ptx/grid.cuh"
+
+namespace sage {
+
+struct Split : Sm80QkF16PvF16SplitKv {
+  static constexpr int kWarps = warps(SAGE_HEAD_DIM);
+  static constexpr int kThreads = threads(SAGE_HEAD_DIM);
+  static_assert(kBlockN == Config::kBlockN);
+};
+
+// What a block of threads has: a part of the keys of a strip.
+struct Share {
+  int part, batch, kv_head;
+  int group_rows;   // of all strips of the group
+  int first, rows;  // of the strip
+
+  __device__ __forceinline__ Share(const Split::Params& p, int none) {
+    const int index = static_cast<int>(blockIdx.x) + none;
+    group_rows = p.q_heads / p.kv_heads * p.qo_len;
+    const int strips = (group_rows + Config::kWarpM - 1) / Config::kWarpM;
+    part = index % p.parts;
+    const int strip = index / p.parts, group = strip / strips;
+    batch = group / p.kv_heads;
+    kv_head = group % p.kv_heads;
+    first = strip % strips * Config::kWarpM;
+    rows = min(Config::kWarpM, group_rows - first);
+  }
+};
+
+// Rows lane / 4 of a strip and 8 further; the last one again where there are none. Rows of a group are its heads' first queries to last, one head
+// after the other, as in the output.
+struct GroupRows {
+  const Split::Params& p;
+  const Config::Element* q[2];
+  const uint8_t* masks[2];
+  int tokens[2];
+
+  __device__ __forceinline__ GroupRows(const Split::Params& p, const Share& share) : p(p) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int row = min(share.first + static_cast<int>(threadIdx.x) % 32 / 4 + i * 8, share.group_rows - 1);
+      const int head = share.kv_head * (p.q_heads / p.kv_heads) + row / p.qo_len;
+      tokens[i] = row % p.qo_len;
+      q[i] = row_pointer<Config::Element>(p.q, share.batch, head, tokens[i]);
+      masks[i] = static_cast<const uint8_t*>(p.mask.data) + share.batch * p.mask.batch_stride + head * p.mask.head_stride + tokens[i] * p.mask.row_stride;
+    }
+  }
+  __device__ __forceinline__ void load_q(uint32_t (&words)[2][4], int piece) const {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      int channel = piece * 32 + threadIdx.x % 4 * 8;
+      if constexpr (!Config::kAhead) ptx::keep(channel);  // as if it were another each time: else Q is kept, for which registers are short
+      load_channels<8>(words[i], q[i], channel, p.head_dim, true);
+    }
+  }
+  __device__ __forceinline__ const uint8_t* mask(int row) const { return masks[row]; }
+  __device__ __forceinline__ int last_key(int row) const { return tokens[row]; }
+};
+
+// A strip's rows, as far as warps have looked at their keys.
+struct Shared {
+  alignas(16) float out[Split::kWarps / 2][Config::kWarpM][SAGE_HEAD_DIM + 4];  // 16 bytes more: rows lie in other banks
+  float largest[Split::kWarps][Config::kWarpM], sum[Split::kWarps][Config::kWarpM];
+};
+
+// Calls a function of each four channels that a lane has in registers, and where they lie among a warp's rows.
+template <typename Function>
+__device__ __forceinline__ void for_channels(Sums& sums, float (&rows)[Config::kWarpM][SAGE_HEAD_DIM + 4], const Function& function) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int piece = 0; piece < Config::kPieces; ++piece) {
+#pragma unroll
+    for (int row = 0; row < 2; ++row) {
+#pragma unroll
+      for (int word = 0; word < 4; word += 2) {
+        float(&low)[4] = sums.out[piece][word];
+        float(&high)[4] = sums.out[piece][word + 1];
+        function(low[row * 2], low[row * 2 + 1], high[row * 2], high[row * 2 + 1],
+                 *reinterpret_cast<float4*>(&rows[lane / 4 + row * 8][piece * 32 + lane % 4 * 8 + word * 2]));
+      }
+    }
+  }
+}
+
+// Adds up the warps' rows, by halves of them, into the first ones of `shared`.
+__device__ __forceinline__ void add_warps(Shared& shared, Sums& sums) {
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, row = lane / 4;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const float sum = sum_of_quad(sums.sum[i]);
+    if (lane % 4 == 0) {
+      shared.largest[warp][row + i * 8] = sums.largest[i];
+      shared.sum[warp][row + i * 8] = sum;
+    }
+  }
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    float largest = -INFINITY;
+#pragma unroll
+    for (int other = 0; other < Split::kWarps; ++other) largest = fmaxf(largest, shared.largest[other][row + i * 8]);
+    const float weight = weight_of(sums.largest[i], largest);
+#pragma unroll
+    for (int piece = 0; piece < Config::kPieces; ++piece) {
+#pragma unroll
+      for (int word = 0; word < 4; ++word) {
+        sums.out[piece][word][i * 2] *= weight;
+        sums.out[piece][word][i * 2 + 1] *= weight;
+      }
+    }
+  }
+#pragma unroll 1
+  for (int half = Split::kWarps / 2; half > 0; half /= 2) {
+    if (warp >= half && warp < 2 * half) {
+      for_channels(sums, shared.out[warp - half], [](float x, float y, float z, float w, float4& to) { to = make_float4(x, y, z, w); });
+    }
+    __syncthreads();
+    if (warp < half) {
+      for_channels(sums, shared.out[warp], [](float& x, float& y, float& z, float& w, const float4& other) {
+        x += other.x;
+        y += other.y;
+        z += other.z;
+        w += other.w;
+      });
+    }
+    __syncthreads();
+  }
+  if (warp == 0) for_channels(sums, shared.out[0], [](float x, float y, float z, float w, float4& to) { to = make_float4(x, y, z, w); });
+  __syncthreads();
+}
+
+extern "C" __global__ void __launch_bounds__(Split::kThreads, Split::at_once(SAGE_HEAD_DIM))
+    sm80_qk_f16_pv_f16_split_kv(const __grid_constant__ Split::Params p) {
+  using Element = Config::Element;
+  ptx::grid_dependency_launch();
+  __shared__ Shared shared;
+  Sums sums;
+  {
+    const Share share(p, 0);
+    // The keys that one of the rows sees are shared out evenly, by blocks.
+    const int last = share.first + share.rows - 1;
+    const bool of_one_head = share.first / p.qo_len == last / p.qo_len;
+    const int keys = !p.causal ? p.kv_len : min(p.kv_len, of_one_head ? last % p.qo_len + 1 : p.qo_len);
+    const int sharers = p.parts * Split::kWarps;
+    const int each = ((keys + Split::kBlockN - 1) / Split::kBlockN + sharers - 1) / sharers * Split::kBlockN;
+    const int begin = (share.part * Split::kWarps + static_cast<int>(threadIdx.x) / 32) * each;
+    if (begin < keys) {
+      attend(sums, p, GroupRows(p, share), row_pointer<Element>(p.k, share.batch, share.kv_head, 0),
+             row_pointer<Element>(p.v, share.batch, share.kv_head, 0), begin, min(begin + each, keys));
+    }
+  }
+  add_warps(shared, sums);
+
+  int none = 0;
+  ptx::keep(none);  // so that it is found anew, and takes no registers meanwhile
+  const auto [part, batch, kv_head, group_rows, first, rows] = Share(p, none);
+  const int pieces = p.v_head_dim / 4;
+  for (int i = threadIdx.x; i < rows * pieces; i += Split::kThreads) {
+    const int row = i / pieces, channel = i % pieces * 4;
+    float largest = -INFINITY, total = 0.0f;
+#pragma unroll
+    for (int warp = 0; warp < Split::kWarps; ++warp) largest = fmaxf(largest, shared.largest[warp][row]);
+#pragma unroll
+    for (int warp = 0; warp < Split::kWarps; ++warp) total += shared.sum[warp][row] * weight_of(shared.largest[warp][row], largest);
+    const float4 sum = *reinterpret_cast<const float4*>(&shared.out[0][row][channel]);
+    const int64_t of_all = (int64_t{batch} * p.kv_heads + kv_head) * group_rows + first + row;
+    if (p.part_out != nullptr) {
+      const int64_t to = of_all * p.parts + part;
+      *reinterpret_cast<float4*>(p.part_out + to * p.v_head_dim + channel) = sum;
+      if (channel == 0) *reinterpret_cast<float2*>(p.part_sums + to * 2) = make_float2(largest, total);
+      continue;
+    }
+    const int head = kv_head * (p.q_heads / p.kv_heads) + (first + row) / p.qo_len;
+    store_channels(const_cast<Element*>(row_pointer<Element>(p.out, batch, head, (first + row) % p.qo_len)) + channel, sum, total);
+    if (p.lse != nullptr && channel == 0) p.lse[of_all] = log_sum_exp(largest, total, p.level);
+  }
+}
+
+}  // namespace sage

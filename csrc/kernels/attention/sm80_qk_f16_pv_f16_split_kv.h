@@ -1,0 +1,31 @@
+// The same of few queries and many keys, whose parts are many warps': what host and device agree on.
+#pragma once
+
+#include "kernels/attention/sm80_qk_f16_pv_f16.h"
+
+namespace sage {
+
+struct Sm80QkF16PvF16SplitKv {
+  static constexpr int warps(int head_dim) { return head_dim <= 128 ? 8 : 4; }
+  static constexpr int threads(int head_dim) { return warps(head_dim) * 32; }
+  static constexpr int kWarpM = Sm80QkF16PvF16::kWarpM;
+  static constexpr int kBlockN = 16;  // keys that a warp looks at together
+
+  // Rows of a group, queries times heads that share K and V, up to which it is faster than kernels that quantise: bench/notes.md. As there,
+  // Hopper's own share K and V among more.
+  static constexpr int kMostRows = 64;
+  static constexpr int kMostRowsWhereShared = 32;
+  static constexpr int kMostParts = 64;
+  // Blocks of threads that a multiprocessor has at once.
+  static constexpr int at_once(int head_dim) { return Sm80QkF16PvF16::warps_per_sm(head_dim) / warps(head_dim); }
+
+  struct Params : Sm80QkF16PvF16::Params {
+    int32_t bfloat16;  // or float16
+    int32_t parts;     // of the keys: blocks of threads that have the same rows
+    // Of a row, numbered as log-sum-exps are, and a part: what is to be added up (combine_split_kv); null: there is one part.
+    float* part_out;   // [row, part, v_head_dim]
+    float* part_sums;  // [row, part, 2]: largest score, in log2 units; sum of probabilities
+  };
+};
+
+}  // namespace sage

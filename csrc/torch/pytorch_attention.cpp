@@ -1,0 +1,85 @@
+#include "torch/pytorch_attention.h"
+
+#include "kernels/mask/hidden_rows.h"
+#include "torch/expected_time.h"
+#include "torch/mask.h"
+
+namespace sage {
+
+namespace {
+
+// Whether PyTorch's attention by cuDNN can do it: it wants rows that start on 16 bytes, and no dimension that repeats the same memory. For
+// scales of 0 and below it returns NaN.
+bool pytorch_can(const Call& call) {
+  for (const Tensor* tensor : {&call.q, &call.k, &call.v}) {
+    if (!copy_engine_reads(*tensor, view(*tensor, call.shape.heads_first))) return false;
+  }
+  return call.shape.head_dim == call.shape.v_head_dim && call.sm_scale > 0.0;
+}
+
+// A bias of each head, which hides little as a rule, in numbers that cuDNN adds: else it is a mask that hides, and ours leaves out what that hides.
+bool is_bias(const Call& call, const Tensor& attn_mask) {
+  if (attn_mask.scalar_type() != call.q.scalar_type()) return false;
+  const AttentionMask mask = described(call, attn_mask);
+  return mask.head_stride != 0 && mask.row_stride != 0 && has_even_rows(mask, static_cast<int64_t>(attn_mask.element_size()));
+}
+
+// Tokens and heads for each other.
+Tensor transposed(const Tensor& x) {
+  return x.as_strided({x.size(0), x.size(2), x.size(1), x.size(3)}, {x.stride(0), x.stride(2), x.stride(1), x.stride(3)});
+}
+
+// To cuDNN a query all of whose keys a mask hides by large numbers sees them all alike.
+void hide_rows(const Call& call, const Tensor& attn_mask, const Tensor& out, const Tensor& lse) {
+  const AttentionShape& shape = call.shape;
+  HiddenRows::Params params{};
+  params.mask = described(call, attn_mask);
+  params.out = view(out, shape.heads_first);
+  params.lse = data_or_null<float>(lse);
+  params.batch = shape.batch;
+  params.heads = shape.q_heads;
+  params.qo_len = shape.qo_len;
+  params.kv_len = shape.kv_len;
+  params.v_head_dim = shape.v_head_dim;
+  const int64_t rows = int64_t{shape.batch} * shape.q_heads * shape.qo_len;
+  runtime::KernelStore::get().launch({"hidden_rows", "hidden_rows", call.device(), call.stream,
+                                      grid_size((rows + HiddenRows::kThreads - 1) / HiddenRows::kThreads), HiddenRows::kThreads, 0,
+                                      /*overlaps_previous=*/true},
+                                     &params);
+}
+
+}  // namespace
+
+bool pytorch_serves(const Call& call, const std::optional<Tensor>& attn_mask) {
+  if (!call.options.or_pytorch || (attn_mask.has_value() && !is_bias(call, *attn_mask))) return false;
+  const int32_t multiprocessors = runtime::KernelStore::get().device(call.device()).multiprocessors;
+  return pytorch_is_faster(call, multiprocessors, attn_mask.has_value() ? attn_mask->numel() : 0) && pytorch_can(call);
+}
+
+std::tuple<Tensor, Tensor> pytorch_attention(Call& call, const std::optional<Tensor>& attn_mask) {
+  const AttentionShape& shape = call.shape;
+  const auto turned = [&](const Tensor& x) { return shape.heads_first ? x : transposed(x); };
+  std::optional<Tensor> bias;
+  if (attn_mask.has_value()) {
+    const AttentionMask mask = described(call, *attn_mask);
+    const auto size = static_cast<int64_t>(attn_mask->element_size());
+    bias = attn_mask->as_strided({shape.batch, shape.q_heads, shape.qo_len, shape.kv_len},
+                                 {mask.batch_stride / size, mask.head_stride / size, mask.row_stride / size, mask.key_stride / size});
+  }
+  const bool with_lse = call.options.return_lse || bias.has_value();
+  const auto [result, lse_of_any_shape] =
+      cudnn_attention(turned(call.q), turned(call.k), turned(call.v), bias, with_lse, call.options.is_causal, call.sm_scale);
+  Tensor out = turned(result);
+  if (!out.is_contiguous()) out = copied(out);
+  const int64_t heads = shape.q_heads, rows = shape.qo_len;
+  // Some releases of PyTorch add a dimension of 1.
+  const Tensor lse =
+      with_lse ? lse_of_any_shape.as_strided({shape.batch, heads, rows}, {heads * rows, rows, 1}) : call.empty({0}, kFloat);
+  if (bias.has_value()) {
+    call.stream = current_stream(call.device());
+    hide_rows(call, *attn_mask, out, lse);
+  }
+  return {out, call.options.return_lse ? lse : call.empty({0}, kFloat)};
+}
+
+}  // namespace sage
