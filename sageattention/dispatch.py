@@ -80,9 +80,14 @@ class Choice(NamedTuple):
         where = "the CPU's reference of it" if self.gpu == "CPU" else f"compute capability {self.gpu}"
         lines = [f"{self.kernel} on {where}: {self.reason}", *(f"  not {line}" for line in self.passed_over)]
         if self.or_16_bit and FEW_TOKENS is not None:
+            masked = (
+                f", {FEW_TOKENS.queries_where_shared} and {FEW_TOKENS.masked_keys_where_shared} under an attn_mask"
+                if self.gpu == "9.0"
+                else ""
+            )
             lines.append(
-                f"  up to {FEW_TOKENS.queries} queries and {FEW_TOKENS.keys} keys (fewer of head_dims over 64): {FEW_TOKENS.name}, "
-                f"in 16 bits, faster there and more exact, where rows start on 16 bytes"
+                f"  up to {FEW_TOKENS.queries} queries and {FEW_TOKENS.keys} keys{masked} (fewer of head_dims over 64): "
+                f"{FEW_TOKENS.name}, in 16 bits, faster there and more exact, where rows start on 16 bytes"
             )
             rows = FEW_TOKENS.rows_where_shared if self.gpu == "9.0" else FEW_TOKENS.rows
             lines.append(

@@ -60,6 +60,7 @@ class FewTokens(NamedTuple):
     error: float  # as a `Kernel`'s, but of 16 tokens, head_dim 64; of the other, of 4096 keys
     queries: int  # up to which it may
     keys: int  # of head_dims up to 64: fewer of wider ones
+    masked_keys_where_shared: int  # under a mask on Hopper, of as many queries as are said next
     queries_where_shared: int  # up to which it may on Hopper, but under masks of head_dims up to 64
     over_many_keys: str  # the kernel that serves any number of keys
     rows: int  # queries times heads that share K and V, up to which that one may

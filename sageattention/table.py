@@ -79,6 +79,7 @@ FEW_TOKENS = FewTokens(
     0.0025,
     queries=1024,
     keys=96,
+    masked_keys_where_shared=128,
     queries_where_shared=128,
     over_many_keys="sm80_qk_f16_pv_f16_split_kv",
     rows=64,

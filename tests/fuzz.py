@@ -45,7 +45,6 @@ class Call(NamedTuple):
     smooth_k: bool
     smooth_v: bool
     run: Callable[[], Any]
-    by_pytorch: bool = False  # it may be
 
 
 class Failure(NamedTuple):
@@ -135,14 +134,14 @@ def calls(seed: int, device: str, problem: Problem) -> Iterator[Call]:
             smooth_k,
             bool(named.get("smooth_v", function == "sageattn")),
             _bound(getattr(sageattention, function), (q, k, v), named),
-            by_pytorch,
         )
 
 
 def _may_be_in_16_bits(problem: Problem) -> bool:
     few = dispatch.FEW_TOKENS
     (_, heads, queries, _), (_, kv_heads, keys, _) = problem.q.shape, problem.k.shape
-    return bool((queries <= few.queries and keys <= few.keys) or heads * queries <= few.rows * kv_heads)
+    most_keys = few.keys if problem.mask is None else few.masked_keys_where_shared
+    return bool((queries <= few.queries and keys <= most_keys) or heads * queries <= few.rows * kv_heads)
 
 
 def _is_pytorchs(problem: Problem, kernel: str) -> bool:
@@ -202,9 +201,6 @@ def one(call: Call, problem: Problem, exact: Exact) -> torch.Tensor:
     )
     assert lse is None or (lse.dtype, lse.is_contiguous()) == (torch.float32, True), (lse.dtype, lse.stride())
     differs = (bits(out) != bits(again)).any()
-    if call.by_pytorch:  # cuDNN's attention of one query and many keys adds in any order
-        differs = torch.zeros_like(differs)
-        lse_again = None
     if lse is not None and lse_again is not None:
         differs = differs | (bits(lse) != bits(lse_again)).any()
     if problem.packed is not None:

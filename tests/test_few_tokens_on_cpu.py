@@ -36,10 +36,11 @@ def attention(
     is_causal: bool = False,
     sm_scale: float | None = None,
     layout: str = "HND",
+    instead_of: str = INSTEAD_OF,
     seed: int = 0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """By the operator, where no other kernel has been compiled."""
-    options = _ops.number_of(INSTEAD_OF, layout == "HND", is_causal, True, False, True, or_16_bit=True)
+    options = _ops.number_of(instead_of, layout == "HND", is_causal, True, False, True, or_16_bit=True)
     return kernels.attention(q, k, v, attn_mask, q.shape[-1] ** -0.5 if sm_scale is None else sm_scale, options, seed=seed)
 
 
@@ -72,6 +73,18 @@ def of_type(head_dim: int, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         (128, (1, 1, 1, 60, 31, 128, 40)),
         (256, (1, 2, 2, 16, 16, 160, 160)),
         (256, (1, 1, 1, 3, 32, 256, 200)),
+        # Many keys. Queries times heads that share them are a strip of 16 rows, or two; the emulated GPU has room for ten blocks of
+        # threads of eight warps (head_dim 64).
+        (64, (1, 4, 1, 1, 700, 64, 64)),
+        (64, (2, 8, 2, 3, 97, 40, 64)),
+        (64, (12, 1, 1, 1, 260, 64, 48)),
+        (64, (1, 6, 2, 9, 400, 64, 64)),
+        (64, (1, 1, 1, 32, 2000, 8, 16)),
+        (64, (12, 1, 1, 1, 4500, 8, 8)),  # more than 32 blocks a warp
+        (128, (1, 8, 1, 4, 1300, 128, 128)),
+        (128, (2, 2, 2, 17, 65, 80, 128)),
+        (256, (1, 3, 1, 2, 300, 160, 256)),
+        (256, (1, 1, 1, 20, 33, 256, 200)),
     ],
 )
 def test_it_is_exact_but_for_rounding(kernels: Kernels, kernel: int, sizes: tuple[int, ...], is_causal: bool) -> None:
@@ -79,26 +92,6 @@ def test_it_is_exact_but_for_rounding(kernels: Kernels, kernel: int, sizes: tupl
     check(kernels, q, k, v, is_causal=is_causal)
     once, again = (attention(kernels, q, k, v, is_causal=is_causal, seed=seed) for seed in (0, 1))
     assert all(torch.equal(fuzz.bits(x), fuzz.bits(y)) for x, y in zip(once, again, strict=True))
-
-
-# Queries times heads that share K and V are a strip of 16 rows, or two; the emulated GPU has room for ten blocks of threads of eight warps (head_dim 64).
-@pytest.mark.parametrize("is_causal", [False, True])
-@pytest.mark.parametrize(
-    ("kernel", "sizes"),
-    [
-        (64, (1, 4, 1, 1, 700, 64, 64)),
-        (64, (2, 8, 2, 3, 97, 40, 64)),
-        (64, (12, 1, 1, 1, 260, 64, 48)),
-        (64, (1, 6, 2, 9, 400, 64, 64)),
-        (64, (1, 1, 1, 32, 2000, 8, 16)),
-        (128, (1, 8, 1, 4, 1300, 128, 128)),
-        (128, (2, 2, 2, 17, 65, 80, 128)),
-        (256, (1, 3, 1, 2, 300, 160, 256)),
-        (256, (1, 1, 1, 20, 33, 256, 200)),
-    ],
-)
-def test_few_queries_see_any_number_of_keys(kernels: Kernels, kernel: int, sizes: tuple[int, ...], is_causal: bool) -> None:
-    test_it_is_exact_but_for_rounding(kernels, kernel, sizes, is_causal)
 
 
 def test_warps_that_add_up_wait_for_each_other(tmp_path: Path) -> None:
@@ -131,6 +124,36 @@ def test_masks_of_few_queries(kernels: Kernels, name: str, is_causal: bool) -> N
         "keys of one warp alone": alone,
     }
     check(kernels, q, k, v, attn_mask=masks[name], is_causal=is_causal)
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("name", ["bool", "bool, rows apart", "float32 of heads", "bfloat16", "float16", "nothing"])
+def test_keys_that_a_mask_hides_are_not_read(kernels: Kernels, name: str, is_causal: bool) -> None:
+    """A cache that is not full yet, of which the rest is no number; 12 x 4500 keys are more than 32 blocks for a warp."""
+    batch, keys, filled, queries = (12, 4500, 4100, 1) if name == "bool, rows apart" else (2, 900, 176, 5)
+    q, k, v = of_type(64, inputs(batch, 2, 1, queries, keys, 16, 16))
+    seen = (torch.arange(keys) < filled) & (torch.arange(keys) >= 40)
+    least = torch.finfo(torch.float16).min
+    masks = {
+        "bool": seen.expand(1, 1, 1, keys),
+        "bool, rows apart": torch.nn.functional.pad(seen.expand(batch, 1, 1, keys), (0, 1))[..., :keys],
+        "float32 of heads": randn(batch, 2, queries, keys, seed=9).masked_fill(~seen, -math.inf),
+        "bfloat16": torch.zeros(keys).masked_fill(~seen, -1e9).bfloat16(),
+        "float16": torch.zeros(batch, 2, queries, keys).masked_fill(~seen, least).half(),
+        "nothing": torch.zeros(1, keys, dtype=torch.bool),
+    }
+    mask = masks[name]
+    seen = seen & (name != "nothing")
+    expected, expected_lse = exact(
+        q, k, v, attn_mask=mask if mask.dtype is torch.bool else mask.float().masked_fill(~seen, -math.inf), is_causal=is_causal
+    )
+    for block in range(0, keys, 16):
+        if not seen[block : block + 16].any():
+            k[:, :, block : block + 16] = v[:, :, block : block + 16] = math.nan
+    out, lse = attention(kernels, q, k, v, mask, is_causal=is_causal)
+    assert (out.double() - expected).abs().max() <= 0.003
+    assert torch.equal(lse.isfinite(), expected_lse.isfinite())
+    assert ((lse - expected_lse).abs() <= 1e-4)[expected_lse.isfinite()].all()
 
 
 @pytest.mark.parametrize("layout", ["HND", "NHD"])
@@ -236,3 +259,16 @@ def test_what_is_left_to_others(kernels: Kernels, sizes: tuple[int, ...]) -> Non
     kernel = 64 if sizes[5] <= 64 else sizes[5]
     with pytest.raises(RuntimeError, match="quant_k_int8"):
         attention(kernels, *of_type(kernel, inputs(*sizes)))
+
+
+@pytest.mark.parametrize("sizes", [(2, 2, 2, 70, 128, 64, 64), (1, 1, 1, 128, 113, 40, 40), (1, 2, 1, 65, 96, 128, 128)])
+def test_more_keys_under_a_mask_on_hopper(tmp_path: Path, sizes: tuple[int, ...]) -> None:
+    """Whose own kernels are preceded by a look at the mask."""
+    kernels, hopper = Kernels(tmp_path, "sm_90a"), "sm90_qk_int8_pv_f16"
+    q, k, v = of_type(128 if sizes[5] > 64 else 64, inputs(*sizes))
+    mask = (torch.arange(sizes[4]) < sizes[4] - 20).expand(sizes[0], 1, 1, sizes[4])
+    out, _ = attention(kernels, q, k, v, mask, instead_of=hopper)
+    assert error_by_size(out, q, k, v, attn_mask=mask) <= LIMITS[q.dtype] * 1.2
+    for instead_of, attn_mask in ((hopper, None), (INSTEAD_OF, mask)):
+        with pytest.raises(RuntimeError, match=r"quant_k_int8|mask_tiles"):
+            attention(kernels, q, k, v, attn_mask, instead_of=instead_of)

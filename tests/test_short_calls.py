@@ -110,6 +110,14 @@ def test_prompts_of_any_length_are_not_pytorchs() -> None:
     assert is_pytorchs(512, 197, 197, 64)  # which vision models always have
 
 
+def test_few_queries_are_never_pytorchs() -> None:
+    """Keys are some more each time; 48 and 71 heads that share them are the kernels' that quantise."""
+    for heads, queries, head_dim in ((48, 1, 128), (71, 1, 64), (8, 16, 256)):
+        for keys in (100, 128, 256, 1024, 16384):
+            assert not is_pytorchs(heads, queries, keys, head_dim, kv_heads=1)
+    assert is_pytorchs(64, 64, 256)
+
+
 @pytest.mark.parametrize(
     ("heads", "tokens", "ratio"),
     [(512, 197, 0.62), (512, 577, 0.94), (48, 1100, 1.08), (192, 1370, 1.11), (72, 1200, 1.19), (160, 1500, 1.20)],

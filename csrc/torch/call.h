@@ -79,6 +79,13 @@ inline void launch(const Call& call, const char* kernel, int64_t blocks, int32_t
                                      params);
 }
 
+// Of a kernel that is one for all head_dims and dtypes.
+inline void launch_common(const Call& call, const char* kernel, int64_t blocks, int32_t threads, bool overlaps_previous, void* params) {
+  runtime::KernelStore::get().launch({kernel, kernel, call.device(), call.stream, grid_size(blocks), static_cast<uint32_t>(threads), 0,
+                                      overlaps_previous},
+                                     params);
+}
+
 // A copy whose elements lie one after the other.
 inline Tensor copied(const Tensor& x) {
   Tensor copy = empty(x.sizes(), x.scalar_type(), x);

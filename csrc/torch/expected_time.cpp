@@ -59,9 +59,10 @@ bool pytorch_is_faster(const Call& call, int32_t multiprocessors, int64_t bias) 
   if (!call.kernel.persistent) return false;
   const Kind kind = bias > 0 ? kBias : call.options.is_causal ? kCausal : kNone;
   if (kind == kBias && (call.options.is_causal || call.shape.head_dim > 128)) return false;  // not measured
-  // Of sizes that it has not seen cuDNN first makes a plan, which takes 30 ms. Under a causal mask most are of prompts, which have any length, and with
-  // a bias of texts.
-  constexpr int32_t kUsual = 64;
+  // Of sizes that it has not seen cuDNN first makes a plan, which takes 30 ms. Few queries are a model's that writes, each time over some keys more;
+  // under a causal mask most are of prompts, which have any length, and with a bias of texts.
+  constexpr int32_t kFewQueries = 16, kUsual = 64;
+  if (call.shape.qo_len <= kFewQueries) return false;
   if (kind != kNone && (call.shape.qo_len % kUsual != 0 || call.shape.kv_len % kUsual != 0)) return false;
   // With few keys memory is the limit, and quantising them something on top. 129 to 192 are as many to cuDNN as 256.
   const int32_t few_keys = call.shape.head_dim <= 128 ? 128 : 512, keys = call.shape.kv_len;

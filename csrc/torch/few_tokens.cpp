@@ -1,6 +1,7 @@
 #include "torch/few_tokens.h"
 
 #include <algorithm>
+#include <limits>
 
 #include "kernels/attention/sm80_combine_split_kv.h"
 #include "kernels/attention/sm80_qk_f16_pv_f16_split_kv.h"
@@ -28,13 +29,16 @@ int64_t strips(const AttentionShape& shape) {
 
 // Whether the 16-bit kernel is faster than others of ours, which quantise, and than PyTorch's, if that may be taken. Kernels for Hopper alone, cuDNN's
 // too, share K and V among more rows: with more keys, or queries, they are as fast, unless the call takes no longer than a launch in any case.
-bool is_for_16_bit(const Call& call, bool or_pytorch) {
+bool is_for_16_bit(const Call& call, bool or_pytorch, bool masked) {
   using Kernel = Sm80QkF16PvF16;
   const AttentionShape& shape = call.shape;
-  const int32_t head_dim = call.head_dim(), most_keys = Kernel::most_keys(head_dim);
-  const bool shares = or_pytorch || (call.kernel.persistent && head_dim > 64);
+  const int32_t head_dim = call.head_dim();
+  const bool beside_pytorch = or_pytorch && !masked;  // with a bias cuDNN was not measured beside this kernel
+  const bool shares = beside_pytorch || (call.kernel.persistent && head_dim > 64);
+  const bool looks_first = masked && !or_pytorch && call.kernel.persistent && shape.qo_len <= Kernel::kMostQueriesWhereShared;
+  const int32_t most_keys = looks_first ? Kernel::most_masked_keys_where_shared(head_dim) : Kernel::most_keys(head_dim);
   if (shape.qo_len > (shares ? Kernel::kMostQueriesWhereShared : Kernel::kMostQueries) || shape.kv_len > most_keys) return false;
-  return rows_are_even(call) && (!or_pytorch || shape.kv_len <= most_keys / 2 || strips(shape) <= 512);
+  return rows_are_even(call) && (!beside_pytorch || shape.kv_len <= most_keys / 2 || strips(shape) <= 512);
 }
 
 // Rows that share K and V: of a group of heads.
@@ -74,20 +78,24 @@ Sm80QkF16PvF16::Params params_in_16_bit(const Call& call, const std::optional<Te
 }
 
 // Parts of the keys that take least time, counted in what a warp takes for a block of keys.
-int32_t parts_of(const Call& call, int64_t strips) {
+int32_t parts_of(const Call& call, int64_t group_strips) {
   using Kernel = Sm80QkF16PvF16SplitKv;
   constexpr int64_t kStart = 4;
   const int32_t head_dim = call.head_dim();
   const int64_t at_once = int64_t{runtime::KernelStore::get().device(call.device()).multiprocessors} * Kernel::at_once(head_dim);
   const int64_t blocks = (int64_t{call.shape.kv_len} + Kernel::kBlockN - 1) / Kernel::kBlockN;
-  const auto time_of = [&](int32_t parts) {
-    const int64_t warps = int64_t{parts} * Kernel::warps(head_dim);
-    const auto own = static_cast<float>((strips * parts + at_once - 1) / at_once * ((blocks + warps - 1) / warps + kStart));
-    return own + (parts > 1 ? 2.5f + 0.15f * static_cast<float>(parts) : 0.0f);  // adding up
-  };
   int32_t best = 1;
-  for (int32_t parts = 2; parts <= Kernel::kMostParts; ++parts) {
-    if (time_of(parts) < time_of(best)) best = parts;
+  float least = std::numeric_limits<float>::infinity();
+  for (int32_t parts = 1; parts <= Kernel::kMostParts; ++parts) {
+    const int64_t warps = int64_t{parts} * Kernel::warps(head_dim), each = (blocks + warps - 1) / warps;
+    const int64_t rounds = (group_strips * parts + at_once - 1) / at_once;
+    const float add_up = parts > 1 ? 4.0f + (head_dim <= 128 ? 0.1f : 0.04f) * static_cast<float>(parts) : 0.0f;
+    const float time = static_cast<float>(rounds * (each + kStart)) + add_up;
+    if (time < least) {
+      best = parts;
+      least = time;
+    }
+    if (each == 1) break;  // further ones have nothing to do
   }
   return best;
 }
@@ -96,11 +104,11 @@ void launch_split_kv(const Call& call, const Sm80QkF16PvF16::Params& params) {
   using Kernel = Sm80QkF16PvF16SplitKv;
   const AttentionShape& shape = call.shape;
   const int32_t head_dim = call.head_dim();
-  const int64_t strips = (group_rows(shape) + Kernel::kWarpM - 1) / Kernel::kWarpM * shape.batch * shape.kv_heads;
+  const int64_t group_strips = (group_rows(shape) + Kernel::kWarpM - 1) / Kernel::kWarpM * shape.batch * shape.kv_heads;
   Kernel::Params parted{};
   static_cast<Sm80QkF16PvF16::Params&>(parted) = params;
   parted.bfloat16 = is_bfloat16(call) ? 1 : 0;
-  parted.parts = parts_of(call, strips);
+  parted.parts = parts_of(call, group_strips);
   const int64_t rows = int64_t{shape.batch} * shape.q_heads * shape.qo_len;
   Tensor workspace;
   if (parted.parts > 1) {
@@ -109,13 +117,12 @@ void launch_split_kv(const Call& call, const Sm80QkF16PvF16::Params& params) {
     parted.part_out = data_or_null<float>(workspace);
     parted.part_sums = parted.part_out + outs;
   }
-  launch(call, "sm80_qk_f16_pv_f16_split_kv", strips * parted.parts, Kernel::threads(head_dim), /*overlaps_previous=*/false, &parted);
+  launch(call, "sm80_qk_f16_pv_f16_split_kv", group_strips * parted.parts, Kernel::threads(head_dim), /*overlaps_previous=*/false, &parted);
   if (parted.parts == 1) return;
-  const int64_t threads = rows * (shape.v_head_dim / Sm80CombineSplitKv::kChannels);
-  const uint32_t blocks = grid_size((threads + Sm80CombineSplitKv::kThreads - 1) / Sm80CombineSplitKv::kThreads);
-  runtime::KernelStore::get().launch({"sm80_combine_split_kv", "sm80_combine_split_kv", call.device(), call.stream, blocks,
-                                      Sm80CombineSplitKv::kThreads, 0, /*overlaps_previous=*/true},
-                                     &parted);
+  using Combine = Sm80CombineSplitKv;
+  const int64_t threads = rows * ((shape.v_head_dim + Combine::kChannelsOfWarp - 1) / Combine::kChannelsOfWarp) * 32;
+  launch_common(call, "sm80_combine_split_kv", (threads + Combine::kThreads - 1) / Combine::kThreads, Combine::kThreads, /*overlaps_previous=*/true,
+                &parted);
 }
 
 std::tuple<Tensor, Tensor> attention_in_16_bit(Call& call, const std::optional<Tensor>& attn_mask, bool split_kv) {
@@ -140,8 +147,7 @@ std::optional<std::tuple<Tensor, Tensor>> attention_of_few_tokens(Call& call, co
   if (call.q.numel() == 0) return std::nullopt;
   if (call.options.or_16_bit && is_for_split_kv(call)) return attention_in_16_bit(call, attn_mask, /*split_kv=*/true);
   const bool or_pytorch = pytorch_serves(call, attn_mask);
-  // With a bias cuDNN was not measured beside the 16-bit kernel.
-  if (call.options.or_16_bit && is_for_16_bit(call, or_pytorch && !attn_mask.has_value())) return attention_in_16_bit(call, attn_mask, /*split_kv=*/false);
+  if (call.options.or_16_bit && is_for_16_bit(call, or_pytorch, attn_mask.has_value())) return attention_in_16_bit(call, attn_mask, /*split_kv=*/false);
   if (or_pytorch) return pytorch_attention(call, attn_mask);
   return std::nullopt;
 }

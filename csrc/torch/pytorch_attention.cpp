@@ -30,10 +30,10 @@ Tensor transposed(const Tensor& x) {
 }
 
 // To cuDNN a query all of whose keys a mask hides by large numbers sees them all alike.
-void hide_rows(const Call& call, const Tensor& attn_mask, const Tensor& out, const Tensor& lse) {
+void hide_rows(const Call& call, const AttentionMask& mask, const Tensor& out, const Tensor& lse) {
   const AttentionShape& shape = call.shape;
   HiddenRows::Params params{};
-  params.mask = described(call, attn_mask);
+  params.mask = mask;
   params.out = view(out, shape.heads_first);
   params.lse = data_or_null<float>(lse);
   params.batch = shape.batch;
@@ -42,10 +42,7 @@ void hide_rows(const Call& call, const Tensor& attn_mask, const Tensor& out, con
   params.kv_len = shape.kv_len;
   params.v_head_dim = shape.v_head_dim;
   const int64_t rows = int64_t{shape.batch} * shape.q_heads * shape.qo_len;
-  runtime::KernelStore::get().launch({"hidden_rows", "hidden_rows", call.device(), call.stream,
-                                      grid_size((rows + HiddenRows::kThreads - 1) / HiddenRows::kThreads), HiddenRows::kThreads, 0,
-                                      /*overlaps_previous=*/true},
-                                     &params);
+  launch_common(call, "hidden_rows", (rows + HiddenRows::kThreads - 1) / HiddenRows::kThreads, HiddenRows::kThreads, /*overlaps_previous=*/true, &params);
 }
 
 }  // namespace
@@ -59,27 +56,28 @@ bool pytorch_serves(const Call& call, const std::optional<Tensor>& attn_mask) {
 std::tuple<Tensor, Tensor> pytorch_attention(Call& call, const std::optional<Tensor>& attn_mask) {
   const AttentionShape& shape = call.shape;
   const auto turned = [&](const Tensor& x) { return shape.heads_first ? x : transposed(x); };
+  AttentionMask mask{};
   std::optional<Tensor> bias;
   if (attn_mask.has_value()) {
-    const AttentionMask mask = described(call, *attn_mask);
-    const auto size = static_cast<int64_t>(attn_mask->element_size());
-    bias = attn_mask->as_strided({shape.batch, shape.q_heads, shape.qo_len, shape.kv_len},
-                                 {mask.batch_stride / size, mask.head_stride / size, mask.row_stride / size, mask.key_stride / size});
+    mask = described(call, *attn_mask);
+    bias = attn_mask;
+    const int64_t sizes[] = {shape.batch, shape.q_heads, shape.qo_len, shape.kv_len};
+    if (attn_mask->dim() != 4 || attn_mask->numel() != sizes[0] * sizes[1] * sizes[2] * sizes[3]) {
+      const auto size = static_cast<int64_t>(attn_mask->element_size());
+      bias = attn_mask->as_strided({sizes, 4}, {mask.batch_stride / size, mask.head_stride / size, mask.row_stride / size, mask.key_stride / size});
+    }
   }
   const bool with_lse = call.options.return_lse || bias.has_value();
-  const auto [result, lse_of_any_shape] =
-      cudnn_attention(turned(call.q), turned(call.k), turned(call.v), bias, with_lse, call.options.is_causal, call.sm_scale);
+  auto [result, lse] = cudnn_attention(turned(call.q), turned(call.k), turned(call.v), bias, with_lse, call.options.is_causal, call.sm_scale);
   Tensor out = turned(result);
   if (!out.is_contiguous()) out = copied(out);
-  const int64_t heads = shape.q_heads, rows = shape.qo_len;
-  // Some releases of PyTorch add a dimension of 1.
-  const Tensor lse =
-      with_lse ? lse_of_any_shape.as_strided({shape.batch, heads, rows}, {heads * rows, rows, 1}) : call.empty({0}, kFloat);
   if (bias.has_value()) {
     call.stream = current_stream(call.device());
-    hide_rows(call, *attn_mask, out, lse);
+    hide_rows(call, mask, out, lse);
   }
-  return {out, call.options.return_lse ? lse : call.empty({0}, kFloat)};
+  if (!call.options.return_lse) return {out, call.empty({0}, kFloat)};
+  const int64_t heads = shape.q_heads, rows = shape.qo_len;
+  return {out, lse.as_strided({shape.batch, heads, rows}, {heads * rows, rows, 1})};  // some releases of PyTorch add a dimension of 1
 }
 
 }  // namespace sage

@@ -6,37 +6,57 @@
 
 namespace sage {
 
+// Of some parts of a row: four channels of the output, and the row's sums, relative to their largest score.
+struct Parts {
+  float4 out = {};
+  float largest = -INFINITY, total = 0.0f;
+
+  __device__ __forceinline__ void add(float4 x, float other_largest, float other_total) {
+    const float before = largest;
+    largest = fmaxf(before, other_largest);
+    const float rescale = weight_of(before, largest), weight = weight_of(other_largest, largest);
+    total = total * rescale + other_total * weight;
+    out = make_float4(out.x * rescale + x.x * weight, out.y * rescale + x.y * weight, out.z * rescale + x.z * weight, out.w * rescale + x.w * weight);
+  }
+};
+
 extern "C" __global__ void __launch_bounds__(Sm80CombineSplitKv::kThreads)
     sm80_combine_split_kv(const __grid_constant__ Sm80CombineSplitKv::Params p) {
+  using Kernel = Sm80CombineSplitKv;
   ptx::grid_dependency_wait();
-  const int pieces = p.v_head_dim / Sm80CombineSplitKv::kChannels;
-  const int64_t index = int64_t{blockIdx.x} * Sm80CombineSplitKv::kThreads + threadIdx.x;
-  const int64_t row = index / pieces;
-  const int channel = static_cast<int>(index % pieces) * Sm80CombineSplitKv::kChannels;
+  constexpr int kLanes = 32 / Kernel::kSharers;  // that have other channels
+  const int lane = threadIdx.x % 32;
+  const int warps = (p.v_head_dim + Kernel::kChannelsOfWarp - 1) / Kernel::kChannelsOfWarp;
+  const int64_t warp = int64_t{blockIdx.x} * (Kernel::kThreads / 32) + threadIdx.x / 32;
+  const int64_t row = warp / warps;
+  const int channel = static_cast<int>(warp % warps) * Kernel::kChannelsOfWarp + lane % kLanes * Kernel::kChannels;
   const int token = static_cast<int>(row % p.qo_len);
   const int64_t batch_head = row / p.qo_len;
   const int batch = static_cast<int>(batch_head / p.q_heads), head = static_cast<int>(batch_head % p.q_heads);
   if (batch >= p.batch) return;
 
-  float4 out = {};
-  float largest = -INFINITY, total = 0.0f;
+  const bool there = channel < p.v_head_dim;
+  Parts parts;
 #pragma unroll 4
-  for (int part = 0; part < p.parts; ++part) {
+  for (int part = lane / kLanes; part < p.parts; part += Kernel::kSharers) {
     const int64_t from = row * p.parts + part;
     const float2 sums = *reinterpret_cast<const float2*>(p.part_sums + from * 2);
-    const float4 x = *reinterpret_cast<const float4*>(p.part_out + from * p.v_head_dim + channel);
-    const float before = largest;
-    largest = fmaxf(before, sums.x);
-    const float rescale = weight_of(before, largest), weight = weight_of(sums.x, largest);
-    total = total * rescale + sums.y * weight;
-    out = make_float4(out.x * rescale + x.x * weight, out.y * rescale + x.y * weight, out.z * rescale + x.z * weight, out.w * rescale + x.w * weight);
+    const float4 out = there ? *reinterpret_cast<const float4*>(p.part_out + from * p.v_head_dim + channel) : float4{};
+    parts.add(out, sums.x, sums.y);
   }
+#pragma unroll
+  for (int other = kLanes; other < 32; other *= 2) {
+    const auto of_other = [&](float x) { return __shfl_xor_sync(0xffffffffu, x, other); };
+    parts.add(make_float4(of_other(parts.out.x), of_other(parts.out.y), of_other(parts.out.z), of_other(parts.out.w)), of_other(parts.largest),
+              of_other(parts.total));
+  }
+  if (lane >= kLanes || !there) return;
   if (p.bfloat16 != 0) {
-    store_channels(const_cast<__nv_bfloat16*>(row_pointer<__nv_bfloat16>(p.out, batch, head, token)) + channel, out, total);
+    store_channels(const_cast<__nv_bfloat16*>(row_pointer<__nv_bfloat16>(p.out, batch, head, token)) + channel, parts.out, parts.total);
   } else {
-    store_channels(const_cast<__half*>(row_pointer<__half>(p.out, batch, head, token)) + channel, out, total);
+    store_channels(const_cast<__half*>(row_pointer<__half>(p.out, batch, head, token)) + channel, parts.out, parts.total);
   }
-  if (p.lse != nullptr && channel == 0) p.lse[row] = log_sum_exp(largest, total, p.level);
+  if (p.lse != nullptr && channel == 0) p.lse[row] = log_sum_exp(parts.largest, parts.total, p.level);
 }
 
 }  // namespace sage

@@ -7,7 +7,9 @@ namespace sage {
 
 struct Sm80CombineSplitKv {
   static constexpr int kThreads = 128;
-  static constexpr int kChannels = 4;  // a thread's, of a row
+  static constexpr int kChannels = 4;  // a lane's, of a row
+  static constexpr int kSharers = 4;   // lanes that have the same channels, of some of the parts each
+  static constexpr int kChannelsOfWarp = 32 / kSharers * kChannels;
 
   using Params = Sm80QkF16PvF16SplitKv::Params;
 };

@@ -3,6 +3,7 @@
 // A warp computes 16 rows of the output.
 #include "kernels/attention/sm80_qk_f16_pv_f16.h"
 
+#include "kernels/attention/in_16_bits/row_out.cuh"
 #include "kernels/attention/in_16_bits/warp.cuh"
 
 namespace sage {
@@ -53,7 +54,7 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::warps_per
   } rows{p, row_pointer<Element>(p.q, batch, head, 0), batch, head, first_row + lane / 4};
   const int keys = p.causal ? min(p.kv_len, first_row + Config::kWarpM) : p.kv_len;
   Sums sums;
-  attend(sums, p, rows, k_head, v_head, 0, keys);
+  attend(sums, p, rows, AllKeys{keys}, k_head, v_head);
 
   int none = 0;
   ptx::keep(none);  // so that it is found anew, and takes no registers meanwhile
@@ -76,10 +77,7 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::warps_per
         *reinterpret_cast<uint4*>(to + piece * 32) = make_uint4(words[0], words[1], words[2], words[3]);
       }
     }
-    if (p.lse != nullptr && lane % 4 == 0) {
-      constexpr float kLn2 = 0.6931471805599453f;
-      p.lse[last.lse + token] = total == 0.0f ? -INFINITY : (sums.largest[row] - p.level + ptx::lg2(total)) * kLn2;
-    }
+    if (p.lse != nullptr && lane % 4 == 0) p.lse[last.lse + token] = log_sum_exp(sums.largest[row], total, p.level);
   }
 }
 

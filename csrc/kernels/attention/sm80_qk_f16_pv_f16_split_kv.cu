@@ -34,8 +34,18 @@ struct Share {
   }
 };
 
-// Rows lane / 4 of a strip and 8 further; the last one again where there are none. Rows of a group are its heads' first queries to last, one head
-// after the other, as in the output.
+// Which of the rows of all heads of a group, first queries to last, one head after the other, as in the output.
+struct GroupRow {
+  int head, token;
+
+  __device__ __forceinline__ GroupRow(const Split::Params& p, int kv_head, int row)
+      : head(kv_head * (p.q_heads / p.kv_heads) + row / p.qo_len), token(row % p.qo_len) {}
+  __device__ __forceinline__ const uint8_t* mask(const Split::Params& p, int batch) const {
+    return static_cast<const uint8_t*>(p.mask.data) + batch * p.mask.batch_stride + head * p.mask.head_stride + token * p.mask.row_stride;
+  }
+};
+
+// Rows lane / 4 of a strip and 8 further; the last one again where there are none.
 struct GroupRows {
   const Split::Params& p;
   const Config::Element* q[2];
@@ -46,10 +56,10 @@ struct GroupRows {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int row = min(share.first + static_cast<int>(threadIdx.x) % 32 / 4 + i * 8, share.group_rows - 1);
-      const int head = share.kv_head * (p.q_heads / p.kv_heads) + row / p.qo_len;
-      tokens[i] = row % p.qo_len;
-      q[i] = row_pointer<Config::Element>(p.q, share.batch, head, tokens[i]);
-      masks[i] = static_cast<const uint8_t*>(p.mask.data) + share.batch * p.mask.batch_stride + head * p.mask.head_stride + tokens[i] * p.mask.row_stride;
+      const GroupRow of_group(p, share.kv_head, row);
+      tokens[i] = of_group.token;
+      q[i] = row_pointer<Config::Element>(p.q, share.batch, of_group.head, of_group.token);
+      masks[i] = of_group.mask(p, share.batch);
     }
   }
   __device__ __forceinline__ void load_q(uint32_t (&words)[2][4], int piece) const {
@@ -62,6 +72,57 @@ struct GroupRows {
   }
   __device__ __forceinline__ const uint8_t* mask(int row) const { return masks[row]; }
   __device__ __forceinline__ int last_key(int row) const { return tokens[row]; }
+};
+
+// Whether a mask's row hides the keys [begin, end).
+template <AttentionMask::Type kType>
+__device__ __forceinline__ bool hides(const AttentionMask& mask, const uint8_t* row, int begin, int end) {
+  constexpr int kTogether = 4;
+#pragma unroll 1
+  for (int first = begin; first < end; first += kTogether) {
+    const uint8_t* some = row + first * mask.key_stride;
+    bool hidden = true;
+#pragma unroll
+    for (int i = 0; i < kTogether; ++i) {
+      hidden = mask_value(kType, some + min(i, end - 1 - first) * static_cast<int32_t>(mask.key_stride)) == -INFINITY && hidden;
+    }
+    if (!hidden) return false;
+  }
+  return true;
+}
+
+// Of 32 blocks of keys, each `step` keys after the one before, those that a row of a strip sees. A mask may hide most: a cache that is not full yet.
+struct SeenKeys {
+  uint32_t origin, step;
+  int end;
+  uint32_t rest;  // of the blocks: which are still to come
+
+  // A lane looks at a block.
+  __device__ __forceinline__ SeenKeys(const Split::Params& p, const Share& share, uint32_t origin, uint32_t step, int end)
+      : origin(origin), step(step), end(end) {
+    const uint32_t block = origin + threadIdx.x % 32 * step;
+    bool seen = block < static_cast<uint32_t>(end);
+    if (p.mask.data != nullptr) {
+      // Heads may have the same mask, and queries.
+      const int rows = p.mask.head_stride != 0 ? share.rows : p.mask.row_stride != 0 ? min(share.rows, p.qo_len) : 1;
+      bool hidden = true;
+#pragma unroll 1
+      for (int row = rows - 1; row >= 0 && __any_sync(0xffffffffu, seen && hidden); --row) {
+        const uint8_t* of_row = GroupRow(p, share.kv_head, share.first + row).mask(p, share.batch);
+        with_type(p.mask.type, [&](auto type) {
+          if (seen && hidden) hidden = hides<type.value>(p.mask, of_row, static_cast<int>(block), min(static_cast<int>(block) + Split::kBlockN, end));
+        });
+      }
+      seen = seen && !hidden;
+    }
+    rest = __ballot_sync(0xffffffffu, seen);
+  }
+  __device__ __forceinline__ int first() { return after(0); }
+  __device__ __forceinline__ int after(int) {
+    const int place = __ffs(rest) - 1;
+    rest &= rest - 1;
+    return place < 0 ? end : static_cast<int>(origin + place * step);
+  }
 };
 
 // A strip's rows, as far as warps have looked at their keys.
@@ -142,24 +203,28 @@ extern "C" __global__ void __launch_bounds__(Split::kThreads, Split::at_once(SAG
   ptx::grid_dependency_launch();
   __shared__ Shared shared;
   Sums sums;
+  int none = 0, end;
   {
-    const Share share(p, 0);
-    // The keys that one of the rows sees are shared out evenly, by blocks.
+    const Share share(p, none);
+    // Of keys that one of the rows sees.
     const int last = share.first + share.rows - 1;
     const bool of_one_head = share.first / p.qo_len == last / p.qo_len;
-    const int keys = !p.causal ? p.kv_len : min(p.kv_len, of_one_head ? last % p.qo_len + 1 : p.qo_len);
-    const int sharers = p.parts * Split::kWarps;
-    const int each = ((keys + Split::kBlockN - 1) / Split::kBlockN + sharers - 1) / sharers * Split::kBlockN;
-    const int begin = (share.part * Split::kWarps + static_cast<int>(threadIdx.x) / 32) * each;
-    if (begin < keys) {
-      attend(sums, p, GroupRows(p, share), row_pointer<Element>(p.k, share.batch, share.kv_head, 0),
-             row_pointer<Element>(p.v, share.batch, share.kv_head, 0), begin, min(begin + each, keys));
-    }
+    end = !p.causal ? p.kv_len : min(p.kv_len, of_one_head ? last % p.qo_len + 1 : p.qo_len);
+  }
+  // Blocks in turn, so that what a mask hides is a little of each warp's.
+  const uint32_t step = p.parts * Split::kWarps * Split::kBlockN, begin = (blockIdx.x % p.parts * Split::kWarps + threadIdx.x / 32) * Split::kBlockN;
+#pragma unroll 1
+  for (uint32_t origin = begin; origin < static_cast<uint32_t>(end); origin += 32 * step) {
+    ptx::keep(none);  // so that it is found anew, and takes no registers meanwhile
+    const Share share(p, none);
+    const SeenKeys keys(p, share, origin, step, end);
+    if (keys.rest == 0) continue;
+    attend(sums, p, GroupRows(p, share), keys, row_pointer<Element>(p.k, share.batch, share.kv_head, 0),
+           row_pointer<Element>(p.v, share.batch, share.kv_head, 0));
   }
   add_warps(shared, sums);
 
-  int none = 0;
-  ptx::keep(none);  // so that it is found anew, and takes no registers meanwhile
+  ptx::keep(none);
   const auto [part, batch, kv_head, group_rows, first, rows] = Share(p, none);
   const int pieces = p.v_head_dim / 4;
   for (int i = threadIdx.x; i < rows * pieces; i += Split::kThreads) {
@@ -177,8 +242,8 @@ extern "C" __global__ void __launch_bounds__(Split::kThreads, Split::at_once(SAG
       if (channel == 0) *reinterpret_cast<float2*>(p.part_sums + to * 2) = make_float2(largest, total);
       continue;
     }
-    const int head = kv_head * (p.q_heads / p.kv_heads) + (first + row) / p.qo_len;
-    store_channels(const_cast<Element*>(row_pointer<Element>(p.out, batch, head, (first + row) % p.qo_len)) + channel, sum, total);
+    const GroupRow of_group(p, kv_head, first + row);
+    store_channels(const_cast<Element*>(row_pointer<Element>(p.out, batch, of_group.head, of_group.token)) + channel, sum, total);
     if (p.lse != nullptr && channel == 0) p.lse[of_all] = log_sum_exp(largest, total, p.level);
   }
 }

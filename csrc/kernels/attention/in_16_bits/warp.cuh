@@ -102,13 +102,21 @@ struct Sums {
   float largest[2] = {-INFINITY, -INFINITY}, sum[2] = {};  // score, in log2 units; a lane's own probabilities
 };
 
-// Keys [begin, end) of a head.
+// All keys before `end`, by blocks.
+struct AllKeys {
+  int end;
+  __device__ __forceinline__ int first() { return 0; }
+  __device__ __forceinline__ int after(int block) { return block + Config::kBlockN; }
+};
+
+// Keys of a head.
+//   keys.first(), after(block)  blocks in turn; `keys.end` or more: there is none
 //   rows.load_q(words, piece)   a piece of the lane's rows of Q
 //   rows.mask(row)              what the mask says of key 0
 //   rows.last_key(row)          that the row sees, under a causal mask
-template <typename Rows>
-__device__ __forceinline__ void attend(Sums& sums, const Config::Params& p, const Rows& rows, const Config::Element* k_head,
-                                       const Config::Element* v_head, int begin, int end) {
+template <typename Rows, typename Keys>
+__device__ __forceinline__ void attend(Sums& sums, const Config::Params& p, const Rows& rows, Keys keys, const Config::Element* k_head,
+                                       const Config::Element* v_head) {
   using Element = Config::Element;
   const int lane = threadIdx.x % 32;
   auto& [out, largest, sum] = sums;
@@ -118,10 +126,11 @@ __device__ __forceinline__ void attend(Sums& sums, const Config::Params& p, cons
     for (int piece = 0; piece < Config::kPieces; ++piece) rows.load_q(q[piece], piece);
   }
   Block k, v;
-  if constexpr (Config::kAhead) load_block(k, p.k, k_head, begin, p.kv_len, p.head_dim);
+  int block = keys.first();
+  if constexpr (Config::kAhead) load_block(k, p.k, k_head, block, p.kv_len, p.head_dim);
 
 #pragma unroll 1
-  for (int block = begin; block < end; block += Config::kBlockN) {
+  for (int next; block < keys.end; block = next) {
     if constexpr (Config::kAhead) load_block(v, p.v, v_head, block, p.kv_len, p.v_head_dim);
 
     Scores scores = {};
@@ -140,7 +149,8 @@ __device__ __forceinline__ void attend(Sums& sums, const Config::Params& p, cons
         }
       }
     }
-    if (Config::kAhead && block + Config::kBlockN < end) load_block(k, p.k, k_head, block + Config::kBlockN, p.kv_len, p.head_dim);
+    next = keys.after(block);
+    if (Config::kAhead && next < keys.end) load_block(k, p.k, k_head, next, p.kv_len, p.head_dim);
 
     // In log2 units; what is not seen becomes -infinity.
     const int first_key = block + lane % 4 * Config::kRun;
