@@ -70,6 +70,12 @@ def padding(layer: Layer) -> torch.Tensor:
     return keys.expand(layer.batch, 1, 1, layer.kv_len).contiguous()
 
 
+def first_quarter(layer: Layer) -> torch.Tensor:
+    """Of the keys: a cache with room for more."""
+    keys = torch.arange(layer.kv_len, device="cuda") < layer.kv_len // 4
+    return keys.expand(layer.batch, 1, 1, layer.kv_len).contiguous()
+
+
 def window(layer: Layer) -> torch.Tensor:
     """Each query sees itself and the half as many keys before it."""
     rows = torch.ones(layer.qo_len, layer.kv_len, dtype=torch.bool, device="cuda").tril()
@@ -133,6 +139,7 @@ LAYERS = (
     Layer("Llama 3.1 8B, chunk of a prompt", "language", 1, 32, 8, 2048, 8192, 128, mask=last_rows),
     Layer("Llama 3.1 8B, one token", "language", 8, 32, 8, 1, 4096, 128),
     Layer("Llama 3.1 8B, one token, padded", "language", 8, 32, 8, 1, 4096, 128, mask=padding),
+    Layer("Llama 3.1 8B, one token, cache not full", "language", 8, 32, 8, 1, 4096, 128, mask=first_quarter),
     Layer("Llama 3.1 8B, four drafted tokens", "language", 1, 32, 8, 4, 4096, 128, mask=last_rows),
     Layer("Qwen 2.5 7B, prompt", "language", 1, 28, 4, 4096, 4096, 128, causal=True),
     Layer("Mistral 7B, window", "language", 1, 32, 8, 8192, 8192, 128, mask=window),
