@@ -80,16 +80,17 @@ class Choice(NamedTuple):
         where = "the CPU's reference of it" if self.gpu == "CPU" else f"compute capability {self.gpu}"
         lines = [f"{self.kernel} on {where}: {self.reason}", *(f"  not {line}" for line in self.passed_over)]
         if self.or_16_bit and FEW_TOKENS is not None:
+            shared = KERNELS[self.kernel].gpus == "9.0 alone"  # Hopper's own kernels share K and V among more rows
             masked = (
                 f", {FEW_TOKENS.queries_where_shared} and {FEW_TOKENS.masked_keys_where_shared} under an attn_mask"
-                if self.gpu == "9.0"
+                if shared
                 else ""
             )
             lines.append(
                 f"  up to {FEW_TOKENS.queries} queries and {FEW_TOKENS.keys} keys{masked} (fewer of head_dims over 64): "
                 f"{FEW_TOKENS.name}, in 16 bits, faster there and more exact, where rows start on 16 bytes"
             )
-            rows = FEW_TOKENS.rows_where_shared if self.gpu == "9.0" else FEW_TOKENS.rows
+            rows = FEW_TOKENS.rows_where_shared if shared else FEW_TOKENS.rows
             lines.append(
                 f"  up to {rows} queries times heads that share K and V, over any number of keys: {FEW_TOKENS.over_many_keys}, likewise"
             )

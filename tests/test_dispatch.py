@@ -288,6 +288,10 @@ def test_few_tokens_are_the_16_bit_kernels() -> None:
     assert few.name in str(explain(Q, K, V, architecture="8.9"))
     assert f"up to {few.rows} queries times heads" in str(explain(Q, K, V, architecture="8.9"))
     assert f"up to {few.rows_where_shared} queries times heads" in str(explain(Q, K, V, architecture="9.0"))
+    assert f"and {few.masked_keys_where_shared} under an attn_mask" in str(explain(Q, K, V, architecture="9.0"))
+    other = str(explain(Q, K, V, attn_mask=torch.zeros(1), architecture="9.0"))  # of another dtype: not Hopper's own kernel
+    assert f"up to {few.rows} queries times heads" in other
+    assert "under an attn_mask" not in other
     assert few.name not in str(explain(Q, K, V))
 
 
