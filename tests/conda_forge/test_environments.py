@@ -53,7 +53,7 @@ def test_an_environment_has_what_its_tasks_need_and_no_more(table: Table) -> Non
             compiles = {"gxx", "cmake", "ninja", "cuda-nvcc"} & found.keys()
             assert bool(compiles) == (platform.startswith("linux-") and (environment == "test" or environment.startswith("cu")))
             assert ("pytorch" in found) == (environment in ("test", "bench"))
-            assert ("diffusers" in found) == (environment == "test")
+            assert ({"diffusers", "transformers"} <= found.keys()) == (environment == "test")
             assert ("rattler-build" in found) == (environment == "release")
 
 
