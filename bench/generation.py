@@ -105,6 +105,7 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_grad_enabled(False)
     model, logits = llama(), {}
+    lengths = [PROMPT]  # that have been seen
     result: list[dict[str, Any]] = []
     for name, attention in ATTENTION.items():
         torch.nn.functional.scaled_dot_product_attention = attention
@@ -112,7 +113,9 @@ def main() -> None:
         error = round(float((logits[name] - logits["PyTorch"]).abs().sum() / logits["PyTorch"].abs().sum()), 4)
         print(f"{name}: first logits differ by {error}")
         result.append({"attention": name, "logits_differ": error})
-        for kind, prompt in (("growing", PROMPT + 100), ("static", PROMPT + 200)) if ON_GPU else ():
+        for kind in ("growing", "static") if ON_GPU else ():
+            prompt = PROMPT + 2 * WRITTEN * len(lengths)
+            lengths.append(prompt)
             first, again = (round(written(model, prompt, static(model) if kind == "static" else None)[1], 2) for _ in "12")
             result[-1][kind] = {"first": first, "again": again}
             print(f"{first:>8.1f} ms a token at new lengths{again:>8.1f} again  {kind} cache")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
+import mmap
 from pathlib import Path
 from typing import Any
 
@@ -156,6 +158,33 @@ def test_keys_that_a_mask_hides_are_not_read(kernels: Kernels, name: str, is_cau
     assert ((lse - expected_lse).abs() <= 1e-4)[expected_lse.isfinite()].all()
 
 
+def at_the_end_of_memory(x: torch.Tensor) -> torch.Tensor:
+    """A contiguous copy. Whoever reads what is behind it ends the process."""
+    page, size = mmap.PAGESIZE, x.numel() * x.element_size()
+    pages = -(-size // page)
+    memory = mmap.mmap(-1, (pages + 1) * page)
+    behind = ctypes.addressof(ctypes.c_char.from_buffer(memory)) + pages * page
+    assert ctypes.CDLL(None).mprotect(ctypes.c_void_p(behind), page, 0) == 0
+    copy = torch.frombuffer(memory, dtype=x.dtype, offset=pages * page - size, count=x.numel()).view(x.shape)
+    return copy.copy_(x)
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("of", ["queries", "heads", "both"])
+@pytest.mark.parametrize(("q_heads", "kv_heads", "queries"), [(6, 2, 2), (4, 1, 5), (8, 1, 5)])
+def test_keys_that_a_row_alone_sees(
+    kernels: Kernels, q_heads: int, kv_heads: int, queries: int, of: str, dtype: torch.dtype
+) -> None:
+    """Each 16 of them; of any head or query, in the first strip of 16 rows or a later one. Behind the mask is nothing."""
+    keys = 601
+    q, k, v = of_type(64, inputs(1, q_heads, kv_heads, queries, keys, 16, 16))
+    heads, rows = (1 if of == "queries" else q_heads), (1 if of == "heads" else queries)
+    alone = torch.randint(heads * rows, (1, -(-keys // 16)), generator=torch.Generator().manual_seed(queries))
+    seen = (torch.arange(heads * rows)[:, None] == alone.repeat_interleave(16, 1)[:, :keys]).view(1, heads, rows, keys)
+    mask = seen if dtype is torch.bool else randn(*seen.shape, seed=9).masked_fill(~seen, -math.inf).to(dtype)
+    check(kernels, q, k, v, attn_mask=at_the_end_of_memory(mask))
+
+
 @pytest.mark.parametrize("layout", ["HND", "NHD"])
 def test_any_strides(kernels: Kernels, layout: str) -> None:
     """Tokens before heads, rows apart; what is between them is no number."""
@@ -272,3 +301,10 @@ def test_more_keys_under_a_mask_on_hopper(tmp_path: Path, sizes: tuple[int, ...]
     for instead_of, attn_mask in ((hopper, None), (INSTEAD_OF, mask)):
         with pytest.raises(RuntimeError, match=r"quant_k_int8|mask_tiles"):
             attention(kernels, q, k, v, attn_mask, instead_of=instead_of)
+
+
+@pytest.mark.parametrize(("queries", "keys", "head_dim"), [(129, 128, 64), (70, 129, 64), (70, 97, 128), (70, 33, 256)])
+def test_no_more_keys_under_a_mask_on_hopper(kernels: Kernels, tmp_path: Path, queries: int, keys: int, head_dim: int) -> None:
+    q, k, v = of_type(head_dim, inputs(1, 1, 1, queries, keys, head_dim, head_dim))
+    with pytest.raises(RuntimeError, match=r"mask_tiles"):
+        attention(Kernels(tmp_path, "sm_90a"), q, k, v, torch.ones(keys, dtype=torch.bool), instead_of="sm90_qk_int8_pv_f16")
