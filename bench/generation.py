@@ -11,7 +11,6 @@ take longest in a step that writes a token, by PyTorch's profiler. Without a GPU
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import time
 from collections.abc import Callable
@@ -19,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from measure import environment
+import transformers
+from measure import environment, relative_l1
 from torch.profiler import ProfilerActivity, profile
 
 from sageattention import sageattn
@@ -31,8 +31,6 @@ LAYERS, HEADS, KV_HEADS, WIDTH = (16, 16, 4, 2048) if ON_GPU else (2, 4, 2, 256)
 BATCH, PROMPT, WRITTEN, ROOM = (8, 300, 40, 4096) if ON_GPU else (2, 20, 3, 64)
 STEPS = 5  # that are profiled
 ATTENTION: dict[str, Callable[..., Any]] = {"PyTorch": torch.nn.functional.scaled_dot_product_attention, "sageattn": sageattn}
-
-transformers = importlib.import_module("transformers")
 
 
 def llama() -> Any:
@@ -110,7 +108,7 @@ def main() -> None:
     for name, attention in ATTENTION.items():
         torch.nn.functional.scaled_dot_product_attention = attention
         logits[name] = written(model, PROMPT, None)[0]  # with what kernels need at first
-        error = round(float((logits[name] - logits["PyTorch"]).abs().sum() / logits["PyTorch"].abs().sum()), 4)
+        error = round(relative_l1(logits[name], logits["PyTorch"].double()), 4)
         print(f"{name}: first logits differ by {error}")
         result.append({"attention": name, "logits_differ": error})
         for kind in ("growing", "static") if ON_GPU else ():

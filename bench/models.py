@@ -64,16 +64,20 @@ class Layer(NamedTuple):
         return f"{self.batch}×{heads}×{tokens}, D={self.head_dim}{more}"
 
 
+def first_keys(layer: Layer, count: int) -> torch.Tensor:
+    """That all queries see."""
+    keys = torch.arange(layer.kv_len, device="cuda") < count
+    return keys.expand(layer.batch, 1, 1, layer.kv_len).contiguous()
+
+
 def padding(layer: Layer) -> torch.Tensor:
     """The last tenth of the keys."""
-    keys = torch.arange(layer.kv_len, device="cuda") < layer.kv_len - layer.kv_len // 10
-    return keys.expand(layer.batch, 1, 1, layer.kv_len).contiguous()
+    return first_keys(layer, layer.kv_len - layer.kv_len // 10)
 
 
 def first_quarter(layer: Layer) -> torch.Tensor:
     """Of the keys: a cache with room for more."""
-    keys = torch.arange(layer.kv_len, device="cuda") < layer.kv_len // 4
-    return keys.expand(layer.batch, 1, 1, layer.kv_len).contiguous()
+    return first_keys(layer, layer.kv_len // 4)
 
 
 def window(layer: Layer) -> torch.Tensor:

@@ -62,10 +62,10 @@ MODELS: dict[str, tuple[dict[str, Any], int]] = {
 TOLERANCE = 0.02
 
 
-def built(name: str, config: dict[str, Any], how: Any = transformers.AutoModel) -> Any:
+def built(name: str, how: Any = transformers.AutoModel) -> Any:
     """With random weights that keep the size of what they multiply: as they come, attention changes little by them."""
     torch.manual_seed(0)
-    settings = transformers.AutoConfig.for_model(name, **config)
+    settings = transformers.AutoConfig.for_model(name, **MODELS[name][0])
     model = how.from_config(settings, attn_implementation="sdpa")
     for path, weight in model.named_parameters():
         if weight.dim() == 2 and "embed" not in path:
@@ -87,7 +87,7 @@ def inputs(name: str) -> dict[str, torch.Tensor]:
     return {"input_ids": ids, "attention_mask": mask, **({"decoder_input_ids": ids[:, :9]} if name in ("t5", "bart") else {})}
 
 
-def seen(name: str, out: Any, given: dict[str, torch.Tensor]) -> torch.Tensor:
+def seen(out: Any, given: dict[str, torch.Tensor]) -> torch.Tensor:
     """The last layer's output, but for what stands where a text is padded."""
     hidden: torch.Tensor = out.last_hidden_state.double()
     padded = "attention_mask" in given and "decoder_input_ids" not in given
@@ -119,24 +119,23 @@ def in_its_place(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[..., Any
 
 @pytest.mark.parametrize("name", MODELS)
 def test_models(name: str, in_its_place: Callable[[Callable[..., Any]], list[Any]]) -> None:
-    config, expected_calls = MODELS[name]
-    model, given = built(name, config), inputs(name)
-    expected = seen(name, model(**given), given)
+    model, given = built(name), inputs(name)
+    expected = seen(model(**given), given)
     calls = in_its_place(sageattn)
-    error = relative_l1(seen(name, model(**given), given), expected)
+    error = relative_l1(seen(model(**given), given), expected)
     in_its_place(lambda q, *others, **named: sageattn(q / 2, *others, **named))
-    worse = relative_l1(seen(name, model(**given), given), expected)
-    assert len(calls) == expected_calls
+    worse = relative_l1(seen(model(**given), given), expected)
+    assert len(calls) == MODELS[name][1]
     assert error <= TOLERANCE
     assert worse > 3 * TOLERANCE
 
 
 @pytest.mark.parametrize("room", [None, 64])
 def test_a_cache(room: int | None, in_its_place: Callable[[Callable[..., Any]], list[Any]]) -> None:
-    """One that grows, and a static one that has room for more: what PyTorch's attention writes, given to both."""
-    model, given = built("llama", MODELS["llama"][0], transformers.AutoModelForCausalLM), inputs("llama")
+    """One that grows, and a static one that has room for more; the same tokens are written to both."""
+    model, given = built("llama", transformers.AutoModelForCausalLM), inputs("llama")
 
-    def logits(**more: Any) -> torch.Tensor:
+    def logits() -> torch.Tensor:
         cache = transformers.StaticCache(config=model.config, max_cache_len=room) if room else None
         ids = given["input_ids"][:, :25]
         first = model(ids, attention_mask=given["attention_mask"][:, :25], past_key_values=cache, use_cache=True)
@@ -156,7 +155,7 @@ def test_a_cache(room: int | None, in_its_place: Callable[[Callable[..., Any]], 
 
 def test_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """A step that writes a token into a static cache, whole."""
-    model = built("llama", MODELS["llama"][0], transformers.AutoModelForCausalLM)
+    model = built("llama", transformers.AutoModelForCausalLM)
 
     def step(forward: Callable[..., Any]) -> torch.Tensor:
         cache = transformers.StaticCache(config=model.config, max_cache_len=64)

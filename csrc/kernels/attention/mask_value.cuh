@@ -1,4 +1,4 @@
-// An element of an attention mask.
+// Rows of an attention mask, and what an element says.
 #pragma once
 
 #include <cuda_fp16.h>
@@ -6,6 +6,11 @@
 #include "kernels/attention/params.h"
 
 namespace sage {
+
+// Where a row of the mask begins.
+__device__ __forceinline__ const uint8_t* mask_row(const AttentionMask& mask, int batch, int head, int row) {
+  return static_cast<const uint8_t*>(mask.data) + batch * mask.batch_stride + head * mask.head_stride + row * mask.row_stride;
+}
 
 // What a number adds to a score, in log2 units. What is meant as -infinity becomes it: half a million and more below zero, where float32
 // hardly tells scores apart, and float16's least number.

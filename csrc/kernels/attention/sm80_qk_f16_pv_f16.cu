@@ -47,8 +47,7 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::warps_per
       for (int row = 0; row < 2; ++row) load_piece(words[row], p.q, q_head, first + row * 8, p.qo_len, piece, p.head_dim);
     }
     __device__ __forceinline__ const uint8_t* mask(int row) const {
-      return static_cast<const uint8_t*>(p.mask.data) + batch * p.mask.batch_stride + head * p.mask.head_stride +
-             min(first_row + row * 8, p.qo_len - 1) * p.mask.row_stride;
+      return mask_row(p.mask, batch, head, 0) + min(first_row + row * 8, p.qo_len - 1) * p.mask.row_stride;
     }
     __device__ __forceinline__ int last_key(int row) const { return first_row + row * 8; }
   } rows{p, row_pointer<Element>(p.q, batch, head, 0), batch, head, first_row + lane / 4};
@@ -64,7 +63,7 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::warps_per
     const float total = sum_of_quad(sums.sum[row]);
     const int token = last.first_row + lane / 4 + row * 8;
     if (token >= p.qo_len) continue;
-    const float inverse = total == 0.0f ? 0.0f : 1.0f / total;  // a row that sees no key is zero
+    const float inverse = inverse_of(total);
     auto* to = const_cast<Element*>(row_pointer<Element>(p.out, last.batch, last.head, token)) + lane % 4 * 8;
 #pragma unroll
     for (int piece = 0; piece < Config::kPieces; ++piece) {

@@ -40,9 +40,6 @@ struct GroupRow {
 
   __device__ __forceinline__ GroupRow(const Split::Params& p, int kv_head, int row)
       : head(kv_head * (p.q_heads / p.kv_heads) + row / p.qo_len), token(row % p.qo_len) {}
-  __device__ __forceinline__ const uint8_t* mask(const Split::Params& p, int batch) const {
-    return static_cast<const uint8_t*>(p.mask.data) + batch * p.mask.batch_stride + head * p.mask.head_stride + token * p.mask.row_stride;
-  }
 };
 
 // Rows lane / 4 of a strip and 8 further; the last one again where there are none.
@@ -59,7 +56,7 @@ struct GroupRows {
       const GroupRow of_group(p, share.kv_head, row);
       tokens[i] = of_group.token;
       q[i] = row_pointer<Config::Element>(p.q, share.batch, of_group.head, of_group.token);
-      masks[i] = of_group.mask(p, share.batch);
+      masks[i] = mask_row(p.mask, share.batch, of_group.head, of_group.token);
     }
   }
   __device__ __forceinline__ void load_q(uint32_t (&words)[2][4], int piece) const {
@@ -108,7 +105,8 @@ struct SeenKeys {
       bool hidden = true;
 #pragma unroll 1
       for (int row = rows - 1; row >= 0 && __any_sync(0xffffffffu, seen && hidden); --row) {
-        const uint8_t* of_row = GroupRow(p, share.kv_head, share.first + row).mask(p, share.batch);
+        const GroupRow of_group(p, share.kv_head, share.first + row);
+        const uint8_t* of_row = mask_row(p.mask, share.batch, of_group.head, of_group.token);
         with_type(p.mask.type, [&](auto type) {
           if (seen && hidden) hidden = hides<type.value>(p.mask, of_row, static_cast<int>(block), min(static_cast<int>(block) + Split::kBlockN, end));
         });
@@ -117,8 +115,7 @@ struct SeenKeys {
     }
     rest = __ballot_sync(0xffffffffu, seen);
   }
-  __device__ __forceinline__ int first() { return after(0); }
-  __device__ __forceinline__ int after(int) {
+  __device__ __forceinline__ int next() {
     const int place = __ffs(rest) - 1;
     rest &= rest - 1;
     return place < 0 ? end : static_cast<int>(origin + place * step);

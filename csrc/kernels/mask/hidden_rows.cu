@@ -9,9 +9,9 @@
 namespace sage {
 
 // Whether all keys of a row are hidden, in all lanes.
-__device__ __forceinline__ bool sees_nothing(const HiddenRows::Params& p, const uint8_t* mask_row) {
+__device__ __forceinline__ bool sees_nothing(const HiddenRows::Params& p, const uint8_t* row) {
   bool sees = false;
-  for (int key = threadIdx.x % 32; key < p.kv_len; key += 32) sees |= mask_value(p.mask.type, mask_row + key * p.mask.key_stride) != -INFINITY;
+  for (int key = threadIdx.x % 32; key < p.kv_len; key += 32) sees |= mask_value(p.mask.type, row + key * p.mask.key_stride) != -INFINITY;
   return !__any_sync(0xffffffffu, sees);
 }
 
@@ -28,8 +28,7 @@ extern "C" __global__ void __launch_bounds__(HiddenRows::kThreads) hidden_rows(c
     const int64_t hidden = row - lane + of_warp, batch_head = hidden / p.qo_len;
     const int token = static_cast<int>(hidden % p.qo_len);
     const int batch = static_cast<int>(batch_head / p.heads), head = static_cast<int>(batch_head % p.heads);
-    const auto* mask_row = static_cast<const uint8_t*>(p.mask.data) + batch * p.mask.batch_stride + head * p.mask.head_stride + token * p.mask.row_stride;
-    if (!sees_nothing(p, mask_row)) continue;
+    if (!sees_nothing(p, mask_row(p.mask, batch, head, token))) continue;
     auto* to = const_cast<uint16_t*>(row_pointer<uint16_t>(p.out, batch, head, token));
     for (int channel = lane * 8; channel < p.v_head_dim; channel += 32 * 8) *reinterpret_cast<uint4*>(to + channel) = make_uint4(0, 0, 0, 0);
     if (lane == 0) p.lse[hidden] = -INFINITY;

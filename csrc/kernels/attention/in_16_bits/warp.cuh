@@ -104,13 +104,12 @@ struct Sums {
 
 // All keys before `end`, by blocks.
 struct AllKeys {
-  int end;
-  __device__ __forceinline__ int first() { return 0; }
-  __device__ __forceinline__ int after(int block) { return block + Config::kBlockN; }
+  int end, block = -Config::kBlockN;
+  __device__ __forceinline__ int next() { return block += Config::kBlockN; }
 };
 
 // Keys of a head.
-//   keys.first(), after(block)  blocks in turn; `keys.end` or more: there is none
+//   keys.next()                 blocks in turn; `keys.end` or more: there is none
 //   rows.load_q(words, piece)   a piece of the lane's rows of Q
 //   rows.mask(row)              what the mask says of key 0
 //   rows.last_key(row)          that the row sees, under a causal mask
@@ -126,7 +125,7 @@ __device__ __forceinline__ void attend(Sums& sums, const Config::Params& p, cons
     for (int piece = 0; piece < Config::kPieces; ++piece) rows.load_q(q[piece], piece);
   }
   Block k, v;
-  int block = keys.first();
+  int block = keys.next();
   if constexpr (Config::kAhead) load_block(k, p.k, k_head, block, p.kv_len, p.head_dim);
 
 #pragma unroll 1
@@ -149,7 +148,7 @@ __device__ __forceinline__ void attend(Sums& sums, const Config::Params& p, cons
         }
       }
     }
-    next = keys.after(block);
+    next = keys.next();
     if (Config::kAhead && next < keys.end) load_block(k, p.k, k_head, next, p.kv_len, p.head_dim);
 
     // In log2 units; what is not seen becomes -infinity.

@@ -109,8 +109,7 @@ __device__ __forceinline__ void hide_past_end(const AttentionParams& p, const Ti
 template <typename Config>
 __device__ __forceinline__ void add_mask(const AttentionParams& p, const Tile& tile, const Place<Config>& place,
                                          LogScores<Config>& scores) {
-  const auto* mask = static_cast<const uint8_t*>(p.mask.data) + tile.batch * p.mask.batch_stride + tile.head * p.mask.head_stride +
-                     place.row * p.mask.row_stride + place.key * p.mask.key_stride;
+  const uint8_t* mask = mask_row(p.mask, tile.batch, tile.head, place.row) + place.key * p.mask.key_stride;
   const int rows = tile.qo_len - place.row, keys = tile.kv_len - place.key;
   // Within a tile 32 bits do: torch/mask.cpp sees to it.
   const auto row_stride = static_cast<int>(p.mask.row_stride), key_stride = static_cast<int>(p.mask.key_stride);
