@@ -41,9 +41,8 @@ BEFORE = {
     "sm120_qk_fp4_pv_fp4": ("means", "quant_kv_fp4"),
 }
 FEW_TOKENS = ("sm80_qk_f16_pv_f16", "sm80_qk_f16_pv_f16_split_kv", "sm80_combine_split_kv")  # the first alone, or the others
-# Attention's is dynamic, but of few queries. Of variables in a section races.h knows; in quant/ some are of inline functions, which have sections of their own.
-IN_SECTION = 'static __attribute__((section("shared_memory")))'
-SHARED = {"attention": "", "quant": "static", "mask": IN_SECTION}
+# Attention's is dynamic, mask's kernels have none; in quant/ variables are one for all threads.
+SHARED = {"attention": "", "quant": "static", "mask": ""}
 TYPES = {torch.float16: ("fp16", "__half"), torch.bfloat16: ("bf16", "__nv_bfloat16")}
 Result = tuple[torch.Tensor, torch.Tensor]
 
@@ -87,7 +86,9 @@ class Operators(NamedTuple):
     namespace: Any  # of torch.ops
 
     def choose(self, folder: Path, architecture: str, seed: int) -> Any:
-        """The operators, which from now on run these kernels, in this order of threads."""
+        """The operators, which from now on run these kernels, in this order of threads, and say which they launch."""
+        self.library.launches.restype = ctypes.c_char_p
+        self.library.launches()
         self.library.sage_set_kernel_directory(os.fsencode(folder), (ctypes.c_char_p * 1)(architecture.encode()), 1)
         self.library.set_order_of_threads(seed)
         return self.namespace
@@ -146,7 +147,7 @@ class Kernels:
                     "SAGE_DTYPE": element,
                     "KERNEL": stem,
                     "KERNEL_SOURCE": f'"kernels/{source}"',
-                    "__shared__": IN_SECTION if stem in FEW_TOKENS else SHARED[source.split("/")[0]],
+                    "__shared__": SHARED[source.split("/")[0]],
                 }
                 options = [f"-I{self.csrc}", "-fvisibility=hidden", *(f"-D{name}={value}" for name, value in given.items())]
                 waited_for.append(pool.submit(compile_for_cpu, "launch.cpp", path, options, races=self.races))
@@ -187,6 +188,11 @@ class Kernels:
         ops = self._ready(options, q, v, masked=attn_mask is not None, seed=seed)
         with Poisoned(), torch.no_grad():
             return ops.attention(q, k, v, attn_mask, sm_scale, options)  # type: ignore[no-any-return]
+
+    def launches(self) -> list[tuple[str, int, int]]:
+        """Of the last call: kernels, blocks of threads and threads of one."""
+        lines = operators(stable_abi=self.stable_abi).library.launches().decode().splitlines()
+        return [(name, int(blocks), int(threads)) for name, blocks, threads in (line.split() for line in lines)]
 
     def attention_varlen(self, *arguments: Any, seed: int = 0) -> Result:
         """The same for packed sequences."""

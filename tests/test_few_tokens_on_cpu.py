@@ -75,8 +75,8 @@ def of_type(head_dim: int, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         (128, (1, 1, 1, 60, 31, 128, 40)),
         (256, (1, 2, 2, 16, 16, 160, 160)),
         (256, (1, 1, 1, 3, 32, 256, 200)),
-        # Many keys. Queries times heads that share them are a strip of 16 rows, or two; the emulated GPU has room for ten blocks of
-        # threads of eight warps (head_dim 64).
+        # Many keys. Queries times heads that share them are a strip of 16 rows, or two; the emulated GPU has room for 80 warps
+        # (head_dim 64) or 40.
         (64, (1, 4, 1, 1, 700, 64, 64)),
         (64, (2, 8, 2, 3, 97, 40, 64)),
         (64, (12, 1, 1, 1, 260, 64, 48)),
@@ -96,6 +96,43 @@ def test_it_is_exact_but_for_rounding(kernels: Kernels, kernel: int, sizes: tupl
     assert all(torch.equal(fuzz.bits(x), fuzz.bits(y)) for x, y in zip(once, again, strict=True))
 
 
+@pytest.mark.parametrize(
+    ("sizes", "parts", "warps"),
+    [
+        ((1, 4, 1, 3, 700, 64, 64), 1, 8),
+        ((12, 2, 1, 1, 260, 64, 48), 1, 4),
+        ((20, 6, 2, 1, 300, 64, 64), 1, 2),
+        ((80, 2, 1, 2, 50, 64, 40), 1, 1),
+        ((2, 2, 1, 3, 2000, 64, 64), 8, 4),
+        ((40, 2, 1, 1, 70, 128, 128), 1, 1),
+        ((1, 4, 1, 3, 1300, 128, 128), 16, 2),
+        ((10, 2, 1, 9, 150, 256, 256), 1, 2),
+        ((40, 1, 1, 2, 40, 256, 200), 1, 1),
+        ((5, 2, 1, 9, 500, 200, 256), 4, 1),
+        ((1, 3, 1, 2, 300, 256, 256), 12, 1),
+    ],
+)
+def test_keys_are_shared_out(kernels: Kernels, sizes: tuple[int, ...], parts: int, warps: int) -> None:
+    """Among warps of a block of threads, and such blocks. With many strips, or few keys, a warp has all of a strip's."""
+    head_dim = max(sizes[5:])
+    q, k, v = of_type(64 if head_dim <= 64 else 128 if head_dim <= 128 else 256, inputs(*sizes))
+    check(kernels, q, k, v, seed=1)
+    strips = -(-sizes[1] // sizes[2] * sizes[3] // 16) * sizes[0] * sizes[2]
+    first, *then = kernels.launches()
+    assert first == ("sm80_qk_f16_pv_f16_split_kv", strips * parts, 32 * warps)
+    assert [name for name, *_ in then] == (["sm80_combine_split_kv"] if parts > 1 else [])
+    mask = randn(1, 1, sizes[3], sizes[4], seed=3) > 0
+    mask[..., 0] = True
+    check(kernels, q, k, v, attn_mask=mask, is_causal=True)
+
+
+def test_few_keys_are_read_once_where_heads_that_share_them_are_many(kernels: Kernels) -> None:
+    for batch, kernel in ((40, "sm80_qk_f16_pv_f16"), (41, "sm80_qk_f16_pv_f16_split_kv")):
+        q, k, v = of_type(64, inputs(batch, 2, 1, 1, 50, 64, 64))
+        check(kernels, q, k, v)
+        assert [name for name, *_ in kernels.launches()] == [kernel]
+
+
 def test_warps_that_add_up_wait_for_each_other(tmp_path: Path) -> None:
     """tests/on_cpu/races.h looks at what they share; without one of the barriers it says so."""
     kernels = Kernels(tmp_path / "whole", "sm_80", races=True)
@@ -105,6 +142,22 @@ def test_warps_that_add_up_wait_for_each_other(tmp_path: Path) -> None:
     faulty = kernels.copy(tmp_path / "faulty", "sm80_qk_f16_pv_f16_split_kv")
     faulty.change(
         "attention/sm80_qk_f16_pv_f16_split_kv.cu", "    __syncthreads();\n    if (warp < half) {", "    if (warp < half) {"
+    )
+    with pytest.raises(RuntimeError, match="sm80_qk_f16_pv_f16_split_kv"):
+        attention(faulty, *case, seed=1)
+
+
+def test_what_is_added_up_comes_after_q(tmp_path: Path) -> None:
+    """Where that lay, of heads too wide for registers to hold it."""
+    kernels = Kernels(tmp_path / "whole", "sm_80", races=True)
+    case = of_type(256, inputs(12, 1, 1, 1, 60, 256, 256))
+    for seed in (0, 1):
+        check(kernels, *case, seed=seed)
+    faulty = kernels.copy(tmp_path / "faulty", "sm80_qk_f16_pv_f16_split_kv")
+    faulty.change(
+        "attention/sm80_qk_f16_pv_f16_split_kv.cu",
+        "if constexpr (!Config::kAhead) __syncthreads();",
+        "if constexpr (false) __syncthreads();",
     )
     with pytest.raises(RuntimeError, match="sm80_qk_f16_pv_f16_split_kv"):
         attention(faulty, *case, seed=1)

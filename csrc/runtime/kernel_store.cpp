@@ -1,5 +1,6 @@
 #include "runtime/kernel_store.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
@@ -134,8 +135,10 @@ CUkernel KernelStore::kernel(Used& device, const Launch& launch) {
   CUkernel kernel = nullptr;
   driver.check(driver.cuLibraryGetKernel(&kernel, library, launch.entry),
                ("finding the kernel " + std::string(launch.entry) + " in").c_str(), path.c_str());
+  // Those that take more always take as much; of those that need not ask, a later launch may take more than the first.
+  constexpr uint32_t kWithoutAsking = 48 << 10;
   driver.check(driver.cuKernelSetAttribute(kFunctionAttributeMaxDynamicSharedBytes,
-                                           static_cast<int>(launch.shared_bytes), kernel, launch.device),
+                                           static_cast<int>(std::max(launch.shared_bytes, kWithoutAsking)), kernel, launch.device),
                "asking for shared memory for", launch.instance.c_str());
   device.kernels.emplace(launch.instance, kernel);
   return kernel;

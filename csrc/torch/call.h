@@ -73,9 +73,10 @@ T* data_or_null(const Tensor& tensor) {
   return tensor.defined() && tensor.numel() > 0 ? static_cast<T*>(tensor.data_ptr()) : nullptr;
 }
 
-inline void launch(const Call& call, const char* kernel, int64_t blocks, int32_t threads, bool overlaps_previous, void* params) {
-  runtime::KernelStore::get().launch({instance_name(kernel, call.head_dim(), call.k), kernel, call.device(), call.stream,
-                                      grid_size(blocks), static_cast<uint32_t>(threads), 0, overlaps_previous},
+inline void launch(const Call& call, const char* kernel, int64_t blocks, int32_t threads, bool overlaps_previous, void* params,
+                   int32_t shared_bytes = 0) {
+  runtime::KernelStore::get().launch({instance_name(kernel, call.head_dim(), call.k), kernel, call.device(), call.stream, grid_size(blocks),
+                                      static_cast<uint32_t>(threads), static_cast<uint32_t>(shared_bytes), overlaps_previous},
                                      params);
 }
 

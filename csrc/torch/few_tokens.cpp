@@ -1,6 +1,8 @@
 #include "torch/few_tokens.h"
 
 #include <algorithm>
+#include <cmath>
+#include <iterator>
 #include <limits>
 
 #include "kernels/attention/sm80_combine_split_kv.h"
@@ -27,6 +29,11 @@ int64_t strips(const AttentionShape& shape) {
   return int64_t{shape.batch} * shape.q_heads * ((shape.qo_len + Sm80QkF16PvF16::kWarpM - 1) / Sm80QkF16PvF16::kWarpM);
 }
 
+// How many run at once.
+int64_t warps_at_once(const Call& call) {
+  return int64_t{runtime::KernelStore::get().device(call.device()).multiprocessors} * Sm80QkF16PvF16::warps_per_sm(call.head_dim());
+}
+
 // Whether the 16-bit kernel is faster than others of ours, which quantise, and than PyTorch's, if that may be taken. Kernels for Hopper alone, cuDNN's
 // too, share K and V among more rows: with more keys, or queries, they are as fast, unless the call takes no longer than a launch in any case.
 bool is_for_16_bit(const Call& call, bool or_pytorch, bool masked) {
@@ -44,11 +51,13 @@ bool is_for_16_bit(const Call& call, bool or_pytorch, bool masked) {
 // Rows that share K and V: of a group of heads.
 int64_t group_rows(const AttentionShape& shape) { return int64_t{shape.q_heads / shape.kv_heads} * shape.qo_len; }
 
-// Whether reading many keys once, each by some warp, is all that such a call takes: as next to all that a language model writes.
+// Whether reading keys once, each by some warp, is all that such a call takes: as next to all that a language model writes. Few of them are the other
+// kernel's, unless it would read them once for each of many heads.
 bool is_for_split_kv(const Call& call) {
   using Kernel = Sm80QkF16PvF16SplitKv;
-  return group_rows(call.shape) <= (call.kernel.persistent ? Kernel::kMostRowsWhereShared : Kernel::kMostRows) &&
-         call.shape.kv_len > Sm80QkF16PvF16::most_keys(call.head_dim()) && rows_are_even(call);
+  const AttentionShape& shape = call.shape;
+  if (group_rows(shape) > (call.kernel.persistent ? Kernel::kMostRowsWhereShared : Kernel::kMostRows) || !rows_are_even(call)) return false;
+  return shape.kv_len > Sm80QkF16PvF16::most_keys(call.head_dim()) || (shape.q_heads > shape.kv_heads && strips(shape) > warps_at_once(call));
 }
 
 Sm80QkF16PvF16::Params params_in_16_bit(const Call& call, const std::optional<Tensor>& attn_mask, const Tensor& out, const Tensor& lse) {
@@ -77,25 +86,51 @@ Sm80QkF16PvF16::Params params_in_16_bit(const Call& call, const std::optional<Te
   return params;
 }
 
-// Parts of the keys that take least time, counted in what a warp takes for a block of keys.
-int32_t parts_of(const Call& call, int64_t group_strips) {
+// How a strip's keys are shared out: among so many warps of so many blocks of threads.
+struct SplitKv {
+  int32_t warps = 1, parts = 1;
+};
+
+// Microseconds on an H200, fitted to what 380 sizes took (bench/notes.md).
+struct SplitKvCosts {
+  int32_t head_dim;               // up to which
+  float block, block_where_full;  // of keys, for a warp; and where as many run as can at once
+  float warp;                     // of several of a block of threads
+  float add_up, part, rows;       // of adding parts up: at all, for each, and for a thousand rows of each
+};
+constexpr SplitKvCosts kSplitKvCosts[] = {
+    {64, 0.4f, 1.8f, 0.22f, 2.15f, 0.1f, 0.04f},
+    {128, 0.4f, 1.0f, 0.26f, 1.35f, 0.04f, 0.37f},
+    {256, 1.65f, 4.9f, 0.83f, 2.1f, 0.04f, 1.46f},
+};
+
+// What takes least time. Of numbers of parts some will do.
+SplitKv split_kv_of(const Call& call, int64_t group_strips) {
   using Kernel = Sm80QkF16PvF16SplitKv;
-  constexpr int64_t kStart = 4;
-  const int32_t head_dim = call.head_dim();
-  const int64_t at_once = int64_t{runtime::KernelStore::get().device(call.device()).multiprocessors} * Kernel::at_once(head_dim);
-  const int64_t blocks = (int64_t{call.shape.kv_len} + Kernel::kBlockN - 1) / Kernel::kBlockN;
-  int32_t best = 1;
+  constexpr float kStart = 0.5f;  // of a block of threads
+  constexpr int32_t kParts[] = {1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, Kernel::kMostParts};
+  const AttentionShape& shape = call.shape;
+  const int32_t head_dim = call.head_dim(), blocks = 1 + (shape.kv_len - 1) / Kernel::kBlockN;
+  const SplitKvCosts& costs =
+      *std::find_if(std::begin(kSplitKvCosts), std::end(kSplitKvCosts) - 1, [&](const SplitKvCosts& some) { return head_dim <= some.head_dim; });
+  const float thousand_rows = static_cast<float>(int64_t{shape.batch} * shape.q_heads * shape.qo_len) / 1000.0f;
+  const float at_once = static_cast<float>(warps_at_once(call));
+  SplitKv best;
   float least = std::numeric_limits<float>::infinity();
-  for (int32_t parts = 1; parts <= Kernel::kMostParts; ++parts) {
-    const int64_t warps = int64_t{parts} * Kernel::warps(head_dim), each = (blocks + warps - 1) / warps;
-    const int64_t rounds = (group_strips * parts + at_once - 1) / at_once;
-    const float add_up = parts > 1 ? 4.0f + (head_dim <= 128 ? 0.1f : 0.04f) * static_cast<float>(parts) : 0.0f;
-    const float time = static_cast<float>(rounds * (each + kStart)) + add_up;
-    if (time < least) {
-      best = parts;
-      least = time;
+  for (const int32_t parts : kParts) {
+    for (int32_t warps = Kernel::most_warps(head_dim); warps >= 1; warps /= 2) {
+      const float full = static_cast<float>(group_strips * parts * warps) / at_once;
+      if (parts > 1 && (full > 1.3f || (parts - 1) * warps >= blocks)) continue;
+      const int32_t each = (blocks + warps * parts - 1) / (warps * parts);
+      const float rounds = (std::ceil(full) + std::max(full, 1.0f)) / 2.0f;  // neither one after the other nor without an end
+      const float block = costs.block + (costs.block_where_full - costs.block) * std::min(full, 1.0f);
+      const float adding = parts == 1 ? 0.0f : costs.add_up + (costs.part + costs.rows * thousand_rows) * static_cast<float>(parts);
+      const float time = rounds * (static_cast<float>(each) * block + kStart + (warps == 1 ? 0.0f : costs.warp * static_cast<float>(warps))) + adding;
+      if (time < least) {
+        best = {warps, parts};
+        least = time;
+      }
     }
-    if (each == 1) break;  // further ones have nothing to do
   }
   return best;
 }
@@ -105,20 +140,22 @@ void launch_split_kv(const Call& call, const Sm80QkF16PvF16::Params& params) {
   const AttentionShape& shape = call.shape;
   const int32_t head_dim = call.head_dim();
   const int64_t group_strips = (group_rows(shape) + Kernel::kWarpM - 1) / Kernel::kWarpM * shape.batch * shape.kv_heads;
+  const SplitKv split = split_kv_of(call, group_strips);
   Kernel::Params parted{};
   static_cast<Sm80QkF16PvF16::Params&>(parted) = params;
   parted.bfloat16 = is_bfloat16(call) ? 1 : 0;
-  parted.parts = parts_of(call, group_strips);
+  parted.parts = split.parts;
   const int64_t rows = int64_t{shape.batch} * shape.q_heads * shape.qo_len;
   Tensor workspace;
-  if (parted.parts > 1) {
-    const int64_t outs = rows * parted.parts * shape.v_head_dim;
-    workspace = call.empty({outs + rows * parted.parts * 2}, kFloat);
+  if (split.parts > 1) {
+    const int64_t outs = rows * split.parts * shape.v_head_dim;
+    workspace = call.empty({outs + rows * split.parts * 2}, kFloat);
     parted.part_out = data_or_null<float>(workspace);
     parted.part_sums = parted.part_out + outs;
   }
-  launch(call, "sm80_qk_f16_pv_f16_split_kv", group_strips * parted.parts, Kernel::threads(head_dim), /*overlaps_previous=*/false, &parted);
-  if (parted.parts == 1) return;
+  launch(call, "sm80_qk_f16_pv_f16_split_kv", group_strips * split.parts, split.warps * 32, /*overlaps_previous=*/false, &parted,
+         Kernel::shared_bytes(head_dim, split.warps));
+  if (split.parts == 1) return;
   using Combine = Sm80CombineSplitKv;
   const int64_t threads = rows * ((shape.v_head_dim + Combine::kChannelsOfWarp - 1) / Combine::kChannelsOfWarp) * 32;
   launch_common(call, "sm80_combine_split_kv", (threads + Combine::kThreads - 1) / Combine::kThreads, Combine::kThreads, /*overlaps_previous=*/true,
@@ -136,7 +173,8 @@ std::tuple<Tensor, Tensor> attention_in_16_bit(Call& call, const std::optional<T
     launch_split_kv(call, params);
   } else {
     const uint32_t blocks = grid_size(strips(shape) + Kernel::kWarps - 1) / Kernel::kWarps;  // of strips there are fewer than 2^31 too
-    launch(call, "sm80_qk_f16_pv_f16", blocks, Kernel::kThreads, /*overlaps_previous=*/false, &params);
+    launch(call, "sm80_qk_f16_pv_f16", blocks, Kernel::kThreads, /*overlaps_previous=*/false, &params,
+           Kernel::shared_bytes(call.head_dim()));
   }
   return {out, lse};
 }

@@ -84,7 +84,7 @@ struct Mbarrier {
 };
 
 struct Block {
-  Index index;
+  Index index, size;
   unsigned rank;  // in its cluster
   uint8_t* shared;
   int living;     // threads that have not ended
@@ -407,6 +407,7 @@ inline const char* launch(void (*entry)(const void*), const void* argument, int 
     for (int rank = 0; rank < cluster_size; ++rank) {
       Block& block = blocks[rank];
       block.index.x = cluster * cluster_size + rank;
+      block.size.x = threads;
       block.rank = rank;
       block.shared = memory + rank * kMostShared;
       block.living = threads;
@@ -444,6 +445,7 @@ inline const char* launch(void (*entry)(const void*), const void* argument, int 
 
 #define threadIdx (gpu::current->index)
 #define blockIdx (gpu::current->block->index)
+#define blockDim (gpu::current->block->size)
 
 inline void __syncthreads() { gpu::barrier(false); }
 inline int __syncthreads_or(int x) { return gpu::barrier(x != 0); }

@@ -2,11 +2,10 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-// Dynamic shared memory, which a kernel declares as an array without length; of others' static variables there is one for all threads, maybe in a section.
+// Dynamic shared memory, which a kernel declares as an array without length; of others' static variables there is one for all threads.
 namespace sage {
 alignas(1024) uint8_t memory[2 * gpu::kMostShared];
 }
-extern __attribute__((weak)) uint8_t __start_shared_memory[], __stop_shared_memory[];
 
 #include KERNEL_SOURCE
 
@@ -24,7 +23,5 @@ EXPORT const size_t params_bytes = size_of(sage::KERNEL);
 // gpu::launch
 EXPORT const char* launch(const void* params, int grid, int cluster, int threads, uint32_t shared_bytes, int seed, const char* (*before)()) {
   if (shared_bytes > gpu::kMostShared || cluster > 2) return "more shared memory than there is";
-  const uint32_t variables = __stop_shared_memory - __start_shared_memory;
-  return gpu::launch([](const void* p) { call(sage::KERNEL, p); }, params, grid, cluster, threads, variables > 0 ? __start_shared_memory : sage::memory,
-                     variables + shared_bytes, seed, before);
+  return gpu::launch([](const void* p) { call(sage::KERNEL, p); }, params, grid, cluster, threads, sage::memory, shared_bytes, seed, before);
 }

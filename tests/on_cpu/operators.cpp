@@ -61,7 +61,7 @@ struct Launched {
   std::vector<Line> params;
 };
 std::vector<Launched> launched;  // and not yet run
-std::string failure;
+std::string failure, launches;
 
 // Runs the last one; null, or what went wrong. The one before it, which it may overlap, runs when it is waited for and no sooner, so that whatever is
 // read without a wait, or after a wait for a kernel that itself did not wait, is not yet there.
@@ -84,6 +84,7 @@ void run_all() {
 }  // namespace
 
 void KernelStore::launch(const Launch& launch, void* params) {
+  launches += std::string(launch.entry) + " " + std::to_string(launch.grid) + " " + std::to_string(launch.block) + "\n";
   if (!launch.overlaps_previous || device(launch.device).built_for.number < 90) run_all();
   const std::string path = directory_ + "/" + architecture(launch.device) + "/" + launch.instance + ".so";
   void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
@@ -114,3 +115,10 @@ void* find(const char*, const char* function) {
 
 // Other than 0: blocks, warps and lanes in random order.
 extern "C" void set_order_of_threads(int seed) { sage::runtime::order_of_threads = seed; }
+
+// Those since it was asked last: a line each, of the kernel, blocks of threads and threads of one.
+extern "C" const char* launches() {
+  static std::string last;
+  last = std::exchange(sage::runtime::launches, {});
+  return last.c_str();
+}

@@ -3,7 +3,6 @@
 // A warp computes 16 rows of the output.
 #include "kernels/attention/sm80_qk_f16_pv_f16.h"
 
-#include "kernels/attention/in_16_bits/row_out.cuh"
 #include "kernels/attention/in_16_bits/warp.cuh"
 
 namespace sage {
@@ -41,10 +40,8 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::warps_per
     int batch, head, first_row;
 
     __device__ __forceinline__ void load_q(uint32_t (&words)[2][4], int piece) const {
-      int first = first_row;
-      if constexpr (!Config::kAhead) ptx::keep(first);  // as if it were another each time: else Q is kept, for which registers are short
 #pragma unroll
-      for (int row = 0; row < 2; ++row) load_piece(words[row], p.q, q_head, first + row * 8, p.qo_len, piece, p.head_dim);
+      for (int row = 0; row < 2; ++row) load_piece(words[row], p.q, q_head, first_row + row * 8, p.qo_len, piece, p.head_dim);
     }
     __device__ __forceinline__ const uint8_t* mask(int row) const {
       return mask_row(p.mask, batch, head, 0) + min(first_row + row * 8, p.qo_len - 1) * p.mask.row_stride;
@@ -60,23 +57,11 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::warps_per
   const Strip last(p, none);
 #pragma unroll
   for (int row = 0; row < 2; ++row) {
-    const float total = sum_of_quad(sums.sum[row]);
+    sums.sum[row] = sum_of_quad(sums.sum[row]);
     const int token = last.first_row + lane / 4 + row * 8;
     if (token >= p.qo_len) continue;
-    const float inverse = inverse_of(total);
-    auto* to = const_cast<Element*>(row_pointer<Element>(p.out, last.batch, last.head, token)) + lane % 4 * 8;
-#pragma unroll
-    for (int piece = 0; piece < Config::kPieces; ++piece) {
-      uint32_t words[4];
-#pragma unroll
-      for (int word = 0; word < 4; ++word) {
-        words[word] = Pair<Element>::pack(sums.out[piece][word][row * 2] * inverse, sums.out[piece][word][row * 2 + 1] * inverse);
-      }
-      if (piece * 32 + lane % 4 * 8 < p.v_head_dim) {
-        *reinterpret_cast<uint4*>(to + piece * 32) = make_uint4(words[0], words[1], words[2], words[3]);
-      }
-    }
-    if (p.lse != nullptr && lane % 4 == 0) p.lse[last.lse + token] = log_sum_exp(sums.largest[row], total, p.level);
+    store_row(sums, row, const_cast<Element*>(row_pointer<Element>(p.out, last.batch, last.head, token)), p.v_head_dim);
+    if (p.lse != nullptr && lane % 4 == 0) p.lse[last.lse + token] = log_sum_exp(sums.largest[row], sums.sum[row], p.level);
   }
 }
 

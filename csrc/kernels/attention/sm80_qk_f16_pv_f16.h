@@ -11,6 +11,9 @@ struct Sm80QkF16PvF16 {
   static constexpr int kWarpM = 16;  // rows of the output that a warp computes
   // Of a multiprocessor: so many hide each other's waiting, and have the registers that they need.
   static constexpr int warps_per_sm(int head_dim) { return head_dim <= 64 ? 16 : 8; }
+  // Of shared memory, for Q: where registers are short.
+  static constexpr int q_bytes_of_warp(int head_dim) { return head_dim <= 128 ? 0 : kWarpM * head_dim * 2; }
+  static constexpr int shared_bytes(int head_dim) { return kWarps * q_bytes_of_warp(head_dim); }
 
   // Up to which it is faster than kernels that quantise; and how many queries may be its where others share K and V among more: bench/notes.md.
   static constexpr int most_keys(int head_dim) { return head_dim <= 64 ? 96 : head_dim <= 128 ? 64 : 32; }

@@ -3,17 +3,19 @@
 // A strip is 16 rows of the heads that share K and V. Its keys are parted among the warps of some blocks of threads.
 #include "kernels/attention/sm80_qk_f16_pv_f16_split_kv.h"
 
-#include "kernels/attention/in_16_bits/row_out.cuh"
 #include "kernels/attention/in_16_bits/warp.cuh"
 #include "kernels/ptx/grid.cuh"
 
 namespace sage {
 
 struct Split : Sm80QkF16PvF16SplitKv {
-  static constexpr int kWarps = warps(SAGE_HEAD_DIM);
-  static constexpr int kThreads = threads(SAGE_HEAD_DIM);
+  static constexpr int kMostWarps = most_warps(SAGE_HEAD_DIM);
+  static constexpr int kMostShared = shared_bytes(SAGE_HEAD_DIM);
   static_assert(kBlockN == Config::kBlockN);
 };
+
+// Of a block of threads: few where there are strips enough, since what its warps have found is added up when all of them have ended.
+__device__ __forceinline__ int warps() { return static_cast<int>(blockDim.x) / 32; }
 
 // What a block of threads has: a part of the keys of a strip.
 struct Share {
@@ -61,11 +63,7 @@ struct GroupRows {
   }
   __device__ __forceinline__ void load_q(uint32_t (&words)[2][4], int piece) const {
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      int channel = piece * 32 + threadIdx.x % 4 * 8;
-      if constexpr (!Config::kAhead) ptx::keep(channel);  // as if it were another each time: else Q is kept, for which registers are short
-      load_channels<8>(words[i], q[i], channel, p.head_dim, true);
-    }
+    for (int i = 0; i < 2; ++i) load_channels<8>(words[i], q[i], piece * 32 + threadIdx.x % 4 * 8, p.head_dim, true);
   }
   __device__ __forceinline__ const uint8_t* mask(int row) const { return masks[row]; }
   __device__ __forceinline__ int last_key(int row) const { return tokens[row]; }
@@ -122,15 +120,17 @@ struct SeenKeys {
   }
 };
 
-// A strip's rows, as far as warps have looked at their keys.
-struct Shared {
-  alignas(16) float out[Split::kWarps / 2][Config::kWarpM][SAGE_HEAD_DIM + 4];  // 16 bytes more: rows lie in other banks
-  float largest[Split::kWarps][Config::kWarpM], sum[Split::kWarps][Config::kWarpM];
+// In shared memory: a strip's rows, as far as warps have looked at their keys. The output is that of half of the warps, rows in other banks: less is there
+// where there are fewer.
+struct Found {
+  float largest[Split::kMostWarps][Config::kWarpM], sum[Split::kMostWarps][Config::kWarpM];
+  alignas(16) float out[Split::kMostWarps / 2][Config::kWarpM][SAGE_HEAD_DIM + Split::kPadding];
 };
+static_assert(sizeof(Found) <= Split::kMostShared);
 
 // Calls a function of each four channels that a lane has in registers, and where they lie among a warp's rows.
 template <typename Function>
-__device__ __forceinline__ void for_channels(Sums& sums, float (&rows)[Config::kWarpM][SAGE_HEAD_DIM + 4], const Function& function) {
+__device__ __forceinline__ void for_channels(Sums& sums, float (&rows)[Config::kWarpM][SAGE_HEAD_DIM + Split::kPadding], const Function& function) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int piece = 0; piece < Config::kPieces; ++piece) {
@@ -147,15 +147,14 @@ __device__ __forceinline__ void for_channels(Sums& sums, float (&rows)[Config::k
   }
 }
 
-// Adds up the warps' rows, by halves of them, into the first ones of `shared`.
-__device__ __forceinline__ void add_warps(Shared& shared, Sums& sums) {
+// Adds up the warps' rows, by halves of them: the first warp gets them.
+__device__ __forceinline__ void add_warps(Found& found, Sums& sums) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, row = lane / 4;
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    const float sum = sum_of_quad(sums.sum[i]);
     if (lane % 4 == 0) {
-      shared.largest[warp][row + i * 8] = sums.largest[i];
-      shared.sum[warp][row + i * 8] = sum;
+      found.largest[warp][row + i * 8] = sums.largest[i];
+      found.sum[warp][row + i * 8] = sums.sum[i];
     }
   }
   __syncthreads();
@@ -163,8 +162,11 @@ __device__ __forceinline__ void add_warps(Shared& shared, Sums& sums) {
   for (int i = 0; i < 2; ++i) {
     float largest = -INFINITY;
 #pragma unroll
-    for (int other = 0; other < Split::kWarps; ++other) largest = fmaxf(largest, shared.largest[other][row + i * 8]);
+    for (int other = 0; other < Split::kMostWarps; ++other) {
+      if (other < warps()) largest = fmaxf(largest, found.largest[other][row + i * 8]);
+    }
     const float weight = weight_of(sums.largest[i], largest);
+    sums.largest[i] = largest;
 #pragma unroll
     for (int piece = 0; piece < Config::kPieces; ++piece) {
 #pragma unroll
@@ -173,15 +175,21 @@ __device__ __forceinline__ void add_warps(Shared& shared, Sums& sums) {
         sums.out[piece][word][i * 2 + 1] *= weight;
       }
     }
+    if (warp > 0) continue;
+    sums.sum[i] = 0.0f;
+#pragma unroll
+    for (int other = 0; other < Split::kMostWarps; ++other) {
+      if (other < warps()) sums.sum[i] += found.sum[other][row + i * 8] * weight_of(found.largest[other][row + i * 8], largest);
+    }
   }
 #pragma unroll 1
-  for (int half = Split::kWarps / 2; half > 0; half /= 2) {
+  for (int half = warps() / 2; half > 0; half /= 2) {
     if (warp >= half && warp < 2 * half) {
-      for_channels(sums, shared.out[warp - half], [](float x, float y, float z, float w, float4& to) { to = make_float4(x, y, z, w); });
+      for_channels(sums, found.out[warp - half], [](float x, float y, float z, float w, float4& to) { to = make_float4(x, y, z, w); });
     }
     __syncthreads();
     if (warp < half) {
-      for_channels(sums, shared.out[warp], [](float& x, float& y, float& z, float& w, const float4& other) {
+      for_channels(sums, found.out[warp], [](float& x, float& y, float& z, float& w, const float4& other) {
         x += other.x;
         y += other.y;
         z += other.z;
@@ -190,15 +198,12 @@ __device__ __forceinline__ void add_warps(Shared& shared, Sums& sums) {
     }
     __syncthreads();
   }
-  if (warp == 0) for_channels(sums, shared.out[0], [](float x, float y, float z, float w, float4& to) { to = make_float4(x, y, z, w); });
-  __syncthreads();
 }
 
-extern "C" __global__ void __launch_bounds__(Split::kThreads, Split::at_once(SAGE_HEAD_DIM))
+extern "C" __global__ void __launch_bounds__(32 * Split::kMostWarps, Config::warps_per_sm(SAGE_HEAD_DIM) / Split::kMostWarps)
     sm80_qk_f16_pv_f16_split_kv(const __grid_constant__ Split::Params p) {
   using Element = Config::Element;
   ptx::grid_dependency_launch();
-  __shared__ Shared shared;
   Sums sums;
   int none = 0, end;
   {
@@ -209,7 +214,7 @@ extern "C" __global__ void __launch_bounds__(Split::kThreads, Split::at_once(SAG
     end = !p.causal ? p.kv_len : min(p.kv_len, of_one_head ? last % p.qo_len + 1 : p.qo_len);
   }
   // Blocks in turn, so that what a mask hides is a little of each warp's.
-  const uint32_t step = p.parts * Split::kWarps * Split::kBlockN, begin = (blockIdx.x % p.parts * Split::kWarps + threadIdx.x / 32) * Split::kBlockN;
+  const uint32_t step = p.parts * warps() * Split::kBlockN, begin = (blockIdx.x % p.parts * warps() + threadIdx.x / 32) * Split::kBlockN;
 #pragma unroll 1
   for (uint32_t origin = begin; origin < static_cast<uint32_t>(end); origin += 32 * step) {
     ptx::keep(none);  // so that it is found anew, and takes no registers meanwhile
@@ -219,29 +224,30 @@ extern "C" __global__ void __launch_bounds__(Split::kThreads, Split::at_once(SAG
     attend(sums, p, GroupRows(p, share), keys, row_pointer<Element>(p.k, share.batch, share.kv_head, 0),
            row_pointer<Element>(p.v, share.batch, share.kv_head, 0));
   }
-  add_warps(shared, sums);
+#pragma unroll
+  for (float& sum : sums.sum) sum = sum_of_quad(sum);
+  if (warps() > 1) {
+    if constexpr (!Config::kAhead) __syncthreads();  // Q lay there
+    add_warps(*reinterpret_cast<Found*>(ptx::dynamic_shared()), sums);
+  }
+  if (threadIdx.x >= 32) return;
 
   ptx::keep(none);
-  const auto [part, batch, kv_head, group_rows, first, rows] = Share(p, none);
-  const int pieces = p.v_head_dim / 4;
-  for (int i = threadIdx.x; i < rows * pieces; i += Split::kThreads) {
-    const int row = i / pieces, channel = i % pieces * 4;
-    float largest = -INFINITY, total = 0.0f;
+  const Share share(p, none);
 #pragma unroll
-    for (int warp = 0; warp < Split::kWarps; ++warp) largest = fmaxf(largest, shared.largest[warp][row]);
-#pragma unroll
-    for (int warp = 0; warp < Split::kWarps; ++warp) total += shared.sum[warp][row] * weight_of(shared.largest[warp][row], largest);
-    const float4 sum = *reinterpret_cast<const float4*>(&shared.out[0][row][channel]);
-    const int64_t of_all = (int64_t{batch} * p.kv_heads + kv_head) * group_rows + first + row;
+  for (int i = 0; i < 2; ++i) {
+    const int row = threadIdx.x / 4 + i * 8;
+    if (row >= share.rows) continue;
+    const int64_t of_all = (int64_t{share.batch} * p.kv_heads + share.kv_head) * share.group_rows + share.first + row;
     if (p.part_out != nullptr) {
-      const int64_t to = of_all * p.parts + part;
-      *reinterpret_cast<float4*>(p.part_out + to * p.v_head_dim + channel) = sum;
-      if (channel == 0) *reinterpret_cast<float2*>(p.part_sums + to * 2) = make_float2(largest, total);
+      const int64_t to = of_all * p.parts + share.part;
+      store_sums(sums, i, p.part_out + to * p.v_head_dim, p.v_head_dim);
+      if (threadIdx.x % 4 == 0) *reinterpret_cast<float2*>(p.part_sums + to * 2) = make_float2(sums.largest[i], sums.sum[i]);
       continue;
     }
-    const GroupRow of_group(p, kv_head, first + row);
-    store_channels(const_cast<Element*>(row_pointer<Element>(p.out, batch, of_group.head, of_group.token)) + channel, sum, total);
-    if (p.lse != nullptr && channel == 0) p.lse[of_all] = log_sum_exp(largest, total, p.level);
+    const GroupRow of_group(p, share.kv_head, share.first + row);
+    store_row(sums, i, const_cast<Element*>(row_pointer<Element>(p.out, share.batch, of_group.head, of_group.token)), p.v_head_dim);
+    if (p.lse != nullptr && threadIdx.x % 4 == 0) p.lse[of_all] = log_sum_exp(sums.largest[i], sums.sum[i], p.level);
   }
 }
 

@@ -6,8 +6,9 @@
 namespace sage {
 
 struct Sm80QkF16PvF16SplitKv {
-  static constexpr int warps(int head_dim) { return head_dim <= 128 ? 8 : 4; }
-  static constexpr int threads(int head_dim) { return warps(head_dim) * 32; }
+  // Of a block of threads, which has a power of two.
+  static constexpr int most_warps(int head_dim) { return head_dim <= 128 ? 8 : 4; }
+  static constexpr int threads(int head_dim) { return 32 * most_warps(head_dim); }
   static constexpr int kWarpM = Sm80QkF16PvF16::kWarpM;
   static constexpr int kBlockN = 16;  // keys that a warp looks at together
 
@@ -16,8 +17,16 @@ struct Sm80QkF16PvF16SplitKv {
   static constexpr int kMostRows = 64;
   static constexpr int kMostRowsWhereShared = 32;
   static constexpr int kMostParts = 64;
-  // Blocks of threads that a multiprocessor has at once.
-  static constexpr int at_once(int head_dim) { return Sm80QkF16PvF16::warps_per_sm(head_dim) / warps(head_dim); }
+
+  // Where warps leave what is added up: two numbers of each row, and the output of half of them, rows 16 bytes further apart. Before that it is Q's, if
+  // any is.
+  static constexpr int kPadding = 4;
+  static constexpr int shared_bytes(int head_dim, int warps) {
+    const int found = warps == 1 ? 0 : (most_warps(head_dim) * 2 + warps / 2 * (head_dim + kPadding)) * kWarpM * 4;
+    const int q = warps * Sm80QkF16PvF16::q_bytes_of_warp(head_dim);
+    return q > found ? q : found;
+  }
+  static constexpr int shared_bytes(int head_dim) { return shared_bytes(head_dim, most_warps(head_dim)); }
 
   struct Params : Sm80QkF16PvF16::Params {
     int32_t bfloat16;  // or float16

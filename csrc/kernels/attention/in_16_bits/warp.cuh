@@ -6,10 +6,12 @@
 
 #include <cuda/std/type_traits>
 
+#include "kernels/attention/in_16_bits/row_out.cuh"
 #include "kernels/attention/mask_value.cuh"
 #include "kernels/attention/quad.cuh"
 #include "kernels/attention/sm80_qk_f16_pv_f16.h"
 #include "kernels/element.cuh"
+#include "kernels/ptx/cp_async.cuh"
 #include "kernels/ptx/math.cuh"
 #include "kernels/ptx/mma_sync.cuh"
 #include "kernels/ptx/movmatrix.cuh"
@@ -22,9 +24,15 @@ struct Config : Sm80QkF16PvF16 {
   static constexpr int kTiles = 2;                    // of eight keys: what a block holds
   static constexpr int kRun = 2 * kTiles;             // neighbouring keys of a block whose scores a lane has
   static constexpr int kBlockN = 8 * kTiles;
-  // Whether registers hold Q, and K and V of a block that are on their way; else 32 channels of Q in turn, and so many such pieces of K and V.
+  // Whether registers hold Q, and K and V of a block that are on their way; else so many pieces of K or V, and Q lies in shared memory.
   static constexpr bool kAhead = SAGE_HEAD_DIM <= 128;
   static constexpr int kTogether = 4;
+  static constexpr int kQBytes = q_bytes_of_warp(SAGE_HEAD_DIM);  // of a warp's there: [piece][row][lane], eight channels each
+  static_assert(kAhead == (kQBytes == 0));
+
+  static __device__ __forceinline__ uint4* q_of_lane() {
+    return reinterpret_cast<uint4*>(ptx::dynamic_shared() + threadIdx.x / 32 * kQBytes) + threadIdx.x % 32;
+  }
 };
 
 // Eight channels of a row of a head; zeros where there is no such row, or channel.
@@ -102,6 +110,34 @@ struct Sums {
   float largest[2] = {-INFINITY, -INFINITY}, sum[2] = {};  // score, in log2 units; a lane's own probabilities
 };
 
+// A lane's channels of one of its rows: what has been added up, or what that makes of the output.
+__device__ __forceinline__ void store_sums(const Sums& sums, int row, float* to, int channels) {
+#pragma unroll
+  for (int piece = 0; piece < Config::kPieces; ++piece) {
+    const int channel = piece * 32 + threadIdx.x % 4 * 8;
+    if (channel >= channels) continue;
+#pragma unroll
+    for (int word = 0; word < 4; word += 2) {
+      const float(&low)[4] = sums.out[piece][word];
+      const float(&high)[4] = sums.out[piece][word + 1];
+      *reinterpret_cast<float4*>(to + channel + word * 2) = make_float4(low[row * 2], low[row * 2 + 1], high[row * 2], high[row * 2 + 1]);
+    }
+  }
+}
+__device__ __forceinline__ void store_row(const Sums& sums, int row, Config::Element* to, int channels) {
+  const float inverse = inverse_of(sums.sum[row]);
+#pragma unroll
+  for (int piece = 0; piece < Config::kPieces; ++piece) {
+    const int channel = piece * 32 + threadIdx.x % 4 * 8;
+    uint32_t words[4];
+#pragma unroll
+    for (int word = 0; word < 4; ++word) {
+      words[word] = Pair<Config::Element>::pack(sums.out[piece][word][row * 2] * inverse, sums.out[piece][word][row * 2 + 1] * inverse);
+    }
+    if (channel < channels) *reinterpret_cast<uint4*>(to + channel) = make_uint4(words[0], words[1], words[2], words[3]);
+  }
+}
+
 // All keys before `end`, by blocks.
 struct AllKeys {
   int end, block = -Config::kBlockN;
@@ -120,9 +156,11 @@ __device__ __forceinline__ void attend(Sums& sums, const Config::Params& p, cons
   const int lane = threadIdx.x % 32;
   auto& [out, largest, sum] = sums;
   uint32_t q[Config::kPieces][2][4];
-  if constexpr (Config::kAhead) {
 #pragma unroll
-    for (int piece = 0; piece < Config::kPieces; ++piece) rows.load_q(q[piece], piece);
+  for (int piece = 0; piece < Config::kPieces; ++piece) rows.load_q(q[piece], piece);
+  if constexpr (!Config::kAhead) {
+#pragma unroll
+    for (int i = 0; i < Config::kPieces * 2; ++i) Config::q_of_lane()[i * 32] = *reinterpret_cast<const uint4*>(q[i / 2][i % 2]);
   }
   Block k, v;
   int block = keys.next();
@@ -137,7 +175,10 @@ __device__ __forceinline__ void attend(Sums& sums, const Config::Params& p, cons
     for (int piece = 0; piece < Config::kPieces; ++piece) {
       if constexpr (!Config::kAhead) {
         if (piece % Config::kTogether == 0) load_pieces(k, p.k, k_head, block, p.kv_len, p.head_dim, piece, Config::kTogether);
-        rows.load_q(q[piece], piece);
+        int place = piece * 64;
+        ptx::keep(place);  // as if it were another each time: else registers keep all of Q
+#pragma unroll
+        for (int row = 0; row < 2; ++row) *reinterpret_cast<uint4*>(q[piece][row]) = Config::q_of_lane()[place + row * 32];
       }
 #pragma unroll
       for (int half = 0; half < 4; half += 2) {
