@@ -102,6 +102,8 @@ CASES = {
     "causal, 64": case(2, 1, 1, 400, 350, 64, 40, is_causal=True),
     "causal, 256": case(1, 7, 1, 150, 160, 256, 256, is_causal=True),
     "causal, pairs": case(1, 1, 1, 16 * 192 - 100, 70, 64, 64, is_causal=True),
+    # So many keys that heads are computed one after the other, and the last three together; most see nobody.
+    "sections of heads": case(1, 5, 5, 200, 65536, 64, 64, is_causal=True),
     "uneven": case(1, 2, 1, 70, 90, 40, 32),
     "strided": strided(masked=False),
     "repeated": Case(*(x.bfloat16().expand(2, 3, -1, -1) for x in inputs(1, 1, 1, 70, 90, 128, 128))),

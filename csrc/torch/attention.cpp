@@ -33,6 +33,7 @@ AttentionParams attention_params(const Call& call, const Tensor& out, const Tens
   params.k_mean = workspace.k_mean;
   params.lse = data_or_null<float>(lse);
   params.heads_together = call.heads_together();
+  params.last_heads = call.last_heads();
   params.batch = call.shape.batch;
   params.q_heads = call.shape.q_heads;
   params.kv_heads = call.shape.kv_heads;

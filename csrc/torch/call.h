@@ -65,6 +65,12 @@ struct Call {
     while (heads < all && 2 * heads * bytes <= int64_t{12} << 20) heads *= 2;
     return static_cast<int32_t>(std::min(heads, all) * (shape.q_heads / shape.kv_heads));
   }
+  // Of the last heads twice as many, and what remains. Under a causal mask the tiles that take longest come first among them, and so many short ones
+  // fill the end; those of one section alone are fewer than a large GPU's multiprocessors.
+  int32_t last_heads() const {
+    const int32_t all = shape.batch * shape.q_heads, together = heads_together();
+    return all - std::max(0, all / together - 2) * together;
+  }
   Tensor empty(IntArrayRef sizes, ScalarType type) const { return sage::empty(sizes, type, q); }
 };
 

@@ -34,7 +34,8 @@ struct AttentionParams {
   const float* k_scale;
   const float* k_mean;   // null: K was not smoothed
   float* lse;            // [batch, q_heads, qo_len] or, packed, [q_heads, qo_len]; natural logarithm; null: not wanted
-  int32_t heads_together;  // heads of Q whose tiles are computed one beside the other
+  int32_t heads_together;  // heads of Q whose tiles are computed one beside the other,
+  int32_t last_heads;      // up to these, all of whose are
   int32_t batch;         // or, packed, sequences
   int32_t q_heads;
   int32_t kv_heads;

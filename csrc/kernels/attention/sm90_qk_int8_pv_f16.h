@@ -15,6 +15,8 @@ struct Sm90QkInt8PvF16 {
   static constexpr int block_m(int head_dim) { return kRows * consumers(head_dim); }
   static constexpr int kBlockN = QuantKInt8::kBlockN;
   static constexpr int stages(int head_dim) { return head_dim <= 64 ? 4 : 3; }
+  // A cluster takes its next tile when so many blocks of keys are left to be fetched: what the counter and Q take, and a margin.
+  static constexpr int kTakenAhead = 12;
   static constexpr int stage_blocks(int head_dim) { return head_dim <= 128 ? 2 : 1; }  // of K, and as many of V
   // Q stays in registers, which spares shared memory a fourth of its reads and leaves room for the copy engine to fetch the next
   // tile's early. At head_dim 256 there are too few.
@@ -26,7 +28,7 @@ struct Sm90QkInt8PvF16 {
   // Q as the caller's or in INT8, three numbers a row, stages, two tiles' descriptions, barriers and an index; slack to start on 1024.
   static constexpr int shared_bytes(int head_dim) {
     return 1024 + block_m(head_dim) * (head_dim * (keeps_q(head_dim) ? 2 : 1) + 3 * 4) +
-           stages(head_dim) * (stage_blocks(head_dim) * (kBlockN * head_dim * 3 + kScaleBytes + kSeenBytes) + 2 * 8) + 2 * kTileBytes + 6 * 8;
+           stages(head_dim) * (stage_blocks(head_dim) * (kBlockN * head_dim * 3 + kScaleBytes + kSeenBytes) + 2 * 8) + 2 * kTileBytes + 7 * 8;
   }
 
   struct Params : AttentionParams {

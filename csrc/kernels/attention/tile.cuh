@@ -30,9 +30,10 @@ struct Tile {
     if (p.cu_seqlens_q == nullptr) {
       // Tiles are numbered through the heads whose K and V stay in the L2 cache together, then the blocks of rows, last rows
       // first, then the next such heads. Under a causal mask the last rows see most keys: short tiles then fill the tail.
-      const int first_head = index / (p.heads_together * q_blocks) * p.heads_together;
+      const int first_last = p.batch * p.q_heads - p.last_heads;
+      const int first_head = min(index / (p.heads_together * q_blocks) * p.heads_together, first_last);
       const int in_section = index - first_head * q_blocks;
-      const int heads = min(p.heads_together, p.batch * p.q_heads - first_head);
+      const int heads = first_head == first_last ? p.last_heads : p.heads_together;
       const int batch_head = first_head + in_section % heads;
       first_row = (q_blocks - 1 - in_section / heads) * block_m;
       batch = sequence = batch_head / p.q_heads;

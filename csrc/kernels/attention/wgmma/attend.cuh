@@ -244,6 +244,7 @@ __device__ __forceinline__ void attend(const Config::Params& p) {
     ptx::mbarrier_init(shared.address + Shared::kQFull, 1);
     ptx::mbarrier_init(shared.address + Shared::kQEmpty, Config::kConsumerWarps + (Masked ? 3 : 2));  // and those that load
     ptx::mbarrier_init(shared.address + Shared::kLastV, 1);
+    ptx::mbarrier_init(shared.address + Shared::kNearEnd, 1);
     ptx::mbarrier_init(shared.address + Shared::kIndexFull, 1);
     ptx::mbarrier_init(shared.address + Shared::kIndexEmpty, 1);
     for (int stage = 0; stage < Config::kStages; ++stage) {

@@ -66,7 +66,8 @@ struct Shared {
   static constexpr int kIndex = kLastV + 8;  // in a pair, from its first block to its second: the tile that comes next
   static constexpr int kIndexFull = kIndex + 8;
   static constexpr int kIndexEmpty = kIndexFull + 8;
-  static constexpr int kTotal = kIndexEmpty + 8;
+  static constexpr int kNearEnd = kIndexEmpty + 8;  // few of the tile's blocks of keys are left to be fetched
+  static constexpr int kTotal = kNearEnd + 8;
   static_assert(kTotal + 1024 == Config::shared_bytes(Config::kHeadDim));
   // Under a mask: what it adds to each warpgroup's scores, and barriers.
   using Masked = Sm90QkInt8PvF16Masked;

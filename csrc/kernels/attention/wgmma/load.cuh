@@ -56,8 +56,8 @@ __device__ __forceinline__ bool describe(const Config::Params& p, int item, Work
 }
 
 // Hands out tiles, the first being the cluster's own and each further one what the counter says: describes each to the other
-// warps and fetches its Q, as soon as they have begun with the one before. By then they have left the tile before that, whose
-// description is overwritten. A warp.
+// warps and fetches its Q, once they have begun with the one before, and so left the tile before that, whose description is overwritten; and
+// once few of its keys are left to be fetched, so that a cluster which is busy for long takes no tile that another could begin sooner. A warp.
 template <bool Masked>
 __device__ __forceinline__ void hand_out(const Config::Params& p, const Memory& shared) {
   const uint32_t full = shared.address + Shared::kQFull;
@@ -85,6 +85,7 @@ __device__ __forceinline__ void hand_out(const Config::Params& p, const Memory& 
       }
       ptx::keep(parities);  // and no second one for its last bit
       ptx::mbarrier_wait(shared.address + Shared::kQEmpty, parities & 1);
+      ptx::mbarrier_wait(shared.address + Shared::kNearEnd, parities & 1);
       parities ^= 1;
     }
     ptx::grid_dependency_wait();
@@ -186,6 +187,9 @@ __device__ __forceinline__ void load_k(const Config::Params& p, const Memory& sh
   const bool first_lane = threadIdx.x % 32 == 0;
   ptx::grid_dependency_wait();
   stream<Masked>(p, shared, [&](const Work& work, auto& seen, int blocks, int first, int slot, uint32_t full) {
+    if (first == max(0, blocks - Config::kTakenAhead) / Config::kStageBlocks * Config::kStageBlocks && first_lane) {
+      ptx::mbarrier_arrive(shared.address + Shared::kNearEnd);
+    }
     // A last stage of V alone gets scales once more: what is full in one block of a pair then tells that both have seen it empty, and nobody
     // arrives at a barrier whose last phase has not been waited for, as the PTX ISA asks.
     if (first == blocks && first_lane) {
