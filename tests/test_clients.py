@@ -187,6 +187,20 @@ def test_musubi_tuner_and_wan2gp() -> None:
     check_packed(out, q, k, v, [30])
 
 
+@pytest.mark.parametrize("function", [sageattn, sageattn_qk_int8_pv_fp16_triton])
+def test_lightx2v(function: Callable[..., Any]) -> None:
+    # On 8.9 it takes the second. Of what is returned it makes another shape without asking whether it is contiguous.
+    q, k, v = (x.unsqueeze(0) for x in qkv(30, 2, 128, dtype=torch.bfloat16))
+    check(function(q, k, v, tensor_layout="NHD").view(30, 256).view(q.shape), q, k, v, "NHD")
+    out, lse = function(q, k, v, tensor_layout="NHD", is_causal=False, sm_scale=None, return_lse=True)
+    check(out, q, k, v, "NHD")
+    assert lse.transpose(1, 2).reshape(30, 2).shape == (30, 2)
+    q, k, v = (x[0] for x in (q, k, v))
+    cu = torch.tensor([0, 12, 30], dtype=torch.int32)
+    packed: Any = sageattn_varlen(q, k, v, cu, cu, 18, 18, is_causal=False, sm_scale=None, smooth_k=False)
+    check_packed(packed, q, k, v, [12, 18])
+
+
 def test_private_kernels_are_absent(caplog: pytest.LogCaptureFixture) -> None:
     """KJNodes' memory-efficient nodes look for them here, and are told what to choose; Wan2GP offers its "sage2" where it finds these."""
     with caplog.at_level("INFO"), pytest.raises(ImportError, match="cannot import name 'per_thread_int8_triton'"):
