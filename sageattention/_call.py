@@ -42,8 +42,8 @@ def attend(
     if key is not None and (number := dispatch.SERVED.get(key)) is not None:
         try:
             out, lse = _ops.run(q, k, v, attn_mask, q.shape[3] ** -0.5 if sm_scale is None else sm_scale, number)
-        except Exception:
-            _refuse_in_words(q, k, v, attn_mask, tensor_layout)
+        except Exception as error:
+            _refuse_in_words(error, q, k, v, attn_mask, tensor_layout)
             raise
         return (out, lse) if return_lse else out
     validation.one_of("tensor_layout", tensor_layout, ("HND", "NHD"))
@@ -59,8 +59,8 @@ def attend(
         return _attend(*arguments, *more.values())
     try:
         result = _attend(*arguments, *more.values())
-    except Exception:
-        _refuse_in_words(q, k, v, attn_mask, tensor_layout)
+    except Exception as error:
+        _refuse_in_words(error, q, k, v, attn_mask, tensor_layout)
         raise
     if key is not None:
         kernel, or_pytorch, or_16_bit = _choice(function, pv_accum_dtype, q.shape[3], q, v, attn_mask, packed=False)
@@ -138,13 +138,20 @@ def _operator_checks(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, attn_mas
 
 
 def _refuse_in_words(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, attn_mask: torch.Tensor | None, tensor_layout: str
+    error: Exception, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, attn_mask: torch.Tensor | None, tensor_layout: str
 ) -> None:
     """Of what the operator has refused, raise what Python's checks say, if they say something."""
+    _raise_if_out_of_memory(error)
     try:
         _check(q, k, v, attn_mask, tensor_layout)
     except (TypeError, ValueError) as refused:
         raise refused from None
+
+
+def _raise_if_out_of_memory(error: Exception) -> None:
+    """LibTorch's stable ABI has one kind of error, and programs wait for this one: they then take a smaller tile, or unload a model."""
+    if type(error) is RuntimeError and "PyTorch refused aoti_torch_empty_strided" in str(error):
+        raise torch.OutOfMemoryError(f"out of memory for the output or for what lies between kernels: {error}") from error
 
 
 def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, attn_mask: torch.Tensor | None, tensor_layout: str) -> None:
@@ -202,6 +209,7 @@ def attend_packed(
     validation.tensors(q, k, v, "packed")
     validation.cumulative_lengths("cu_seqlens_q", cu_seqlens_q, q)
     validation.cumulative_lengths("cu_seqlens_k", cu_seqlens_k, q)
+    cu_seqlens_q, cu_seqlens_k = cu_seqlens_q.contiguous(), cu_seqlens_k.contiguous()
     if cu_seqlens_q.shape != cu_seqlens_k.shape:
         raise ValueError(
             f"cu_seqlens_k: expected the length of cu_seqlens_q, {cu_seqlens_q.shape[0]}, got {cu_seqlens_k.shape[0]}"
@@ -214,9 +222,13 @@ def attend_packed(
     if dtype == torch.float32:
         q, k, v = (_as_bfloat16(x) for x in (q, k, v))
     kernel, *_ = _choice(function, None, q.shape[-1], q, v, None, packed=True)
-    out, lse = _ops.attention_varlen(
-        q, k, v, cu_seqlens_q, cu_seqlens_k, longest_q, longest_k, is_causal, factor, smooth_k, smooth_v, return_lse, kernel
-    )
+    try:
+        out, lse = _ops.attention_varlen(
+            q, k, v, cu_seqlens_q, cu_seqlens_k, longest_q, longest_k, is_causal, factor, smooth_k, smooth_v, return_lse, kernel
+        )
+    except RuntimeError as error:
+        _raise_if_out_of_memory(error)
+        raise
     out = out.float() if dtype == torch.float32 else out
     return (out, lse) if return_lse else out
 

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
     Attention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
-# As it is now: programs put `sageattn` in its place.
-_pytorch_attention = torch.nn.functional.scaled_dot_product_attention
+# The function itself: programs put `sageattn` in its place, some before they import it.
+_pytorch_attention = getattr(torch._C._nn, "scaled_dot_product_attention", torch.nn.functional.scaled_dot_product_attention)
 
 # What is asked before each such call; looked up once, which is a third of what asking takes.
 _is_compiling, _is_autocast_enabled, _is_grad_enabled = (
@@ -102,6 +102,8 @@ class _ShortCalls(dict[int, Optional[ShortCalls]]):
     @staticmethod
     def _find(index: int) -> ShortCalls | None:
         found = None
+        if not torch.cuda.is_available():  # the index is another accelerator's
+            return None
         for head_dim in (128, 256):
             try:
                 kernel, or_pytorch, or_16_bit = dispatch.kernel_for(

@@ -377,6 +377,32 @@ def test_causal_is_flash_attns(layout: str) -> None:
             function(shorter, k, v, layout, causal=True)
 
 
+def test_lengths_out_of_a_table() -> None:
+    q, k, v = qkv(30, 3, 128)
+    table = torch.tensor([[0, 7], [12, 7], [30, 7]], dtype=torch.int32)
+    cu: Any = table[:, 0]
+    assert torch.equal(
+        sageattn_varlen(q, k, v, cu, cu, 18, 18), sageattn_varlen(q, k, v, cu.contiguous(), cu.contiguous(), 18, 18)
+    )
+
+
+def test_programs_that_wait_for_memory_to_be_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stable ABI's operators have no such error of their own; ComfyUI then takes smaller tiles."""
+
+    def refuse(*_: object, **__: object) -> Any:
+        raise RuntimeError("sageattention: PyTorch refused aoti_torch_empty_strided(1, sizes)")
+
+    monkeypatch.setattr(_ops, "attention", refuse)
+    monkeypatch.setattr(_ops, "attention_varlen", refuse)
+    monkeypatch.setattr(sageattention._call, "_operator_checks", lambda *_: True)
+    q, k, v = qkv(1, 2, 30, 64)
+    with pytest.raises(torch.OutOfMemoryError, match="out of memory"):
+        sageattn(q, k, v)
+    cu = torch.tensor([0, 30], dtype=torch.int32)
+    with pytest.raises(torch.OutOfMemoryError, match="out of memory"):
+        sageattn_varlen(q[0].transpose(0, 1), k[0].transpose(0, 1), v[0].transpose(0, 1), cu, cu, 30, 30)
+
+
 def test_wanvideowrapper_varlen() -> None:
     q, k, v = qkv(30, 3, 128)
     cu = torch.tensor([0, 12, 30], dtype=torch.int32)

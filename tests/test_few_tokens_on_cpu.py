@@ -11,7 +11,7 @@ from typing import Any
 import fuzz
 import pytest
 import torch
-from accuracy import error_by_size, exact
+from accuracy import error_by_size, exact, relative_l1
 from kernels_on_cpu import Kernels, inputs, randn
 
 from sageattention import _ops
@@ -361,3 +361,20 @@ def test_no_more_keys_under_a_mask_on_hopper(kernels: Kernels, tmp_path: Path, q
     q, k, v = of_type(head_dim, inputs(1, 1, 1, queries, keys, head_dim, head_dim))
     with pytest.raises(RuntimeError, match=r"mask_tiles"):
         attention(Kernels(tmp_path, "sm_90a"), q, k, v, torch.ones(keys, dtype=torch.bool), instead_of="sm90_qk_int8_pv_f16")
+
+
+def test_what_adds_parts_up_waits_for_them(tmp_path: Path) -> None:
+    """It starts before the kernel that leaves the parts. Without its wait it adds up what was there."""
+    q, k, v = (x.bfloat16() for x in inputs(1, 4, 1, 1, 3000, 128, 128))
+    exact_out = exact(q, k, v)[0]
+
+    def error(kernels: Kernels) -> float:
+        out, _ = attention(kernels, q, k, v, instead_of="sm90_qk_int8_pv_f16")
+        return relative_l1(out, exact_out)
+
+    hopper = Kernels(tmp_path / "right", "sm_90a")
+    assert error(hopper) <= LIMITS[q.dtype]
+    assert [name for name, *_ in hopper.launches()][-1] == "sm80_combine_split_kv"
+    faulty = hopper.copy(tmp_path / "faulty", "sm80_combine_split_kv")
+    faulty.change("attention/sm80_combine_split_kv.cu", "  ptx::grid_dependency_wait();\n", "")
+    assert not error(faulty) <= 0.5  # nor a number, perhaps

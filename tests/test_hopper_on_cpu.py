@@ -135,6 +135,8 @@ CASES = {
     "added, causal": case(1, 1, 1, 380, 333, 128, 128, attn_mask=added(380, 333, torch.bfloat16), is_causal=True),
     "added, 64": case(1, 3, 1, 250, 270, 64, 64, attn_mask=added(250, 270, torch.float16)),
     "added, 256": case(1, 2, 1, 250, 200, 256, 200, attn_mask=added(250, 200, torch.bfloat16)),
+    "added, expanded": case(2, 2, 1, 80, 203, 64, 64, attn_mask=added(80, 203, torch.float16)[..., :203].expand(2, 2, -1, -1)),
+    "added, one key": case(1, 1, 1, 80, 70, 64, 64, attn_mask=randn(1, 1, 80, 1, seed=6).half()),
     "added, one row": case(2, 1, 1, 200, 200, 64, 64, attn_mask=added(1, 200, torch.float16)),
 }
 

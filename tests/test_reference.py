@@ -16,7 +16,7 @@ from accuracy import QK_INT8_PV_F16, error_by_size, exact, relative_l1
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from sageattention import reference, sageattn
+from sageattention import reference, reference_fp4, sageattn
 
 CSRC = Path(__file__).resolve().parent.parent / "csrc"
 DTYPES = [torch.float16, torch.bfloat16]
@@ -456,6 +456,14 @@ NUMBER = r"(-?(?:0x[\dp-]+|\d[\d.]*(?:e-?\d+)?))f?"
         ),
         ("element.cuh", rf"scale > {NUMBER} ", [reference.LARGEST_SCALE]),
         ("quant/kv_span.cuh", r"\* (0x[0-9a-f]+)u,", [reference.GOLDEN]),
+        ("quant/fp4.h", rf"kGroup = {NUMBER};", [reference_fp4.GROUP]),
+        ("quant/fp4.h", rf"kLargest = {NUMBER} \* {NUMBER};", [reference_fp4.LARGEST / 448.0, 448.0]),
+        ("quant/fp4.h", rf"kSmallestScale = {NUMBER} / {NUMBER};", [1.0, 1.0 / reference_fp4.SMALLEST_SCALE]),
+        ("quant/fp4.h", rf"kSmallest = {NUMBER};", [reference_fp4.SMALLEST]),
+        ("attention/fp4/config.cuh", rf"kChunkN = {NUMBER};", [reference_fp4.CHUNK_N]),
+        ("attention/fp4/config.cuh", rf"kLevel = {NUMBER};", [reference_fp4.LEVEL]),
+        ("attention/fp4/config.cuh", rf"kLogOf6 = {NUMBER};", [reference_fp4.LOG_OF_6]),
+        ("attention/fp4/config.cuh", rf"kHeadroom = {NUMBER} \+ kLogOf6;", [math.log2(448.0)]),
     ],
 )
 def test_constants_are_the_kernels(file: str, pattern: str, values: list[float | None]) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -276,3 +279,13 @@ def test_what_surrounds_a_short_call(monkeypatch: pytest.MonkeyPatch) -> None:
     assert short_call(**usual, **SHORT) is None
     monkeypatch.undo()
     assert short_call(**usual, **SHORT) is None  # the CPU has none
+
+
+def test_what_was_put_in_its_place_before_the_import_is_not_called() -> None:
+    """Programs do so that import this package when they first need it: the two would call each other until Python's stack ends."""
+    code = (
+        "import torch; ours = torch.nn.functional.scaled_dot_product_attention\n"
+        "torch.nn.functional.scaled_dot_product_attention = lambda *a, **b: 1 / 0\n"
+        "from sageattention import short_calls; assert short_calls._pytorch_attention is ours"
+    )
+    subprocess.run([sys.executable, "-P", "-c", code], check=True, env=dict(os.environ))

@@ -79,6 +79,10 @@ CASES: list[tuple[str, dict[str, Any], type[Exception], str]] = [
         "attn_mask: expected dtype bool (True: attend), float16, bfloat16 or float32 (added to the scores), got torch.int64",
     ),
     (
+        "mask sparse", {"attn_mask": torch.ones(10, 10).to_sparse()}, ValueError,
+        "attn_mask: expected a dense tensor, got layout torch.sparse_coo; x.to_dense() makes one",
+    ),
+    (
         "mask device", {"attn_mask": torch.ones(10, 10, device="meta")}, ValueError,
         "attn_mask: expected device cpu as q, got meta",
     ),

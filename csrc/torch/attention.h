@@ -1,5 +1,5 @@
-// The attention operators on CUDA tensors. Shapes, units and errors: sageattention/core.py, which validates for all
-// devices; the checks here are those without which a direct call could read or write out of bounds.
+// The attention operators on CUDA tensors. Shapes, units and errors: sageattention/core.py. What is wrong with
+// them is refused here; sageattention/validation.py then finds the words.
 #pragma once
 
 #include <optional>
@@ -27,7 +27,7 @@ struct AttentionOptions {
   bool return_lse;      // else log-sum-exp is an empty tensor
   bool or_pytorch;      // PyTorch's own attention, for sizes at which it is faster: they are known here in compiled graphs too
   bool per_block_mean;  // FP4 kernels subtract a mean of Q for each 128 rows, else one of all
-  bool or_16_bit;       // for few tokens the kernel sm80_qk_f16_pv_f16, which is then faster
+  bool or_16_bit;       // for few tokens sm80_qk_f16_pv_f16, for few queries sm80_qk_f16_pv_f16_split_kv, which are then faster
   int64_t kernel;       // the attention kernel's number in attention_kernels.cpp: which one suits is decided in Python
 };
 

@@ -1,5 +1,6 @@
 #include "torch/mask.h"
 
+#include <algorithm>
 #include <vector>
 
 #include "kernels/mask/mask_tiles.h"
@@ -8,15 +9,19 @@ namespace sage {
 
 namespace {
 
-// A copy that has, no larger than the mask but for its keys.
+// A copy that has, no larger than the mask's memory but for its keys: what is expanded is copied once.
 Tensor with_even_rows(const Tensor& mask, int64_t keys) {
-  std::vector<int64_t> sizes(4 - mask.dim(), 1);
-  sizes.insert(sizes.end(), mask.sizes().begin(), mask.sizes().end());
+  std::vector<int64_t> sizes(4 - mask.dim(), 1), strides(4 - mask.dim(), 0);
+  for (int64_t i = 0; i < mask.dim(); ++i) {
+    sizes.push_back(mask.stride(i) == 0 ? std::min<int64_t>(mask.size(i), 1) : mask.size(i));
+    strides.push_back(mask.stride(i));
+  }
+  if (mask.dim() == 0 || mask.size(mask.dim() - 1) == 1) strides[3] = 0;
   sizes[3] = (keys + 7) / 8 * 8;
   const Tensor whole = empty(sizes, mask.scalar_type(), mask);
   sizes[3] = keys;
   const Tensor rows = whole.as_strided(sizes, whole.strides());
-  rows.copy_(mask);
+  rows.copy_(mask.as_strided(sizes, strides));
   return rows;
 }
 

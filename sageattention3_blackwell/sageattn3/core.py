@@ -23,7 +23,7 @@ def sageattn3_blackwell(
     v: torch.Tensor,
     attn_mask: torch.Tensor | None = ...,
     is_causal: bool = ...,
-    per_block_mean: bool = ...,
+    per_block_mean: bool | None = ...,
     *,
     tensor_layout: str = ...,
     sm_scale: float | None = ...,
@@ -38,7 +38,7 @@ def sageattn3_blackwell(
     v: torch.Tensor,
     attn_mask: torch.Tensor | None = ...,
     is_causal: bool = ...,
-    per_block_mean: bool = ...,
+    per_block_mean: bool | None = ...,
     *,
     tensor_layout: str = ...,
     sm_scale: float | None = ...,
@@ -53,7 +53,7 @@ def sageattn3_blackwell(
     v: torch.Tensor,
     attn_mask: torch.Tensor | None = ...,
     is_causal: bool = ...,
-    per_block_mean: bool = ...,
+    per_block_mean: bool | None = ...,
     *,
     tensor_layout: str = ...,
     sm_scale: float | None = ...,
@@ -69,7 +69,7 @@ def sageattn3_blackwell(
     v: torch.Tensor = REQUIRED,
     attn_mask: torch.Tensor | None = None,
     is_causal: bool = False,
-    per_block_mean: bool = True,
+    per_block_mean: bool | None = None,
     *,
     tensor_layout: str = "HND",
     sm_scale: float | None = None,
@@ -93,7 +93,7 @@ def sageattn3_blackwell(
             key gets zeros, and log-sum-exp -inf.
         is_causal: query i sees keys 0..i, as PyTorch's `is_causal` has it also where qo_len and kv_len differ.
         per_block_mean: subtract a mean of Q of its own from each 128 queries before rounding them, else one of all queries. The
-            scores get back what was taken. The latter takes less memory: 4 bytes less for each head, key and 128 queries.
+            scores get back what was taken. The latter takes less memory: 4 bytes less for each head, key and 128 queries. None is True.
         tensor_layout: "HND" or "NHD".
         sm_scale: factor on the scores; head_dim ** -0.5 if None.
         return_lse: also return the log-sum-exp of the scores.
@@ -113,9 +113,12 @@ def sageattn3_blackwell(
 
     Source: SageAttention3 (arXiv 2505.11594).
     """
-    if type(is_causal) is float:  # by position, as scaled_dot_product_attention has them: dropout_p, is_causal
+    # By position, as scaled_dot_product_attention has them: dropout_p, is_causal.
+    if type(is_causal) is float or (type(is_causal) is int and is_causal == 0):
         others = {"dropout_p": is_causal, **others}
-        is_causal, per_block_mean = per_block_mean if type(per_block_mean) is bool else False, True
+        is_causal, per_block_mean = False if per_block_mean is None else per_block_mean, None
+    if per_block_mean is None:
+        per_block_mean = True
     if others:
         q, k, v, is_causal, sm_scale = aliases.resolved(
             sageattn3_blackwell, others, tensor_layout, q, k, v, is_causal, sm_scale

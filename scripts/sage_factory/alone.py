@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import sys
 import time
@@ -45,14 +46,16 @@ def alone(path: Path, what: str, report: Callable[[str], None]) -> Iterator[None
 
 
 def _locked(handle: TextIO) -> bool:
-    """Take the lock if it is free."""
+    """Take the lock if it is free. An error of another kind, as where a file system has no locks, is not another's lock."""
     try:
         if sys.platform == "win32":
             handle.seek(LOCKED_BYTE)
             msvcrt.locking(handle.fileno(), msvcrt.LK_NBLCK, 1)
         else:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    except OSError as error:
+        if error.errno not in (errno.EAGAIN, errno.EWOULDBLOCK, errno.EACCES, errno.EDEADLK):
+            raise
         return False
     return True
 

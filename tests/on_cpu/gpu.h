@@ -492,7 +492,6 @@ inline uint32_t __umulhi(uint32_t x, uint32_t y) { return static_cast<uint64_t>(
 inline uint32_t __funnelshift_l(uint32_t low, uint32_t high, int shift) {
   return ((static_cast<uint64_t>(high) << 32 | low) << shift) >> 32;
 }
-inline int __clz(int32_t x) { return x == 0 ? 32 : __builtin_clz(x); }
 inline int __ffs(uint32_t x) { return __builtin_ffs(x); }
 inline int __popc(uint32_t x) { return __builtin_popcount(x); }
 inline int __dp4a(int x, int y, int sum) {

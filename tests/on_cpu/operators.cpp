@@ -93,8 +93,11 @@ void KernelStore::launch(const Launch& launch, void* params) {
   std::vector<Line> copied((bytes + sizeof(Line) - 1) / sizeof(Line));
   std::memcpy(copied.data(), params, bytes);
   launched.push_back({launch, reinterpret_cast<Function>(dlsym(library, "launch")), std::move(copied)});
-  // A call's last, attention itself, after which its workspace is gone.
-  if (std::string_view(launch.entry).starts_with("sm")) run_all();
+  // A call's last, attention itself or what adds its parts up, after which its workspace is gone.
+  using SplitKv = Sm80QkF16PvF16SplitKv;
+  const std::string_view entry = launch.entry;
+  const bool in_parts = entry == "sm80_qk_f16_pv_f16_split_kv" && static_cast<const SplitKv::Params*>(params)->parts > 1;
+  if (entry.starts_with("sm") && !in_parts) run_all();
 }
 
 // There is no stream, no context, and of the driver's functions one that does something.

@@ -12,7 +12,7 @@ struct QuantKInt8 {
   static constexpr int kGroups = 4;
   // A block's scales, then for each group a bound: no score of its keys exceeds bound * |q|, by Cauchy and Schwarz.
   static constexpr int kScales = 2 * kGroups;
-  // Blocks come in pairs, one for each block of threads, so that kernels may work on spans of 128 keys.
+  // Blocks come in pairs: a span, of which a block of threads takes `together`.
   static constexpr int kSpanN = 2 * kBlockN;
   static constexpr int kThreads = 256;
   // Any estimate of K's mean serves (softmax does not see the shift); this many keys are read for it.

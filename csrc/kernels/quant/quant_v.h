@@ -6,7 +6,7 @@
 namespace sage {
 
 struct QuantV {
-  // Blocks of 64 keys with a scale for each channel, two to a block of threads, as K's are.
+  // Blocks of 64 keys with a scale for each channel, two to a span, as K's are.
   static constexpr int kBlockN = QuantKInt8::kBlockN;
   static constexpr int kSpanN = QuantKInt8::kSpanN;
   // A warp takes 16 keys and 64 channels.
@@ -42,5 +42,6 @@ struct QuantV {
   static constexpr int kUnitExponent = 40;
   static constexpr float kScaleUnit = 1099511627776.0f;  // 2^40
 };
+static_assert(QuantV::kScaleUnit == static_cast<float>(int64_t{1} << QuantV::kUnitExponent));
 
 }  // namespace sage

@@ -51,7 +51,6 @@ class IntArrayRef {
   const int64_t* end() const { return data_ + size_; }
   size_t size() const { return size_; }
   int64_t operator[](size_t index) const { return data_[index]; }
-  std::vector<int64_t> vec() const { return {begin(), end()}; }
   IntArrayRef slice(size_t start, size_t count) const { return {data_ + start, count}; }
   bool operator==(IntArrayRef other) const {
     return size_ == other.size_ && std::memcmp(data_, other.data_, size_ * sizeof(int64_t)) == 0;

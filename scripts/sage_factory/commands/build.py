@@ -90,7 +90,7 @@ def requested(args: argparse.Namespace) -> list[tuple[matrix.Build, ...]]:
     if not args.profile:
         package = package or next(iter(matrix.load().packages))
         torch = torch or matrix.load().default_torch(args.cuda, package)
-        if not torch.endswith("+"):  # those are for every Python
+        if not torch.endswith("+") and not args.kernels:  # those are for every Python
             pythons = pythons or [channel.PYTHON]
     platform = args.platform or matrix.host_platform()
     chosen = matrix.builds(args.profile, package=package, platform=platform, cuda=args.cuda, torch=torch, python=pythons)

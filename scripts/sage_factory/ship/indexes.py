@@ -81,7 +81,7 @@ def pages(links: Iterable[Link]) -> dict[str, str]:
             tree.setdefault(folder, {}).setdefault(link.project, []).append(link)
     names = sorted(tree)
     offers = [
-        chooser.Offer(link.name, quote(link.url, safe=":/"), link.folder, link.major, link.sha256)
+        chooser.Offer(link.name, link.url if "://" in link.url else quote(link.url), link.folder, link.major, link.sha256)
         for link in links
         if link.yanked is None
     ]

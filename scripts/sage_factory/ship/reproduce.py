@@ -63,7 +63,8 @@ def origin(path: Path) -> Origin:
     if path.suffix == ".whl":
         tag = _tag(path)
         platform = next((p.name for p in matrix.load().platforms.values() if p.wheel == tag.platform), tag.platform)
-        arguments += ["--python", re.sub(r"cp(\d)(\d+)", r"\1.\2", tag.interpreter)]
+        if one := re.fullmatch(r"cp(\d)(\d+)", tag.interpreter):  # others are for every Python
+            arguments += ["--python", f"{one[1]}.{one[2]}"]
     if platform != matrix.host_platform():
         raise ReproduceError(f"{path.name} is built on {platform}, and this machine is {matrix.host_platform()}")
     sources = inputs.operators(package.name)

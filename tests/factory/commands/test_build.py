@@ -58,6 +58,13 @@ def test_a_profile_is_grouped_so_that_nothing_is_compiled_twice() -> None:
     assert [group[0].cuda for group in kernels if group[0].package == "sageattn3"] == ["12.8", "12.9", "13.0", "13.1", "13.2"]
 
 
+def test_kernels_are_for_no_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor for that of the factory, which a package may have no wheel for."""
+    monkeypatch.setattr("sage_factory.commands.build.channel.PYTHON", "3.11")
+    (group,) = build.requested(arguments(package="sageattn3", cuda="13.0", platform="linux-64", kernels=True))
+    assert {one.cuda for one in group} == {"13.0"}
+
+
 def test_nothing_asked_for() -> None:
     with pytest.raises(matrix.MatrixError, match="say what to build"):
         build.requested(arguments())

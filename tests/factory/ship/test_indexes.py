@@ -211,6 +211,16 @@ def test_links_to_the_wheels_of_every_release() -> None:
     assert indexes.pages(found)["cu12/sageattention/index.html"].count("<a ") == 2
 
 
+def test_addresses_stay_as_github_writes_them() -> None:
+    name = samples.build("3.12").index_name
+    assert "+" in name
+    written = {**asset(name), "browser_download_url": f"https://example.org/v2.2.0/{name.replace('+', '%2B')}"}
+    pages = indexes.pages(indexes.links([release("v2.2.0", written)]))
+    for page in ("index.html", "cu12/sageattention/index.html", "cu12/sageattention/index.json"):
+        assert written["browser_download_url"] in pages[page]
+        assert "%252B" not in pages[page]
+
+
 @pytest.mark.parametrize("order", [1, -1])
 def test_what_a_withdrawn_release_alone_holds_is_yanked(order: int) -> None:
     both, alone = (samples.build(python).index_name for python in ("3.11", "3.12"))

@@ -146,6 +146,19 @@ def test_what_nobody_merged_is_not_executed(
     reproduce.trusted(evil)
 
 
+@pytest.mark.skipif(matrix.host_platform() != "linux-64", reason="the samples are for linux-64")
+def test_a_wheel_for_every_python_is_built_for_none(repository: Path, tmp_path: Path) -> None:
+    at = commit(repository, {"csrc/a.cpp": "1"})
+    files = samples.operators()
+    name = "site-packages/sageattention/_build.json"
+    files[name] = json.dumps({**json.loads(files[name]), "torch": "2.9+", "commit": at}).encode()
+    (one,) = matrix.builds("stable-abi", platform="linux-64", cuda=samples.CUDA)
+    packages = samples.operators_conda(tmp_path, files), samples.cubins_conda(tmp_path)
+    path = wheels.emit(*packages, build=one, out_dir=tmp_path)
+    assert "-py3-none-" in path.name
+    assert reproduce.origin(path).arguments == ("--cuda", samples.CUDA, "--torch", "2.9+")
+
+
 def test_kernels_are_found_by_their_time(repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GIT_COMMITTER_DATE", "1700000100 +0000")
     monkeypatch.setattr(inputs, "KERNELS", ("csrc",))
