@@ -44,7 +44,11 @@ def test_the_first_arguments_are_the_originals() -> None:
         for p in inspect.signature(sageattn3_blackwell).parameters.values()
         if p.kind is p.POSITIONAL_OR_KEYWORD
     ]
-    assert parameters == ["q", "k", "v", "attn_mask=None", "is_causal=False", "per_block_mean=True"]
+    # True, but that five arguments in scaled_dot_product_attention's order are to be told from six.
+    assert parameters == ["q", "k", "v", "attn_mask=None", "is_causal=False", "per_block_mean=None"]
+    q, k, v = qkv(1, 2, 200, 64)
+    assert torch.equal(sageattn3_blackwell(q, k, v), sageattn3_blackwell(q, k, v, per_block_mean=True))
+    assert not torch.equal(sageattn3_blackwell(q, k, v), sageattn3_blackwell(q, k, v, per_block_mean=False))
 
 
 def test_what_is_exported() -> None:
