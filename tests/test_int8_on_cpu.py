@@ -105,6 +105,14 @@ def test_kernels_agree_with_the_reference(kernel: str, name: str, ada: Kernels) 
     CASES[name].check(ada, kernel)
 
 
+def test_many_packed_sequences(ada: Kernels) -> None:
+    """Blocks of threads quantise four spans each, some of them past a sequence's end."""
+    lengths = [3, *[0] * 400, 2, 70], [700, *[0] * 400, 130, 333]
+    packed(*lengths, 64, 48, torch.float16, kv_heads=4).check(ada, "sm89_qk_int8_pv_f8")
+    blocks = {kernel: blocks for kernel, blocks, _ in ada.launches()}
+    assert blocks["quant_k_int8"] == blocks["quant_v_f8"] == 4 * (sum(lengths[1]) // (4 * 128) + len(lengths[1]))
+
+
 @pytest.mark.parametrize("name", ["causal", "packed", "bool mask"])
 def test_converted_kernels_agree_with_the_reference(name: str, folder: Path) -> None:
     CASES[name].check(Kernels(folder, "sm_90"), "sm89_qk_int8_pv_f8")

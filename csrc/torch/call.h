@@ -38,12 +38,10 @@ struct Call {
   }
   // How many of them a block of threads quantises: so many that a large GPU's multiprocessors have all blocks at once, four each, where that are
   // few. A second round of a few blocks takes as long as the first.
-  int32_t spans_together() const {
-    return packed() ? 1 : static_cast<int32_t>(std::clamp<int64_t>((kv_spans() + 511) / 512, 1, 4));
-  }
+  int32_t spans_together() const { return static_cast<int32_t>(std::clamp<int64_t>((kv_spans() + 511) / 512, 1, 4)); }
   int64_t kv_blocks() const {
-    if (packed()) return kv_spans();
     const int32_t together = spans_together();
+    if (packed()) return shape.kv_heads * slots(shape.kv_len, shape.batch, together * QuantKInt8::kSpanN);
     return int64_t{shape.batch} * shape.kv_heads * ((QuantKInt8::spans(shape.kv_len) + together - 1) / together);
   }
   // Blocks of threads that share a span's products with means of Q: more than one where spans of few heads of K would not fill a large GPU.

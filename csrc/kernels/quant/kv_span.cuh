@@ -18,32 +18,33 @@ struct KvSpan {
 
   KvSpan() = default;
   // `heads` and `tokens` are those of the whole tensor, as the grid is from `first_block` on; cu_seqlens is null where it is not packed. A block of
-  // threads has `together` consecutive spans of a head; of packed sequences one.
+  // threads has a lot: `together` consecutive spans of a head and sequence.
   __device__ __forceinline__ KvSpan(const int32_t* cu_seqlens, int sequences, int heads, int tokens, int span_n, int together, int first_block = 0) {
+    const int block = blockIdx.x - first_block;
+    const int lot = together * span_n;
     if (cu_seqlens == nullptr) {
       const int spans = (tokens + span_n - 1) / span_n;
       const int lots = (spans + together - 1) / together;
-      const int batch_head = (blockIdx.x - first_block) / lots;
-      const int first_span = (blockIdx.x - first_block) % lots * together;
+      const int batch_head = block / lots;
+      const int first_span = block % lots * together;
       batch = batch_head / heads;
       head = batch_head % heads;
       first_key = first_span * span_n;
-      end_key = min(tokens, first_key + together * span_n);
+      end_key = min(tokens, first_key + lot);
       length = tokens;
       first_token = 0;
       index = int64_t{batch_head} * spans + first_span;
       mean = batch_head;
     } else {
-      const int all_slots = static_cast<int>(slots(tokens, sequences, span_n));
-      const int slot = (blockIdx.x - first_block) % all_slots;
-      const Sequence sequence = find_sequence(cu_seqlens, sequences, tokens, span_n, slot);
+      const int lots = static_cast<int>(slots(tokens, sequences, lot));
+      const Sequence sequence = find_sequence(cu_seqlens, sequences, tokens, lot, block % lots);
       batch = 0;
-      head = (blockIdx.x - first_block) / all_slots;
-      first_key = (slot - sequence.first_slot) * span_n;
+      head = block / lots;
+      first_key = (block % lots - sequence.first_slot) * lot;
       length = sequence.index < sequences ? sequence.length : 0;
-      end_key = min(length, first_key + span_n);
+      end_key = min(length, first_key + lot);
       first_token = sequence.first_token;
-      index = blockIdx.x - first_block;
+      index = head * slots(tokens, sequences, span_n) + sequence.first_token / span_n + sequence.index + first_key / span_n;
       mean = static_cast<int64_t>(sequence.index) * heads + head;
     }
   }
