@@ -253,14 +253,12 @@ def _choice(
     largest = head_dim if head_dim > v_head_dim else v_head_dim
     size = 64 if largest <= 64 else 128 if largest <= 128 else 256
     uneven = True if head_dim % 8 or v_head_dim % 8 else False  # noqa: SIM210
-    masked = attn_mask is not None
     device = q.device
     return dispatch.kernel_for(  # type: ignore[no-any-return, unused-ignore]
         function,
         pv_accum_dtype,
         size,
-        masked,
-        masked and dispatch.is_other_mask(attn_mask, q),
+        dispatch.is_other_mask(attn_mask, q),
         packed,
         uneven,
         device.type,

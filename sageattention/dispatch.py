@@ -60,7 +60,6 @@ class Request(NamedTuple):
     function: str
     pv_accum_dtype: str | None = None
     head_dim: int = 128  # the larger of QK's and V's
-    masked: bool = False
     other_mask: bool = False  # which is added, and of another dtype than q's
     packed: bool = False
     uneven: bool = False  # a head_dim is no multiple of 8: rows do not start on 16 bytes
@@ -175,7 +174,6 @@ def kernel_for(
     function: str,
     pv_accum_dtype: str | None,
     head_dim: int,
-    masked: bool,
     other_mask: bool,
     packed: bool,
     uneven: bool,
@@ -188,7 +186,7 @@ def kernel_for(
         ValueError: none serves it.
         RuntimeError: there is no such GPU, or no kernels for it.
     """
-    return _remembered(function, pv_accum_dtype, head_dim, masked, other_mask, packed, uneven, device, index)
+    return _remembered(function, pv_accum_dtype, head_dim, other_mask, packed, uneven, device, index)
 
 
 @functools.cache
@@ -196,14 +194,13 @@ def _remembered(
     function: str,
     pv_accum_dtype: str | None,
     head_dim: int,
-    masked: bool,
     other_mask: bool,
     packed: bool,
     uneven: bool,
     device: str,
     index: int | None,
 ) -> tuple[str, bool, bool]:
-    request = Request(function, pv_accum_dtype, head_dim, masked, other_mask, packed, uneven)
+    request = Request(function, pv_accum_dtype, head_dim, other_mask, packed, uneven)
     choice = choose(request, *gpu_of(device, index), cudnn=_cudnn())
     return choice.kernel, choice.or_pytorch, choice.or_16_bit
 
@@ -329,7 +326,6 @@ def explain(
         function,
         pv_accum_dtype,
         head_dim=max(q.shape[-1], v.shape[-1]),
-        masked=attn_mask is not None,
         other_mask=is_other_mask(attn_mask, q),
         packed=packed,
         uneven=q.shape[-1] % 8 != 0 or v.shape[-1] % 8 != 0,

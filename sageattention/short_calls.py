@@ -107,7 +107,7 @@ class _ShortCalls(dict[int, Optional[ShortCalls]]):
         for head_dim in (128, 256):
             try:
                 kernel, or_pytorch, or_16_bit = dispatch.kernel_for(
-                    dispatch.FIRST, None, head_dim, False, False, False, False, "cuda", index
+                    dispatch.FIRST, None, head_dim, False, False, False, "cuda", index
                 )
             except (RuntimeError, ValueError):  # which the call will say
                 break

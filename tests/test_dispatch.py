@@ -101,7 +101,7 @@ def test_every_function_serves_every_gpu_that_it_can() -> None:
             dispatch.CPU,
         ]:
             for accumulators in allowed or (None,):
-                request = dispatch.Request(function, accumulators, 256, masked=True, other_mask=True, packed=True, uneven=True)
+                request = dispatch.Request(function, accumulators, 256, other_mask=True, packed=True, uneven=True)
                 if gpu.capability >= oldest:
                     assert dispatch.choose(request, gpu).kernel in dispatch.KERNELS
                 else:
@@ -145,8 +145,7 @@ def test_short_sequences_are_pytorchs_where_it_is_faster_and_more_exact() -> Non
     assert not asked(cudnn=dispatch.MEASURED_CUDNN - 1)
     assert not asked(cudnn=0)
     assert not asked(function="sageattn_qk_int8_pv_fp16_cuda", pv_accum_dtype="fp32")
-    assert asked(masked=True)  # of which the operator looks at the mask
-    lacks: list[dict[str, Any]] = [{"masked": True, "other_mask": True}, {"packed": True}, {"uneven": True}]
+    lacks: list[dict[str, Any]] = [{"other_mask": True}, {"packed": True}, {"uneven": True}]
     for lack in lacks:
         assert not asked(**lack)
     assert not asked(head_dim=192)
@@ -278,7 +277,7 @@ def test_few_tokens_are_the_16_bit_kernels() -> None:
 
     assert asked()
     assert asked(dispatch.Gpu((9, 0)))
-    assert asked(masked=True, other_mask=True)
+    assert asked(other_mask=True)
     assert asked(present=frozenset({F8, few.name, few.over_many_keys}))
     assert not asked(present=frozenset({F8}))
     assert not asked(dispatch.CPU)
@@ -368,7 +367,7 @@ def test_the_stable_abi_knows_cudnns_attention() -> None:
 
 @pytest.mark.usefixtures("an_ada_gpu")
 def test_a_choice_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    arguments = ("sageattn", None, 64, False, False, False, False, "cuda", 0)
+    arguments = ("sageattn", None, 64, False, False, False, "cuda", 0)
     assert dispatch.kernel_for(*arguments)[:2] == (F8_SUMS, False)
     monkeypatch.setattr(dispatch, "kernel_folder", None)
     assert dispatch.kernel_for(*arguments)[:2] == (F8_SUMS, False)

@@ -30,7 +30,6 @@ class Card(NamedTuple):
     e4m3_f16: int
     rates: Rates
     gb_s: int  # of memory
-    l2_mb: int
     source: str
     mma_sync_share: float = 1.0  # of the tensor cores' rate
     e2m1: int = 0  # with a scale for each 16; remembered: twice INT8's, 1676 and 2000 TFLOPS (dense)
@@ -50,20 +49,20 @@ _ADA = "seen: 660.6 INT8, 165.2 / 330.3 FP16, 330.3 / 660.6 FP8"
 _RTX_BLACKWELL = "seen: 838 INT8, 209.5 FP16; remembered: 419 FP16, 419 / 838 FP8 (the RTX 4090's ratios)"
 
 CARDS = (
-    Card("A100", r"NVIDIA A100-.*40GB.*", "sm_80", 108, 1.410, 2048, 1024, 1024, 0, 0, AMPERE_100, 1555, 40,
+    Card("A100", r"NVIDIA A100-.*40GB.*", "sm_80", 108, 1.410, 2048, 1024, 1024, 0, 0, AMPERE_100, 1555,
          "seen: 624 INT8, 312 FP16 whatever the sums; remembered: 108 multiprocessors, the 40 GB card's 1555 GB/s"),
-    Card("RTX 3090", "NVIDIA GeForce RTX 3090", "sm_86", 82, 1.695, 1024, 256, 512, 0, 0, AMPERE, 936, 6, _GA102),
-    Card("RTX 4090", "NVIDIA GeForce RTX 4090", "sm_89", 128, 2.520, 1024, 256, 512, 512, 1024, ADA, 1008, 72, _ADA),
-    Card("L4", "NVIDIA L4", "sm_89", 58, 2.040, 1024, 512, 512, 1024, 1024, ADA, 300, 48,
+    Card("RTX 3090", "NVIDIA GeForce RTX 3090", "sm_86", 82, 1.695, 1024, 256, 512, 0, 0, AMPERE, 936, _GA102),
+    Card("RTX 4090", "NVIDIA GeForce RTX 4090", "sm_89", 128, 2.520, 1024, 256, 512, 512, 1024, ADA, 1008, _ADA),
+    Card("L4", "NVIDIA L4", "sm_89", 58, 2.040, 1024, 512, 512, 1024, 1024, ADA, 300,
          "seen: 242 INT8 and FP8, 121 FP16 whatever the sums; remembered: 58 multiprocessors; its 72 W hold a lower clock than this"),
-    Card("L40S", "NVIDIA L40S", "sm_89", 142, 2.520, 1024, 512, 512, 1024, 1024, ADA, 864, 96,
+    Card("L40S", "NVIDIA L40S", "sm_89", 142, 2.520, 1024, 512, 512, 1024, 1024, ADA, 864,
          "seen: 733 INT8 and FP8, 366 FP16 whatever the sums"),
-    Card("RTX 5090", "NVIDIA GeForce RTX 5090", "sm_120", 170, 2.407, 1024, 256, 512, 512, 1024, BLACKWELL, 1792, 96, _RTX_BLACKWELL,
+    Card("RTX 5090", "NVIDIA GeForce RTX 5090", "sm_120", 170, 2.407, 1024, 256, 512, 512, 1024, BLACKWELL, 1792, _RTX_BLACKWELL,
          e2m1=2048),
     Card("RTX PRO 6000", r"NVIDIA RTX PRO 6000 Blackwell (Workstation|Server) Edition", "sm_120", 188, 2.617, 1024, 512, 512, 1024, 1024,
-         BLACKWELL, 1792, 128, "seen: 1010 INT8 and FP8, 504 FP16, whatever the sums (of the RTX PRO 5000 half with float32 sums)",
+         BLACKWELL, 1792, "seen: 1010 INT8 and FP8, 504 FP16, whatever the sums (of the RTX PRO 5000 half with float32 sums)",
          e2m1=2048),
-    Card("H200", r"NVIDIA H200", "sm_90a", 132, 1.980, 4096, 2048, 2048, 0, 0, HOPPER, 4300, 50,
+    Card("H200", r"NVIDIA H200", "sm_90a", 132, 1.980, 4096, 2048, 2048, 0, 0, HOPPER, 4300,
          "remembered: the H100's rates; measured (bench/notes.md): mma.sync's share, memory, the clock that wgmma leaves",
          mma_sync_share=0.652, wgmma_ghz=1.69),
 )  # fmt: skip
