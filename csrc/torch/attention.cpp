@@ -86,7 +86,10 @@ void run(Call& call, const Tensor& out, const Tensor& lse, const std::optional<T
       if (!copy_engine_reads(*tensor, view(*tensor, call.shape.heads_first))) *tensor = copied(*tensor);
     }
   }
-  const MaskKind mask_kind = !masked ? MaskKind::kNone : looked.mask.type == AttentionMask::kBool ? MaskKind::kHides : MaskKind::kAdded;
+  const MaskKind mask_kind = !masked                                    ? MaskKind::kNone
+                             : looked.mask.type != AttentionMask::kBool ? MaskKind::kAdded
+                             : looked.mask.row_stride == 0              ? MaskKind::kPads
+                                                                        : MaskKind::kHides;
   const Tiling tiling = tiling_of(call, store.device(call.device()).multiprocessors, mask_kind);
   const Workspace workspace(call, tiling);
   if (kernel.fp4) {

@@ -55,31 +55,35 @@ void share_out(const Call& call, int32_t multiprocessors, bool alike, bool may_p
   } else {
     constexpr int32_t kStrip = Sm90QkInt8PvF16::kRows;
     const CausalTiles tiles{(shape.qo_len + kStrip - 1) / kStrip, rows / kStrip, blocks};
-    const float late = call.head_dim() <= 128 ? 0.48f : 0.82f;
-    tiling.time = causal_rounds(tiles, int64_t{shape.batch} * shape.q_heads, at_once, kBlocksOfTile, late);
+    const int64_t heads = int64_t{shape.batch} * shape.q_heads;
+    // Of two for each that run at once a short one follows a long one.
+    tiling.time = tiling.tiles <= 2 * at_once ? causal_rounds(tiles, heads, at_once, kBlocksOfTile, 0.6f, 9.0f)
+                                              : causal_rounds(tiles, heads, at_once, kBlocksOfTile, 0.45f);
   }
 }
 
 }  // namespace
 
-float causal_rounds(const CausalTiles& tiles, int64_t heads, int32_t at_once, float tile, float late) {
+float causal_rounds(const CausalTiles& tiles, int64_t heads, int32_t at_once, float tile, float late, float latest) {
   const int64_t fewer = std::min(tiles.strips, tiles.blocks);  // strips that see fewer keys than there are
   const int64_t seen = fewer * (fewer + 1) / 2 + (tiles.strips - fewer) * tiles.blocks;
   const int64_t tiles_of_head = (tiles.strips + tiles.together - 1) / tiles.together;
   const float longest = static_cast<float>(fewer) + tile;
   if (heads * tiles_of_head <= at_once) return longest;
   const float of_head = static_cast<float>(seen) / static_cast<float>(tiles.together) + tile * static_cast<float>(tiles_of_head);
-  return std::max(longest, of_head * static_cast<float>(heads) / static_cast<float>(at_once) + late * longest);
+  return std::max(longest, of_head * static_cast<float>(heads) / static_cast<float>(at_once) + std::min(late * longest, latest));
 }
 
 Tiling tiling_of(const Call& call, int32_t multiprocessors, MaskKind mask) {
   const int32_t most = call.kernel.block_m(call.head_dim());
   if (!call.kernel.persistent) return tiling_with(call, most, 1);
-  // A pair of blocks, unless too much of its time one would have no rows or, under a causal mask, wait for the other's keys.
+  // A pair of blocks, unless too much of its time one would have no rows or wait for keys that only the other's see.
+  const bool causal = call.options.is_causal;
   const int32_t row_blocks = (call.shape.qo_len + most - 1) / most;
-  const bool even = row_blocks % 2 == 0 && !call.options.is_causal;
-  Tiling tiling = tiling_with(call, most, !call.packed() && (even || row_blocks >= 16) ? 2 : 1);
-  const bool alike = mask != MaskKind::kHides && !call.packed() && !call.options.is_causal, may_part = alike && mask == MaskKind::kNone;
+  const bool pairs = causal ? row_blocks >= 20 : row_blocks % 2 == 0 || row_blocks >= 16;
+  Tiling tiling = tiling_with(call, most, pairs && !call.packed() && mask != MaskKind::kHides ? 2 : 1);
+  const bool hides = mask == MaskKind::kPads || mask == MaskKind::kHides, known = !hides && !call.packed();  // how long a tile takes
+  const bool alike = known && !causal, may_part = alike && mask == MaskKind::kNone;
   share_out(call, multiprocessors, alike, may_part, tiling);
   constexpr int32_t kFewer = 2 * Sm90QkInt8PvF16::kRows;
   if (most <= kFewer || call.packed()) return tiling;
@@ -88,7 +92,7 @@ Tiling tiling_of(const Call& call, int32_t multiprocessors, MaskKind mask) {
   Tiling fewer = tiling_with(call, kFewer, 1);
   share_out(call, multiprocessors, alike, may_part, fewer);
   fewer.time *= call.head_dim() <= 64 ? 0.80f : 0.77f;
-  return (alike ? fewer.time < tiling.time : fewer.tiles <= multiprocessors) ? fewer : tiling;
+  return (known ? fewer.time < tiling.time : fewer.tiles <= multiprocessors) ? fewer : tiling;
 }
 
 }  // namespace sage

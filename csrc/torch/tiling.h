@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 
 #include "torch/call.h"
 
@@ -27,12 +28,14 @@ struct CausalTiles {
 };
 
 // How long the tiles of so many heads take, `at_once` of them at a time and the longest first, in blocks of keys: each tile as long as its
-// strips in the mean, and as `tile` blocks beside. A last round is in the mean so much of a longest tile `late`.
-float causal_rounds(const CausalTiles& tiles, int64_t heads, int32_t at_once, float tile, float late);
+// strips in the mean, and as `tile` blocks beside. The last ends so much of a longest tile `late`, but `latest` blocks at most.
+float causal_rounds(const CausalTiles& tiles, int64_t heads, int32_t at_once, float tile, float late,
+                    float latest = std::numeric_limits<float>::infinity());
 
 enum class MaskKind {
   kNone,
   kAdded,  // which hides little, as a rule
+  kPads,   // hides the same keys from all rows
   kHides,
 };
 
