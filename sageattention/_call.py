@@ -56,7 +56,11 @@ def attend(
     # fmt: on
     if not _operator_checks(q, k, v, attn_mask):
         _check(q, k, v, attn_mask, tensor_layout)
-        return _attend(*arguments, *more.values())
+        try:
+            return _attend(*arguments, *more.values())
+        except RuntimeError as error:
+            _raise_if_out_of_memory(error)
+            raise
     try:
         result = _attend(*arguments, *more.values())
     except Exception as error:

@@ -189,10 +189,11 @@ class Kernels:
         with Poisoned(), torch.no_grad():
             return ops.attention(q, k, v, attn_mask, sm_scale, options)  # type: ignore[no-any-return]
 
-    def launches(self) -> list[tuple[str, int, int]]:
-        """Of the last call: kernels, blocks of threads and threads of one."""
+    def launches(self) -> list[tuple[str, int, int, int]]:
+        """Of the last call: kernels, blocks of threads, threads of one and blocks of a cluster."""
         lines = operators(stable_abi=self.stable_abi).library.launches().decode().splitlines()
-        return [(name, int(blocks), int(threads)) for name, blocks, threads in (line.split() for line in lines)]
+        launches = (line.split() for line in lines)
+        return [(name, int(blocks), int(threads), int(cluster)) for name, blocks, threads, cluster in launches]
 
     def attention_varlen(self, *arguments: Any, seed: int = 0) -> Result:
         """The same for packed sequences."""

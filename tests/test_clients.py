@@ -394,8 +394,10 @@ def test_programs_that_wait_for_memory_to_be_short(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(_ops, "attention", refuse)
     monkeypatch.setattr(_ops, "attention_varlen", refuse)
-    monkeypatch.setattr(sageattention._call, "_operator_checks", lambda *_: True)
     q, k, v = qkv(1, 2, 30, 64)
+    with pytest.raises(torch.OutOfMemoryError, match="out of memory"):
+        sageattn(q, k, v)
+    monkeypatch.setattr(sageattention._call, "_operator_checks", lambda *_: True)  # as of tensors on a GPU
     with pytest.raises(torch.OutOfMemoryError, match="out of memory"):
         sageattn(q, k, v)
     cu = torch.tensor([0, 30], dtype=torch.int32)

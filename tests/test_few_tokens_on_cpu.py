@@ -119,7 +119,7 @@ def test_keys_are_shared_out(kernels: Kernels, sizes: tuple[int, ...], parts: in
     check(kernels, q, k, v, seed=1)
     strips = -(-sizes[1] // sizes[2] * sizes[3] // 16) * sizes[0] * sizes[2]
     first, *then = kernels.launches()
-    assert first == ("sm80_qk_f16_pv_f16_split_kv", strips * parts, 32 * warps)
+    assert first == ("sm80_qk_f16_pv_f16_split_kv", strips * parts, 32 * warps, 1)
     assert [name for name, *_ in then] == (["sm80_combine_split_kv"] if parts > 1 else [])
     mask = randn(1, 1, sizes[3], sizes[4], seed=3) > 0
     mask[..., 0] = True

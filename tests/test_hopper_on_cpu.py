@@ -89,21 +89,22 @@ def sequences(**options: Any) -> Case:
 
 
 CASES = {
-    # A block on its own, pairs, pairs of which a half has no rows, more tiles than blocks.
+    # A block on its own, pairs, more tiles than blocks.
     "one block": case(1, 1, 1, 150, 200, 128, 128),
     "one key": case(1, 1, 1, 3, 1, 64, 64),
-    "a pair": case(1, 1, 1, 380, 333, 128, 128),
+    "two blocks": case(1, 1, 1, 380, 333, 128, 128),
     "many tiles": case(2, 4, 2, 70, 200, 128, 96),
     "many pairs": case(1, 4, 1, 384, 140, 128, 128),
-    "a pair's last rows": case(1, 2, 1, 600, 140, 128, 128),
-    "64": case(1, 4, 2, 380, 333, 64, 64, smooth_k=False),
+    "last rows": case(1, 2, 1, 600, 140, 128, 128),
+    "pairs, 64": case(1, 4, 2, 380, 333, 64, 64, smooth_k=False),
     "256": case(1, 4, 1, 250, 133, 256, 200),
     "causal": case(1, 2, 1, 500, 600, 128, 128, is_causal=True),
     "causal, 64": case(2, 1, 1, 400, 350, 64, 40, is_causal=True),
     "causal, 256": case(1, 7, 1, 150, 160, 256, 256, is_causal=True),
-    "causal, pairs": case(1, 1, 1, 20 * 192 - 100, 70, 64, 64, is_causal=True),
-    # So many keys that heads are computed one after the other, and the last three together; most see nobody.
-    "sections of heads": case(1, 5, 5, 200, 65536, 64, 64, is_causal=True),
+    "causal, pairs": case(1, 1, 1, 2500, 300, 256, 256, is_causal=True),
+    "causal, a few tiles": case(1, 1, 1, 20 * 192 - 100, 70, 64, 64, is_causal=True),
+    # So many keys that heads are computed two after the other, and the last five together; most see nobody.
+    "sections of heads": case(1, 7, 7, 300, 32768, 64, 64, is_causal=True),
     "uneven": case(1, 2, 1, 70, 90, 40, 32),
     "strided": strided(masked=False),
     "repeated": Case(*(x.bfloat16().expand(2, 3, -1, -1) for x in inputs(1, 1, 1, 70, 90, 128, 128))),
@@ -121,7 +122,9 @@ CASES = {
     "large V": Case(randn(1, 1, 40, 64).half(), randn(1, 1, 70, 64, seed=1).half(), torch.full((1, 1, 70, 64), 60000.0).half()),
     # Masks of each kind of row and of tile.
     "mask": case(1, 4, 2, 380, 333, 128, 128, attn_mask=seen(380, 333, 4)),
-    "mask, a pair's last rows": case(1, 1, 1, 600, 140, 64, 64, attn_mask=padding(1, 140, [133])),
+    "mask, last rows": case(1, 1, 1, 600, 140, 64, 64, attn_mask=seen(600, 140)),
+    "mask, a pair's last rows": case(1, 1, 1, 984, 140, 64, 64, attn_mask=padding(1, 140, [133])),
+    "mask, causal, pairs": case(1, 1, 1, 20 * 192 - 70, 333, 64, 64, attn_mask=padding(1, 333, [200]), is_causal=True),
     "mask, causal": case(1, 2, 1, 380, 333, 128, 128, attn_mask=seen(380, 333), is_causal=True),
     "mask, 64": case(1, 3, 1, 150, 700, 64, 64, attn_mask=seen(150, 700)),
     "mask, 256": case(1, 2, 1, 250, 200, 256, 200, attn_mask=seen(250, 200)),
@@ -145,7 +148,14 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_kernels_agree_with_the_reference(name: str, hopper: Kernels) -> None:
     CASES[name].check(hopper, KERNEL)
+    *_, (*_, cluster) = hopper.launches()
+    assert cluster == 2 or "pair" not in name
     CASES[name].check_orders(hopper, KERNEL, 1, 2)
+
+
+def test_an_expanded_mask_is_looked_at_once(hopper: Kernels) -> None:
+    CASES["added, expanded"].run(hopper, KERNEL)
+    assert ("mask_tiles", 1) in [(kernel, blocks) for kernel, blocks, *_ in hopper.launches()]
 
 
 @pytest.mark.parametrize("name", ["strided", "strided mask", "added", "packed", "parts"])

@@ -109,7 +109,7 @@ def test_many_packed_sequences(ada: Kernels) -> None:
     """Blocks of threads quantise four spans each, some of them past a sequence's end."""
     lengths = [3, *[0] * 400, 2, 70], [700, *[0] * 400, 130, 333]
     packed(*lengths, 64, 48, torch.float16, kv_heads=4).check(ada, "sm89_qk_int8_pv_f8")
-    blocks = {kernel: blocks for kernel, blocks, _ in ada.launches()}
+    blocks = {kernel: blocks for kernel, blocks, *_ in ada.launches()}
     assert blocks["quant_k_int8"] == blocks["quant_v_f8"] == 4 * (sum(lengths[1]) // (4 * 128) + len(lengths[1]))
 
 

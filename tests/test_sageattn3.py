@@ -424,10 +424,11 @@ def test_in_the_place_of_scaled_dot_product_attention(causal: bool) -> None:
     mask = None if causal else torch.ones(10, 10, dtype=torch.bool).tril(2)
     expected = function(Q, K, V, mask, is_causal=causal)
     assert torch.equal(function(Q, K, V, mask, 0.0, causal), expected)
-    assert torch.equal(function(Q, K, V, mask, 0, causal), expected)
     assert torch.equal(function(Q, K, V, mask, 0.0), function(Q, K, V, mask)), "five by position are not causal"
     assert not torch.equal(function(Q, K, V, None, 0.0), function(Q, K, V, None, 0.0, True))
     assert torch.equal(function(Q, K, V, None, True, False), function(Q, K, V, is_causal=True, per_block_mean=False))
+    with pytest.raises(TypeError, match="is_causal: expected True or False, got 0"):
+        function(Q, K, V, None, 0, True)  # is_causal and per_block_mean, or dropout_p and is_causal
     assert torch.equal(
         function(query=Q, key=K, value=V, attn_mask=mask, dropout_p=0.0, is_causal=causal, enable_gqa=True), expected
     )

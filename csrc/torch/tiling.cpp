@@ -28,7 +28,7 @@ float time_of_parting(int32_t parts, int32_t head_dim) {
   return parts == 1 ? 0.0f : (head_dim <= 128 ? 8.0f : 17.0f) + 1.5f * static_cast<float>(parts);
 }
 
-// Shares items out among clusters that run all at once. alike: tiles see as many keys; their keys may be parted.
+// Shares items out among clusters that run all at once. alike: tiles see as many keys. may_part: those of a last round may be parted.
 void share_out(const Call& call, int32_t multiprocessors, bool alike, bool may_part, Tiling& tiling) {
   constexpr float kBlocksOfTile = 4.0f;  // what a tile takes beside its keys: as long as so many blocks of these
   const AttentionShape& shape = call.shape;

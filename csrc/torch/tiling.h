@@ -15,7 +15,7 @@ struct Tiling {
   uint32_t blocks = 0;     // of threads
   // Of a persistent kernel, whose blocks take one item after the other: Sm90QkInt8PvF16::Params.
   int32_t parted_tiles = 0, parts = 1, items = 0;
-  float time = 0.0f;  // how long it is expected to take: as long as a tile's block of 64 keys so many times. Not of masks and packed sequences
+  float time = 0.0f;  // how long it is expected to take: as long as a tile's block of 64 keys so many times. Not where a mask hides, or of packed sequences
 
   int32_t tile_rows() const { return block_rows * cluster; }
 };

@@ -114,7 +114,7 @@ def sageattn3_blackwell(
     Source: SageAttention3 (arXiv 2505.11594).
     """
     # By position, as scaled_dot_product_attention has them: dropout_p, is_causal.
-    if type(is_causal) is float or (type(is_causal) is int and is_causal == 0):
+    if type(is_causal) is float:
         others = {"dropout_p": is_causal, **others}
         is_causal, per_block_mean = False if per_block_mean is None else per_block_mean, None
     if per_block_mean is None:

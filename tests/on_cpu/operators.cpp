@@ -84,7 +84,8 @@ void run_all() {
 }  // namespace
 
 void KernelStore::launch(const Launch& launch, void* params) {
-  launches += std::string(launch.entry) + " " + std::to_string(launch.grid) + " " + std::to_string(launch.block) + "\n";
+  launches += std::string(launch.entry) + " " + std::to_string(launch.grid) + " " + std::to_string(launch.block) + " " +
+              std::to_string(launch.cluster) + "\n";
   if (!launch.overlaps_previous || device(launch.device).built_for.number < 90) run_all();
   const std::string path = directory_ + "/" + architecture(launch.device) + "/" + launch.instance + ".so";
   void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
@@ -119,7 +120,7 @@ void* find(const char*, const char* function) {
 // Other than 0: blocks, warps and lanes in random order.
 extern "C" void set_order_of_threads(int seed) { sage::runtime::order_of_threads = seed; }
 
-// Those since it was asked last: a line each, of the kernel, blocks of threads and threads of one.
+// Those since it was asked last: a line each, of the kernel, blocks of threads, threads of one and blocks of a cluster.
 extern "C" const char* launches() {
   static std::string last;
   last = std::exchange(sage::runtime::launches, {});
