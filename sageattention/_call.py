@@ -43,7 +43,8 @@ def attend(
         try:
             out, lse = _ops.run(q, k, v, attn_mask, q.shape[3] ** -0.5 if sm_scale is None else sm_scale, number)
         except Exception as error:
-            _refuse_in_words(error, q, k, v, attn_mask, tensor_layout)
+            _raise_if_out_of_memory(error)
+            _refuse_in_words(q, k, v, attn_mask, tensor_layout)
             raise
         return (out, lse) if return_lse else out
     validation.one_of("tensor_layout", tensor_layout, ("HND", "NHD"))
@@ -56,15 +57,11 @@ def attend(
     # fmt: on
     if not _operator_checks(q, k, v, attn_mask):
         _check(q, k, v, attn_mask, tensor_layout)
-        try:
-            return _attend(*arguments, *more.values())
-        except RuntimeError as error:
-            _raise_if_out_of_memory(error)
-            raise
+        return _attend(*arguments, *more.values())
     try:
         result = _attend(*arguments, *more.values())
-    except Exception as error:
-        _refuse_in_words(error, q, k, v, attn_mask, tensor_layout)
+    except Exception:
+        _refuse_in_words(q, k, v, attn_mask, tensor_layout)
         raise
     if key is not None:
         kernel, or_pytorch, or_16_bit = _choice(function, pv_accum_dtype, q.shape[3], q, v, attn_mask, packed=False)
@@ -142,10 +139,9 @@ def _operator_checks(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, attn_mas
 
 
 def _refuse_in_words(
-    error: Exception, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, attn_mask: torch.Tensor | None, tensor_layout: str
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, attn_mask: torch.Tensor | None, tensor_layout: str
 ) -> None:
     """Of what the operator has refused, raise what Python's checks say, if they say something."""
-    _raise_if_out_of_memory(error)
     try:
         _check(q, k, v, attn_mask, tensor_layout)
     except (TypeError, ValueError) as refused:
@@ -186,9 +182,14 @@ def _attend(
         q, k, v = (_as_bfloat16(x) for x in (q, k, v))
     kernel, or_pytorch, or_16_bit = _choice(function, pv_accum_dtype, head_dim, q, v, attn_mask, packed=False)
     # fmt: off
-    out, lse = _ops.attention(
-        q, k, v, attn_mask, tensor_layout, is_causal, factor, smooth_k, smooth_v, return_lse, or_pytorch, kernel, *more, or_16_bit=or_16_bit
-    )
+    try:
+        out, lse = _ops.attention(
+            q, k, v, attn_mask, tensor_layout, is_causal, factor, smooth_k, smooth_v, return_lse, or_pytorch, kernel, *more,
+            or_16_bit=or_16_bit,
+        )
+    except RuntimeError as error:
+        _raise_if_out_of_memory(error)
+        raise
     # fmt: on
     out = out.float() if dtype == torch.float32 else out
     return (out, lse) if return_lse else out

@@ -44,6 +44,8 @@ FEW_TOKENS = ("sm80_qk_f16_pv_f16", "sm80_qk_f16_pv_f16_split_kv", "sm80_combine
 # Attention's is dynamic, mask's kernels have none; in quant/ variables are one for all threads.
 SHARED = {"attention": "", "quant": "static", "mask": ""}
 TYPES = {torch.float16: ("fp16", "__half"), torch.bfloat16: ("bf16", "__nv_bfloat16")}
+# Of queries and keys, so many packed sequences that a block of threads takes several spans, some of them past a sequence's end.
+MANY = [3, *[0] * 400, 2, 70], [700, *[0] * 400, 130, 333]
 Result = tuple[torch.Tensor, torch.Tensor]
 
 

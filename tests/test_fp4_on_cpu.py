@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from kernels_on_cpu import Case, Kernels, inputs, packed, randn
+from kernels_on_cpu import MANY, Case, Kernels, inputs, packed, randn
 from model_inputs import sink
 
 pytestmark = pytest.mark.slow
@@ -80,7 +80,7 @@ CASES = {
     "packed": packed(*LENGTHS, 64, 48, torch.float16),
     "packed, causal": packed(*LENGTHS, 64, 48, torch.float16, is_causal=True),
     "packed, two key heads": packed(*LENGTHS, 64, 64, torch.bfloat16, kv_heads=2, smooth_k=False),
-    "packed, many": packed([3, *[0] * 400, 2, 70], [700, *[0] * 400, 130, 333], 64, 48, torch.float16, kv_heads=4),
+    "packed, many": packed(*MANY, 64, 48, torch.float16, kv_heads=4),
     "mask": masked(),
     "NaN": not_numbers(),
     "large V": Case(randn(1, 1, 40, 64).half(), randn(1, 1, 70, 64, seed=1).half(), torch.full((1, 1, 70, 64), 60000.0).half()),

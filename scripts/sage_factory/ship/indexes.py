@@ -81,7 +81,7 @@ def pages(links: Iterable[Link]) -> dict[str, str]:
             tree.setdefault(folder, {}).setdefault(link.project, []).append(link)
     names = sorted(tree)
     offers = [
-        chooser.Offer(link.name, link.url if "://" in link.url else quote(link.url), link.folder, link.major, link.sha256)
+        chooser.Offer(link.name, _below(link.url, ""), link.folder, link.major, link.sha256)
         for link in links
         if link.yanked is None
     ]
@@ -112,9 +112,9 @@ def _described(project: str, files: Sequence[Link]) -> dict[str, Any]:
     return {"meta": {"api-version": "1.0"}, "name": project, "files": found}
 
 
-def _below(url: str) -> str:
-    """An address below the root of all indexes, from the page of a project in one."""
-    return url if "://" in url else f"../../{quote(url)}"
+def _below(url: str, root: str = "../../") -> str:
+    """An address below the root of all indexes, from the page of a project in one, or from where `root` leads there."""
+    return url if "://" in url else root + quote(url)
 
 
 def _file(link: Link) -> str:
