@@ -33,7 +33,7 @@ CUDA = matrix.load().development_cuda
 BUDGET = {
     "hidden_rows": (1, 10),
     "mask_tiles": (5, 240),
-    "quant_k_int8": (30, 1227),
+    "quant_k_int8": (30, 1099),
     "quant_v_f16": (12, 462),
     "quant_v_f8": (12, 450),
     "sm80_combine_split_kv": (5, 56),

@@ -26,7 +26,9 @@ __device__ __forceinline__ Sequence find_sequence(const int32_t* cu_seqlens, int
   while (high - low > 1) {
     const int step = (high - low + 31) / 32;
     const int probe = low + (static_cast<int>(threadIdx.x) % 32 + 1) * step;
-    const bool reached = probe < high && min(max(cu_seqlens[probe], 0), tokens) / tile + probe <= slot;
+    // Its first slot is at most `slot`, without a division: x / tile <= n is x < (n + 1) * tile.
+    const bool reached =
+        probe < high && min(max(cu_seqlens[probe], 0), tokens) < int64_t{slot - probe + 1} * tile;
     low += __popc(__ballot_sync(0xffffffffu, reached)) * step;
     high = min(low + step, high);
   }

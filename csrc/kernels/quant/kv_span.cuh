@@ -36,7 +36,7 @@ struct KvSpan {
       index = int64_t{batch_head} * spans + first_span;
       mean = batch_head;
     } else {
-      const int lots = static_cast<int>(slots(tokens, sequences, lot));
+      const int lots = tokens / lot + sequences;  // slots, in 32 bits: a division of 64 is long
       const Sequence sequence = find_sequence(cu_seqlens, sequences, tokens, lot, block % lots);
       batch = 0;
       head = block / lots;
