@@ -320,6 +320,8 @@ FAULTS = {
 UNORDERED = {
     "lanes": ("attend.cuh", "const auto leave_stage = [&] {\n    __syncwarp();", "const auto leave_stage = [&] {", "mask"),
     "proxies": ("attend.cuh", "      ptx::proxy_async_fence();\n", "", "causal, 256"),
+    "output": ("store_out.cuh", "      __syncwarp();\n      uint4", "      uint4", "many tiles"),
+    "output, its next channels": ("store_out.cuh", "++panel) {\n      __syncwarp();\n", "++panel) {\n", "many tiles"),
 }
 
 

@@ -221,7 +221,7 @@ __device__ __forceinline__ void consume(const Config::Params& p, const Memory& s
       leave_stage();
       stages_left -= blocks / Config::kStageBlocks + 1;
       if (Masked || work.parts == 1 || add_parts(p, work, warp - 4, rows, out)) {
-        store_out(p, work, work.row(group) + threadIdx.x % 128 / 32 * 16, warp_row, rows, out, shared);
+        store_out<!Masked>(p, work, work.row(group) + threadIdx.x % 128 / 32 * 16, warp_row, rows, out, shared);
       }
     }
     // Other warpgroups and the other block may see more keys.

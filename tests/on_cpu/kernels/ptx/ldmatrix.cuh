@@ -30,4 +30,18 @@ void load_matrices(uint32_t (&r)[4], uint32_t address) {
 inline void ldmatrix_x4(uint32_t (&r)[4], uint32_t address) { load_matrices<false>(r, address); }
 inline void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t address) { load_matrices<true>(r, address); }
 
+// The other way.
+inline void stmatrix_x4(uint32_t address, const uint32_t (&r)[4]) {
+  struct Rows {
+    uint32_t address;
+    FourWords x;
+  } mine{address, {r[0], r[1], r[2], r[3]}};
+  gpu::together<char>(mine, [](auto all, auto) {
+    for (int lane = 0; lane < gpu::kLanes; ++lane) {
+      const FourWords x = all[lane].x;
+      for (int i = 0; i < 4; ++i) std::memcpy(gpu::at(all[i * 8 + lane / 4].address, 16) + lane % 4 * 4, &x.words[i], 4);
+    }
+  });
+}
+
 }  // namespace sage::ptx
