@@ -30,29 +30,48 @@ __device__ __forceinline__ void store_out(const Config::Params& p, const Work& w
                                           const Output& out, const Memory& shared) {
   const int lane = threadIdx.x % 32;
   float inverse[2];
+  const auto pair = [&](int group, int row, float factor) {  // of a group of 8 channels
+    const int i = group * 4 + row * 2;
+    return Pair<Config::Element>::pack(out[i] * factor, out[i + 1] * factor);
+  };
+  const auto row_pointer = [&](int token) {
+    return static_cast<uint16_t*>(p.out.data) + work.batch * p.out.batch_stride + work.head * p.out.head_stride +
+           (work.q_token + token) * p.out.token_stride;
+  };
 #pragma unroll
   for (int row = 0; row < 2; ++row) {
+    const int block_row = warp_row + lane / 4 + row * 8;
     const int token = first_row + lane / 4 + row * 8;
+    const bool inside = token < work.qo_len;
     const float sum = sum_of_quad(rows.sum[row]);
     // A row that sees no key is zero.
     inverse[row] = sum == 0.0f ? 0.0f : 1.0f / sum;
-    if (p.lse != nullptr && lane % 4 == 0 && token < work.qo_len) {
+    if (p.lse != nullptr && lane % 4 == 0 && inside) {
       constexpr float kLn2 = 0.6931471805599453f;
-      const float log_sum = rows.reference[row] + ptx::lg2(sum) + shared.at<float>(Shared::kQShift)[warp_row + lane / 4 + row * 8];
+      const float log_sum = rows.reference[row] + ptx::lg2(sum) + shared.at<float>(Shared::kQShift)[block_row];
       p.lse[work.lse + token] = sum == 0.0f ? -INFINITY : log_sum * kLn2;
     }
+    if constexpr (!Staged) {
+      uint16_t* destination = row_pointer(token);
+#pragma unroll
+      for (int group = 0; group < Config::kHeadDim / 32; ++group) {
+        uint32_t pairs[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) pairs[i] = pair(group * 4 + i, row, inverse[row]);
+        transpose_quad(pairs);
+        const int channel = (group * 4 + lane % 4) * 8;
+        // Channels come in eights: the copy engine reads no other V.
+        if (inside && channel < p.v_head_dim) {
+          *reinterpret_cast<uint4*>(destination + channel) = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
+        }
+      }
+    }
   }
-  const auto pair = [&](int group, int row) {  // of 8 channels
-    const int i = group * 4 + row * 2;
-    return Pair<Config::Element>::pack(out[i] * inverse[row], out[i + 1] * inverse[row]);
-  };
-  const int rows_left = work.qo_len - first_row;
-  auto* out_rows = static_cast<uint16_t*>(p.out.data) + work.batch * p.out.batch_stride + work.head * p.out.head_stride +
-                   (work.q_token + first_row) * p.out.token_stride;
   if constexpr (Staged) {
     const int stage = Shared::kOut + warp_row / 16 * Config::kOutBytes;
     const int first = lane / 8, channel = lane % 8 * 8;  // of rows four apart
-    uint16_t* destination = out_rows + first * p.out.token_stride + channel;
+    const int rows_left = work.qo_len - first_row;
+    uint16_t* destination = row_pointer(first_row) + first * p.out.token_stride + channel;
     // Matrices of 8 rows and 8 channels: the first rows' and the others', then of the next channels.
     const uint32_t place = shared.address + stage + swizzled<128>(lane % 16, lane / 16);
 #pragma unroll
@@ -60,8 +79,10 @@ __device__ __forceinline__ void store_out(const Config::Params& p, const Work& w
       __syncwarp();
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const int group = panel * 8 + i * 2;
-        ptx::stmatrix_x4(place ^ i * 32, {pair(group, 0), pair(group, 1), pair(group + 1, 0), pair(group + 1, 1)});
+        uint32_t pairs[4];
+#pragma unroll
+        for (int j = 0; j < 4; ++j) pairs[j] = pair(panel * 8 + i * 2 + j / 2, j % 2, inverse[j % 2]);
+        ptx::stmatrix_x4(place ^ i * 32, pairs);
       }
       __syncwarp();
       uint4 eights[4];
@@ -69,24 +90,8 @@ __device__ __forceinline__ void store_out(const Config::Params& p, const Work& w
       for (int i = 0; i < 4; ++i) eights[i] = *shared.at<uint4>(stage + swizzled<128>(first + i * 4, channel / 8));
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        // Channels come in eights: the copy engine reads no other V.
         if (first + i * 4 < rows_left && panel * 64 + channel < p.v_head_dim) {
           __stcg(reinterpret_cast<uint4*>(destination + i * 4 * p.out.token_stride + panel * 64), eights[i]);
-        }
-      }
-    }
-  } else {
-#pragma unroll
-    for (int row = 0; row < 2; ++row) {
-#pragma unroll
-      for (int group = 0; group < Config::kHeadDim / 8; group += 4) {
-        uint32_t pairs[4];
-#pragma unroll
-        for (int i = 0; i < 4; ++i) pairs[i] = pair(group + i, row);
-        transpose_quad(pairs);
-        const int token = lane / 4 + row * 8, channel = (group + lane % 4) * 8;
-        if (token < rows_left && channel < p.v_head_dim) {
-          __stcg(reinterpret_cast<uint4*>(out_rows + token * p.out.token_stride + channel), make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]));
         }
       }
     }
