@@ -25,16 +25,19 @@ struct Sm90QkInt8PvF16 {
   static constexpr int kScaleBytes = QuantKInt8::kScales * 4;
   static constexpr int kTileBytes = 128;  // of the description of a tile of the output
   static constexpr int kSeenBytes = 8;    // of what a mask says of a tile of keys
-  // Q as the caller's or in INT8, three numbers a row, stages, two tiles' descriptions, barriers and an index; slack to start on 1024.
+  // Q as the caller's or in INT8, three numbers a row, stages, two tiles' descriptions, barriers and an index, rounded up to 1024; slack
+  // to start on 1024.
   static constexpr int bytes_of_all_kernels(int head_dim) {
-    return 1024 + block_m(head_dim) * (head_dim * (keeps_q(head_dim) ? 2 : 1) + 3 * 4) +
-           stages(head_dim) * (stage_blocks(head_dim) * (kBlockN * head_dim * 3 + kScaleBytes + kSeenBytes) + 2 * 8) + 2 * kTileBytes + 7 * 8;
+    const int bytes = block_m(head_dim) * (head_dim * (keeps_q(head_dim) ? 2 : 1) + 3 * 4) +
+                      stages(head_dim) * (stage_blocks(head_dim) * (kBlockN * head_dim * 3 + kScaleBytes + kSeenBytes) + 2 * 8) +
+                      2 * kTileBytes + 7 * 8;
+    return 1024 + (bytes + 1023) / 1024 * 1024;
   }
 
   // Through which a warp's output goes to memory: its 16 rows, 64 channels at a time.
   static constexpr int kOutBytes = 16 * 128;
   static constexpr int shared_bytes(int head_dim) {
-    return (bytes_of_all_kernels(head_dim) + 1023) / 1024 * 1024 + consumer_warps(head_dim) * kOutBytes;
+    return bytes_of_all_kernels(head_dim) + consumer_warps(head_dim) * kOutBytes;
   }
 
   struct Params : AttentionParams {

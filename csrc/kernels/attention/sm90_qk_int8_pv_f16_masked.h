@@ -10,7 +10,7 @@ struct Sm90QkInt8PvF16Masked : Sm90QkInt8PvF16 {
   // Of what a mask adds to the scores of a warpgroup.
   static constexpr int kAddedBytes = MaskTiles::kWgmmaRows * kBlockN * 2;
   static constexpr int shared_bytes(int head_dim) {
-    return (bytes_of_all_kernels(head_dim) + 1023) / 1024 * 1024 + consumers(head_dim) * (kAddedBytes + 2 * 8);
+    return bytes_of_all_kernels(head_dim) + consumers(head_dim) * (kAddedBytes + 2 * 8);
   }
 };
 

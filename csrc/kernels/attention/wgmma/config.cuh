@@ -68,13 +68,13 @@ struct Shared {
   static constexpr int kIndexEmpty = kIndexFull + 8;
   static constexpr int kNearEnd = kIndexEmpty + 8;  // few of the tile's blocks of keys are left to be fetched
   static constexpr int kTotal = kNearEnd + 8;
-  static_assert(kTotal + 1024 == Config::bytes_of_all_kernels(Config::kHeadDim));
   static constexpr int kOut = (kTotal + 1023) / 1024 * 1024;  // where no mask is
+  static_assert(kOut + 1024 == Config::bytes_of_all_kernels(Config::kHeadDim));
   static_assert(kOut + Config::kConsumerWarps * Config::kOutBytes + 1024 == Config::shared_bytes(Config::kHeadDim));
   static_assert(Config::shared_bytes(Config::kHeadDim) <= 232448);
   // Under a mask: what it adds to each warpgroup's scores, and barriers.
   using Masked = Sm90QkInt8PvF16Masked;
-  static constexpr int kAdded = (kTotal + 1023) / 1024 * 1024;
+  static constexpr int kAdded = kOut;
   static constexpr int kAddedFull = kAdded + Config::kConsumers * Masked::kAddedBytes;
   static constexpr int kAddedEmpty = kAddedFull + Config::kConsumers * 8;
   static_assert(kAddedEmpty + Config::kConsumers * 8 + 1024 == Masked::shared_bytes(Config::kHeadDim));
