@@ -35,7 +35,7 @@ class Precision(NamedTuple):
     bfloat16_limit: float = 2.0**-24
     headroom: tuple[float, float] | None = None  # instead: growth of that maximum, in powers of two, that renews it; bfloat16's
     tile: int | None = None  # keys of a chunk, where it is the same for every head_dim
-    rounded_sums: bool = False  # the rows' sums are of P as rounded
+    bfloat16_sums: bool = False  # the rows' sums are of P as rounded, of bfloat16
     largest_v: float | None = None  # V's largest magnitude after its division by a scale for each block and channel
     sums: torch.dtype = torch.float32  # what products of the keys that are gathered are added in
     twice: bool = False  # blocks in which one key outweighs others are taken a second time
@@ -58,7 +58,7 @@ PRECISION = {
     "sm80_qk_int8_pv_f16_accum_f16": Precision(torch.float16, level=3.0, limit=512.0, largest_v=4.5, sums=torch.float16),
     "sm89_qk_int8_pv_f8": _F8,
     "sm89_qk_int8_pv_f8_accum_f16": _F8._replace(sums=torch.float16),
-    "sm90_qk_int8_pv_f16": Precision(level=0.0, bfloat16_level=-60.0, headroom=(12.0, 40.0), tile=64, rounded_sums=True),
+    "sm90_qk_int8_pv_f16": Precision(level=0.0, bfloat16_level=-90.0, headroom=(12.0, 80.0), tile=64, bfloat16_sums=True),
 }
 TWICE = Twice()
 
@@ -337,7 +337,7 @@ def attention(
                 if block & (block - 1) == 0 and start == first_key:
                     few |= groups[..., :1]
                 in_two |= small & (jumped | few) & (rows.sum <= TWICE.enough) & (rows.base.abs() <= TWICE.largest)
-            added = p.to(q.dtype).float() if precision.rounded_sums else p
+            added = p.to(q.dtype).float() if bfloat16 and precision.bfloat16_sums else p
             rows.sum = rows.sum + added.sum(dim=-1, keepdim=True)
             unsmoothed = (added * ~values.smoothed[..., None, keys]).sum(dim=-1, keepdim=True)
             rows.unsmoothed = rows.unsmoothed + unsmoothed

@@ -195,3 +195,11 @@ def check_huge(kernel: str, device: str, dtype: torch.dtype, *, smooth_v: bool) 
     for name, inputs in huge(dtype):
         with named(name):
             check_finite(kernel, inputs.to(device, dtype), smooth_v=smooth_v)
+
+
+def check_small(kernel: str, device: str, limit: float) -> None:
+    """A small V is no worse than another: bfloat16, beside scores as far apart as four times `randn`'s."""
+    q, k, v = Inputs(*(randn(1, 2, tokens, 128, seed=tokens + i) for i, tokens in enumerate((100, 700, 700))))
+    for exponent in (0, -20, -48):
+        inputs = Inputs(2 * q, 2 * k, v * 2.0**exponent).to(device, torch.bfloat16)
+        assert error(kernel, inputs) <= limit, exponent

@@ -59,6 +59,11 @@ def test_huge_values(kernel: str, smooth_v: bool, dtype: torch.dtype) -> None:
     model_inputs.check_huge(kernel, "cpu", dtype, smooth_v=smooth_v)
 
 
+@kernels
+def test_small_values(kernel: str) -> None:
+    model_inputs.check_small(kernel, "cpu", 0.045 if "f8" in kernel else 0.03)
+
+
 @pytest.mark.parametrize("sides", [(32, 32), (48, 48), (64, 64), (96, 96), (13, 30, 20)])
 def test_rasters(sides: tuple[int, ...]) -> None:
     kernel, ratios = "sm80_qk_int8_pv_f16", []

@@ -229,7 +229,11 @@ def test_the_owner_of_a_card_that_nobody_here_has_is_asked_for_the_file(
     monkeypatch.setattr(bench, "environment", lambda command: {"gpu": "NVIDIA GeForce RTX 4090", "command": command})
     monkeypatch.setattr(bench, "shapes", lambda quick: [measure.Shape(2, 32, 4096, 128, False)])
     monkeypatch.setattr(bench, "methods", lambda: dict.fromkeys(tflops))
-    monkeypatch.setattr(bench, "speed", lambda shape: {"shape": shape._asdict(), **measured})
+    monkeypatch.setattr(
+        bench,
+        "speed",
+        lambda shape, dtype=None, spread=1.0: {"shape": shape._asdict(), "dtype": "bfloat16", "spread": spread, **measured},
+    )
     monkeypatch.setattr(bench, "packed_speed", lambda causal: packed)
     monkeypatch.setattr(
         bench,

@@ -44,6 +44,10 @@ def test_huge_values(kernel: str, smooth_v: bool, dtype: torch.dtype) -> None:
     model_inputs.check_huge(kernel, "cuda", dtype, smooth_v=smooth_v)
 
 
+def test_small_values(kernel: str) -> None:
+    model_inputs.check_small(kernel, "cuda", 0.045 if "f8" in kernel else 0.03)
+
+
 @pytest.mark.parametrize("sides", [(32, 32), (64, 64), (128, 128), (256, 256), (13, 30, 52), (21, 45, 80), (33, 34, 60)])
 def test_rasters(kernel: str, sides: tuple[int, ...]) -> None:
     ratios = []

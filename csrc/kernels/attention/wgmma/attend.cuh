@@ -105,7 +105,7 @@ __device__ __forceinline__ void consume(const Config::Params& p, const Memory& s
       ptx::wgmma_f32<Config::Element>(out, probabilities[step], v + step * (16 * 128 / 16));
     }
     ptx::wgmma_commit();
-    add_to_sums(probabilities, rows);
+    if constexpr (!Config::kHalfRange) add_to_sums(probabilities, rows);
   };
   const auto finish_pv = [&] {
     ptx::wgmma_wait<0>();
@@ -146,7 +146,7 @@ __device__ __forceinline__ void consume(const Config::Params& p, const Memory& s
     const auto softmax = [&](int block, int index, uint32_t seen, float k_scale, bool bounded) {
       ptx::wgmma_hold(scores);
       const int state = Masked ? seen_of(index).state(group) : 0;
-      float largest[2];
+      float largest[2], sums[2];
       if (Masked && state == AttentionMask::kAdded) {
         ptx::mbarrier_wait(shared.address + Shared::kAddedFull + group * 8, turns >> 1);
         turns ^= 2;
@@ -154,20 +154,25 @@ __device__ __forceinline__ void consume(const Config::Params& p, const Memory& s
         add_mask(p, shared, group, seen, k_scale, rows, scores, log2);
         find_largest_of_floats(scores, log2, largest);
         raise_references(largest, q_bound, rows, out, finish_pv);
-        make_probabilities_of_floats(shared, rows, scores);
-        return;
+        make_probabilities_of_floats(shared, rows, scores, sums);
+      } else {
+        const bool some_hidden = Masked ? state != AttentionMask::kVisible : block >= full_blocks;
+        if (some_hidden) {
+          if constexpr (Masked) hide(seen, scores);
+          else hide_past_end(p.causal, kv_len, block * Config::kBlockN, first_row + warp % 4 * 16, scores);
+        }
+        if (!bounded) {
+          find_largest(scores, k_scale, rows, largest);
+          raise_references(largest, q_bound, rows, out, finish_pv);
+        }
+        if (some_hidden) make_probabilities<true>(scores, k_scale, rows, sums);
+        else make_probabilities<false>(scores, k_scale, rows, sums);
+        if constexpr (Config::kHalfRange) lower_probabilities(q_bound, scores, sums, rows, out, finish_pv);
       }
-      const bool some_hidden = Masked ? state != AttentionMask::kVisible : block >= full_blocks;
-      if (some_hidden) {
-        if constexpr (Masked) hide(seen, scores);
-        else hide_past_end(p.causal, kv_len, block * Config::kBlockN, first_row + warp % 4 * 16, scores);
+      if constexpr (Config::kHalfRange) {
+#pragma unroll
+        for (int row = 0; row < 2; ++row) rows.sum[row] += sums[row];
       }
-      if (!bounded) {
-        find_largest(scores, k_scale, rows, largest);
-        raise_references(largest, q_bound, rows, out, finish_pv);
-      }
-      if (some_hidden) make_probabilities<true>(scores, k_scale, rows);
-      else make_probabilities<false>(scores, k_scale, rows);
     };
     // The scores of a block of keys and the output of the one before; then, while the output is under way, the block's probabilities.
     const auto step = [&](int block, int index) {

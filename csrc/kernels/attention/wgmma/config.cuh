@@ -33,12 +33,16 @@ struct Config : Sm90QkInt8PvF16 {
   // What the launch gives a warpgroup's worth of threads is shared out: 65536 registers by all threads, in eights.
   static_assert(kProducerRegisters + kConsumers * kConsumerRegisters <= 65536 / kThreads / 8 * 8 * (1 + kConsumers));
 
-  // Probabilities are relative to a reference that a row's maximum may exceed by so many powers of two; beyond, the reference rises and
-  // the output is rescaled. The final division makes it exact. At that maximum they are 2^kLevel, low enough that sums over all keys
-  // of products with Element's largest numbers are numbers, high enough that Element holds what lies far below.
+  // Probabilities are relative to a reference, at which they are 2^kLevel, and the final division makes that good. A row's maximum may exceed
+  // it by kHeadroom powers of two; beyond, the reference rises and the output is rescaled. Of bfloat16 that is so far that bounds mostly tell;
+  // low enough that a thousand products with its largest numbers have a sum even there, high enough for products with 2^-50.
   static constexpr bool kHalfRange = cuda::std::is_same_v<Element, __half>;
-  static constexpr float kHeadroom = kHalfRange ? 12.0f : 40.0f;
-  static constexpr float kLevel = kHalfRange ? 0.0f : -60.0f;
+  static constexpr float kLevel = kHalfRange ? 0.0f : -90.0f;
+  static constexpr float kHeadroom = kHalfRange ? 12.0f : 80.0f;
+  // Of float16, whose range is short, bounds rarely tell that a block does not exceed the headroom, but mostly that float32 holds its
+  // probabilities. Then a lane's sum beyond this tells that it does.
+  static constexpr float kBoundHeadroom = kHalfRange ? 120.0f : kHeadroom;
+  static constexpr float kLargestSum = 65504.0f;
   // Scores beyond this, in log2 units, are no longer told apart where it matters: such a row's are made smaller.
   static constexpr float kLargestScore = 0x1p20f;
 };

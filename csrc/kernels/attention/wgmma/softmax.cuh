@@ -19,9 +19,9 @@ constexpr int32_t kHidden = -(1 << 30);
 // What a lane keeps of its two rows (lane / 4 and lane / 4 + 8 of the warp's 16) from block to block of keys.
 struct Rows {
   float q_scale[2];
-  float reference[2];  // in log2 units: what probabilities are relative to; the maximum may exceed it by kHeadroom + kLevel
+  float reference[2];  // in log2 units, less kLevel: what probabilities are relative to
   float sum[2];        // this lane's columns only
-  float k_limit;       // keys whose bound is at most this cannot exceed either reference by more
+  float k_limit;       // keys whose bound is at most this cannot exceed either reference by more than kBoundHeadroom
 };
 
 // -infinity, as it were, for keys past the last and, if causal, past the row.
@@ -43,6 +43,21 @@ __device__ __forceinline__ void find_largest(const Scores& scores, float k_scale
     for (int i = row * 2; i < Config::kBlockN / 2; i += 4) score = max(score, max(scores[i], scores[i + 1]));
     largest[row] = score == kHidden ? -INFINITY : static_cast<float>(score) * (rows.q_scale[row] * k_scale);
   }
+}
+
+// Has a row relative to another reference if that has grown, and limits keys anew. Returns what it rescaled by.
+__device__ __forceinline__ float move_reference(int row, bool grown, float reference, const float* q_bound, Rows& rows, Output& out) {
+  const float factor = grown ? ptx::ex2(rows.reference[row] - reference) : 1.0f;
+  if (grown) rows.reference[row] = reference;
+  // Not a number where the bound is none, which keeps the comparison with it false.
+  rows.k_limit = ptx::min_nan(rows.k_limit, (rows.reference[row] + (Config::kBoundHeadroom + Config::kLevel)) / q_bound[row * 8]);
+  rows.sum[row] *= factor;
+#pragma unroll
+  for (int i = row * 2; i < Config::kHeadDim / 2; i += 4) {
+    out[i] *= factor;
+    out[i + 1] *= factor;
+  }
+  return factor;
 }
 
 // Raises the references that a block's largest scores exceed by more than the headroom, and rescales what was added up under the old.
@@ -70,30 +85,51 @@ __device__ __forceinline__ void raise_references(float (&largest)[2], const floa
       rows.reference[row] = (rows.reference[row] + Config::kLevel) * factor - Config::kLevel;
       largest[row] = (largest[row] + Config::kLevel) * factor - Config::kLevel;
     }
-    const float factor = grown ? ptx::ex2(rows.reference[row] - largest[row]) : 1.0f;
-    if (grown) rows.reference[row] = largest[row];
-    // Not a number where the bound is none, which keeps the comparison with it false.
-    rows.k_limit = ptx::min_nan(rows.k_limit, (rows.reference[row] + (Config::kHeadroom + Config::kLevel)) / q_bound[row * 8]);
-    rows.sum[row] *= factor;
+    move_reference(row, grown, largest[row], q_bound, rows, out);
+  }
+}
+
+// Raises the references of rows of which a lane's sum is too large, and makes the block's probabilities, which are in float32 yet, relative
+// to the new ones.
+template <typename BeforeRescale>
+__device__ __forceinline__ void lower_probabilities(const float* q_bound, Scores& scores, float (&sums)[2], Rows& rows, Output& out,
+                                                    const BeforeRescale& before_rescale) {
+  if (!__any_sync(0xffffffffu, sums[0] > Config::kLargestSum || sums[1] > Config::kLargestSum)) return;
+  before_rescale();
+  rows.k_limit = INFINITY;
 #pragma unroll
-    for (int i = row * 2; i < Config::kHeadDim / 2; i += 4) {
-      out[i] *= factor;
-      out[i + 1] *= factor;
+  for (int row = 0; row < 2; ++row) {
+    float largest = 0.0f;
+#pragma unroll
+    for (int i = row * 2; i < Config::kBlockN / 2; i += 4) {
+      largest = fmaxf(largest, fmaxf(__int_as_float(scores[i]), __int_as_float(scores[i + 1])));
+    }
+    const bool grown = any_of_row(sums[row] > Config::kLargestSum);
+    const float reference = rows.reference[row] + (ptx::lg2(max_of_quad(largest)) - Config::kLevel);
+    const float factor = move_reference(row, grown, reference, q_bound, rows, out);
+    sums[row] *= factor;
+#pragma unroll
+    for (int i = row * 2; i < Config::kBlockN / 2; i += 4) {
+#pragma unroll
+      for (int j = i; j < i + 2; ++j) scores[j] = __float_as_int(__int_as_float(scores[j]) * factor);
     }
   }
 }
 
-// Replaces a block's scores by their unnormalised probabilities, as float bits.
+// Replaces a block's scores by their unnormalised probabilities, as float bits, and adds up those of this lane.
 //
 // Left to itself the compiler computes all exponents before the first exponential, and the warp then waits eight clocks for each.
 // So each chunk's scale is made to depend on the results of the chunk two before it, which lets one fill the other's waits.
 template <bool Masked>
-__device__ __forceinline__ void make_probabilities(Scores& scores, float k_scale, const Rows& rows) {
+__device__ __forceinline__ void make_probabilities(Scores& scores, float k_scale, const Rows& rows, float (&sums)[2]) {
   constexpr int kChunk = 8;  // scores, of both rows
   constexpr int kChunks = Config::kBlockN / 2 / kChunk;
   float scale[kChunks + 2][2];
 #pragma unroll
-  for (int row = 0; row < 2; ++row) scale[0][row] = scale[1][row] = rows.q_scale[row] * k_scale;
+  for (int row = 0; row < 2; ++row) {
+    scale[0][row] = scale[1][row] = rows.q_scale[row] * k_scale;
+    sums[row] = -0.0f;  // which the first sum leaves out
+  }
 #pragma unroll
   for (int chunk = 0; chunk < kChunks; ++chunk) {
 #pragma unroll
@@ -106,6 +142,7 @@ __device__ __forceinline__ void make_probabilities(Scores& scores, float k_scale
       if (Masked && score == kHidden) exponent = -INFINITY;
       const float probability = ptx::ex2(exponent);
       if (i % 2 == 1) scale[chunk + 2][row] = __fmaf_rn(probability, 0.0f, scale[chunk + 2][row]);
+      sums[row] += probability;
       score = __float_as_int(probability);
     }
   }
