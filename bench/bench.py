@@ -41,8 +41,30 @@ def shapes(quick: bool) -> list[Shape]:
     return [*table, *wide, *others]
 
 
-def report(result: dict[str, Any]) -> tuple[Table, Table]:
-    """TFLOPS with the ratio to the baseline in brackets; and relative L1 errors."""
+def kinds_of_inputs() -> list[tuple[Shape, torch.dtype, float]]:
+    """Both dtypes, and scores that lie as close together as `randn`'s or are four and sixteen times as far apart."""
+    return [
+        (Shape(2, 32, 4096, d, False), dtype, spread)
+        for d in (128, 64)
+        for dtype in (torch.bfloat16, torch.float16)
+        for spread in (1.0, 2.0, 4.0)
+    ]
+
+
+def by_inputs(rows: list[dict[str, Any]]) -> Table:
+    """TFLOPS with the ratio to the baseline, which has the same inputs, in brackets."""
+    names = list(methods())
+    table = Table(title="by inputs: batch 2, 32 heads, N=4096; ratio to cuDNN of the same dtype and inputs")
+    for column in ("head_dim", "dtype", "scores' spread", *names):
+        table.add_column(column, justify="right")
+    for row in rows:
+        cells = (f"{row['tflops'][n]:.0f} ({row['ratio'].get(n, 0):.2f})" if n in row["tflops"] else "" for n in names)
+        table.add_row(str(row["shape"]["head_dim"]), row["dtype"], f"{row['spread'] ** 2:.0f}", *cells)
+    return table
+
+
+def report(result: dict[str, Any]) -> tuple[Table, ...]:
+    """TFLOPS with the ratio to the baseline in brackets; the same by kinds of inputs; and relative L1 errors."""
     names = list(methods())
     table = Table(title=" · ".join(f"{k} {v}" for k, v in result["environment"].items() if k != "command"))
     for column in ("batch", "heads", "N", "head_dim", "causal", *names):
@@ -64,7 +86,7 @@ def report(result: dict[str, Any]) -> tuple[Table, Table]:
         errors.add_column(column, justify="right")
     for row in result["error"]:
         errors.add_row(row["inputs"], str(row["tokens"]), *(f"{row['relative_l1'][n]:.4f}" for n in names))
-    return table, errors
+    return table, by_inputs(result["inputs"]), errors
 
 
 def predict(card: Card, shape: Shape) -> dict[str, float]:
@@ -118,11 +140,18 @@ def main() -> None:
     result: dict[str, Any] = {
         "environment": environment("python bench/bench.py" + (" --quick" if arguments.quick else "")),
         "speed": [speed(shape) for shape in track(shapes(arguments.quick), "speed", console=progress)],
+        "inputs": [speed(*kind) for kind in track(kinds_of_inputs(), "inputs", console=progress)],
         "packed": [packed_speed(causal) for causal in (False, True)],
         "error": [error(tokens) for tokens in track((1024, 4096, 16384, 65536, 131072), "error", console=progress)],
     }
     result["error"] += [
-        error(4096, inputs) for inputs in ("K and V offset by 8 randn", "every 16th channel of Q and K times 30")
+        error(4096, inputs)
+        for inputs in (
+            "K and V offset by 8 randn",
+            "every 16th channel of Q and K times 30",
+            "Q and K times 2",
+            "Q and K times 4",
+        )
     ]
     console = Console(width=160)
     for table in report(result):

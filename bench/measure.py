@@ -104,12 +104,17 @@ def bf16(*size: int) -> torch.Tensor:
     return torch.randn(*size, device="cuda").to(torch.bfloat16)
 
 
-def speed(shape: Shape) -> dict[str, Any]:
-    """Of every method at one shape: 4 * batch * heads * N^2 * head_dim operations, half of them when causal."""
-    q, k, v = (bf16(shape.batch, shape.heads, shape.tokens, shape.head_dim) for _ in range(3))
+def speed(shape: Shape, dtype: torch.dtype = torch.bfloat16, spread: float = 1.0) -> dict[str, Any]:
+    """Of every method at one shape: 4 * batch * heads * N^2 * head_dim operations, half of them when causal.
+
+    `spread` is the standard deviation of Q's and K's numbers. That of the scores, whose unit is e, is its square.
+    """
+    size = shape.batch, shape.heads, shape.tokens, shape.head_dim
+    q, k, v = ((torch.randn(*size, device="cuda") * x).to(dtype) for x in (spread, spread, 1.0))
     operations = 4 * shape.batch * shape.heads * shape.tokens**2 * shape.head_dim / (2 if shape.causal else 1)
     times = rounds({name: partial(attention, q, k, v, shape.causal) for name, attention in methods().items()})
-    return {"shape": shape._asdict(), **summary(times, operations, BASELINE)}
+    inputs = {"dtype": str(dtype).removeprefix("torch."), "spread": spread}
+    return {"shape": shape._asdict(), **inputs, **summary(times, operations, BASELINE)}
 
 
 def packed_speed(causal: bool) -> dict[str, Any]:
@@ -135,6 +140,8 @@ def error(tokens: int, inputs: str = "randn") -> dict[str, Any]:
     elif inputs == "every 16th channel of Q and K times 30":
         q[..., ::16] *= 30
         k[..., ::16] *= 30
+    elif inputs.startswith("Q and K times "):
+        q, k = (x * float(inputs.removeprefix("Q and K times ")) for x in (q, k))
     q, k, v = (x.to(torch.bfloat16) for x in (q, k, v))
     rows = torch.linspace(0, tokens - 1, min(ROWS, tokens), device="cuda").long()
     expected = torch.cat([exact(q[:, i : i + 1, rows], k[:, i : i + 1], v[:, i : i + 1])[0] for i in range(4)], dim=1)
