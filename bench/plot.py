@@ -23,11 +23,21 @@ def lines(result: dict[str, Any], head_dim: int, causal: bool) -> dict[str, list
     return found
 
 
+def by_spread(result: dict[str, Any], head_dim: int) -> dict[tuple[str, str], list[tuple[float, float]]]:
+    """Ratio to the baseline over the scores' standard deviation, by method and dtype."""
+    found: dict[tuple[str, str], list[tuple[float, float]]] = {}
+    for row in result.get("inputs", ()):
+        if row["shape"]["head_dim"] == head_dim:
+            for name, ratio in row["ratio"].items():
+                found.setdefault((name, row["dtype"]), []).append((row["spread"] ** 2, ratio))
+    return found
+
+
 def draw(result: dict[str, Any], path: Path) -> None:
-    """Speed at head_dim 128 and 64, causal or not, and error, over the sequence's length."""
+    """Speed at head_dim 128 and 64, causal or not, and error, over the sequence's length; speed over how far apart scores lie."""
     mpl.use("Agg")
     mpl.rcParams["svg.hashsalt"] = "sageattention"  # the same numbers give the same bytes
-    figure, axes = pyplot.subplots(1, 4, figsize=(18, 4.5), layout="constrained")
+    figure, axes = pyplot.subplots(1, 5, figsize=(22.5, 4.5), layout="constrained")
     for axis, (head_dim, causal) in zip(axes, ((128, False), (128, True), (64, False)), strict=False):
         for name, points in lines(result, head_dim, causal).items():
             axis.plot(
@@ -46,9 +56,21 @@ def draw(result: dict[str, Any], path: Path) -> None:
     axes[3].set_title("error, randn, head_dim 128")
     axes[3].set_ylabel("relative L1 against float64")
     axes[3].set_yscale("log")
+    colours = {line.get_label(): line.get_color() for line in axes[0].lines}
+    for (name, dtype), spreads in by_spread(result, 128).items():
+        if name.startswith(("sageattn", "mma.sync")):
+            style = "-" if dtype == "bfloat16" else "--"
+            axes[4].plot(
+                *zip(*spreads, strict=True), style, color=colours[name], marker="o", markersize=4, label=f"{name}, {dtype}"
+            )
+    axes[4].axhline(1.0, color="gray", linewidth=1)
+    axes[4].set_title("head_dim 128, 4096 tokens: wider scores")
+    axes[4].set_ylabel("ratio to cuDNN with the same inputs")
+    axes[4].set_ylim(bottom=0)
+    axes[4].legend(fontsize=8)
     for axis in axes:
         axis.set_xscale("log", base=2)
-        axis.set_xlabel("tokens")
+        axis.set_xlabel("tokens" if axis is not axes[4] else "standard deviation of the scores, as powers of e")
         axis.grid(alpha=0.3)
     axes[0].legend(fontsize=8)
     environment = result["environment"]
