@@ -51,6 +51,11 @@ def kinds_of_inputs() -> list[tuple[Shape, torch.dtype, float]]:
     ]
 
 
+def speeds(row: dict[str, Any], names: list[str]) -> list[str]:
+    """Of each method TFLOPS, with the ratio to the baseline in brackets."""
+    return [f"{row['tflops'][n]:.0f} ({row['ratio'].get(n, 0):.2f})" if n in row["tflops"] else "" for n in names]
+
+
 def by_inputs(rows: list[dict[str, Any]]) -> Table:
     """TFLOPS with the ratio to the baseline, which has the same inputs, in brackets."""
     names = list(methods())
@@ -58,8 +63,7 @@ def by_inputs(rows: list[dict[str, Any]]) -> Table:
     for column in ("head_dim", "dtype", "scores' spread", *names):
         table.add_column(column, justify="right")
     for row in rows:
-        cells = (f"{row['tflops'][n]:.0f} ({row['ratio'].get(n, 0):.2f})" if n in row["tflops"] else "" for n in names)
-        table.add_row(str(row["shape"]["head_dim"]), row["dtype"], f"{row['spread'] ** 2:.0f}", *cells)
+        table.add_row(str(row["shape"]["head_dim"]), row["dtype"], f"{row['spread'] ** 2:.0f}", *speeds(row, names))
     return table
 
 
@@ -74,7 +78,7 @@ def report(result: dict[str, Any]) -> tuple[Table, ...]:
         table.add_row(
             *(str(shape[key]) for key in ("batch", "heads", "tokens", "head_dim")),
             "yes" if shape["causal"] else "",
-            *(f"{row['tflops'][n]:.0f} ({row['ratio'].get(n, 0):.2f})" if n in row["tflops"] else "" for n in names),
+            *speeds(row, names),
         )
     packed = [f"{row['tflops']['sageattn_varlen']:.0f} ({row['ratio']['sageattn_varlen']:.2f})" for row in result["packed"]]
     table.caption = (

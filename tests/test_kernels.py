@@ -342,10 +342,12 @@ def test_the_instructions_are_those_meant(kernel: Kernel) -> None:
     assert any("E4M3" in name for name in found) == ("f8" in kernel.stem or "fp4" in kernel.stem), (
         f"{kernel}: whether numbers become e4m3"
     )
-    # Where ptxas cannot tell a wgmma's registers apart it waits for each one by itself. What is rare waits too.
+    # Where ptxas cannot tell a wgmma's registers apart it waits for each one by itself. At three places float16's probabilities may be lowered,
+    # which waits too.
     asynchronous = sum(count for name, count in found.items() if re.match("[A-Z]GMMA", name))
     waits = sum(count for name, count in found.items() if name.startswith("WARPGROUP.DEPBAR"))
-    assert waits < max(asynchronous, 1), f"{kernel}: {waits} waits for {asynchronous} wgmma"
+    rare = 3 if asynchronous and kernel.dtype == "fp16" else 0
+    assert waits <= asynchronous * 2 // 3 + rare, f"{kernel}: {waits} waits for {asynchronous} wgmma"
     local = {name for name in found if name.split(".")[0] in {"LDL", "STL"}}
     assert kernel.stack or not local, f"{kernel}: reads or writes local memory: {local}"
 
