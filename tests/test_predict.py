@@ -112,12 +112,14 @@ def instruction(text: str) -> Instruction:
 
 
 def test_the_hot_path_leaves_out_what_is_rare() -> None:
-    """A loop of one IMMA, one HMMA pair and a copy, with a branch that computes the scores again, and one round a copy."""
+    """A loop of one IMMA, exponentials, one HMMA pair and a copy, with branches: to the scores alone, to the scores again, and round a copy."""
     lines = [
         "IADD3 R0, R0, 1, RZ",  # .L_head
         "@P0 BRA `(.L_next)",
         "LDGSTS.E.BYPASS.128 [R1], [R2]",
-        "IMMA.16832.S8.S8 R4, R8.ROW, R12.COL, R4",  # .L_next
+        "@P4 BRA `(.L_maxima)",  # .L_next
+        "IMMA.16832.S8.S8 R4, R8.ROW, R12.COL, R4",
+        *["MUFU.EX2 R4, R4"] * 4,
         "@!P1 BRA `(.L_values)",
         "IMMA.16832.S8.S8 R4, R8.ROW, R12.COL, R4",
         "SHFL.BFLY PT, R3, R4, 0x1, 0x1f",
@@ -127,11 +129,13 @@ def test_the_hot_path_leaves_out_what_is_rare() -> None:
         "STG.E [R2], R4",
         "@P3 BRA `(.L_head)",
         "EXIT",
+        "IMMA.16832.S8.S8 R4, R8.ROW, R12.COL, R4",  # .L_maxima
+        "BRA `(.L_values)",
     ]
-    code = Code([instruction(line) for line in lines], {".L_head": 0, ".L_next": 3, ".L_values": 7})
+    code = Code([instruction(line) for line in lines], {".L_head": 0, ".L_next": 3, ".L_values": 12, ".L_maxima": 18})
     path, keys = hot_path(code, head_dim=32, rows=2)
     assert keys == 64
-    assert [i.text for i in path] == [lines[i] for i in (0, 1, 2, 3, 4, 7, 8, 9)]
+    assert [i.text for i in path] == [*lines[:10], *lines[12:15]]
     with pytest.raises(ValueError, match="no way round a loop with the products of 2 rows"):
         hot_path(code, head_dim=33, rows=2)
 
@@ -147,6 +151,7 @@ def test_the_hot_path_fetches_once() -> None:
         "IADD3 R2, R2, 1, RZ",
         "IADD3 R3, R3, 1, RZ",
         "IMMA.16832.S8.S8 R4, R8.ROW, R12.COL, R4",  # .L_products
+        *["MUFU.EX2 R4, R4"] * 4,
         "HMMA.16816.F32 R4, R8, R12, R4",
         "HMMA.16816.F32 R4, R8, R12, R4",
         "@P2 BRA `(.L_head)",
@@ -155,7 +160,7 @@ def test_the_hot_path_fetches_once() -> None:
     code = Code([instruction(line) for line in lines], {".L_head": 0, ".L_fetched": 4, ".L_products": 7})
     path, keys = hot_path(code, head_dim=32, rows=4)
     assert keys == 64
-    fetching, fetched = [0, 1, 2, 3, 7, 8, 9, 10], [0, 1, 4, 5, 6, 7, 8, 9, 10]
+    fetching, fetched = [0, 1, 2, 3, *range(7, 15)], [0, 1, *range(4, 15)]
     ways = ([lines[i] for i in way] for way in (fetching + fetched, fetched + fetching))
     assert [i.text for i in path] in ways
 

@@ -1,7 +1,8 @@
 """Which instructions a warp of an attention kernel executes for each block of keys, nearly always.
 
 Kernels hold much that is rare: keys to hide, maxima that have risen. The way round the main loop that counts is the shortest
-on which every product is computed once, Q·Kᵀ and P·V alike, the next block of keys is fetched, and nothing is written.
+on which every product is computed once, Q·Kᵀ and P·V alike, each score's exponential is taken, the next block of keys is
+fetched, and nothing is written.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import NamedTuple
 from sage_factory.inspect.cubin import Code, Instruction
 
 WARPGROUP = 4  # warps that compute a wgmma together
+LANES = 32  # of a warp
 
 
 class Product(NamedTuple):
@@ -49,6 +51,7 @@ class _Block(NamedTuple):
     successors: list[int]
     scores: int  # multiply-adds of Q·Kᵀ; in FP4 none: by the instruction they are like those of P·V
     values: int  # … of P·V
+    exponentials: int
     copies: int  # instructions that copy from global to shared memory
     stores: bool  # whether there are any to global memory: not in the main loop
 
@@ -83,6 +86,7 @@ def _blocks(code: Code) -> dict[int, _Block]:
             [t for t in (*targets, *([end] if falls else [])) if t < len(code.instructions)],
             sum(p.multiply_adds for p in products if p.kind == "int8"),
             sum(p.multiply_adds for p in products if p.kind != "int8"),
+            sum(i.name.startswith("MUFU.EX2") for i in instructions),
             sum(i.opcode == "LDGSTS" for i in instructions),
             any(i.opcode == "STG" for i in instructions),
         )
@@ -95,6 +99,7 @@ class _State(NamedTuple):
     at: int
     scores: int
     values: int
+    exponentials: int
     fetched: frozenset[int]  # blocks with copies that it came through
 
 
@@ -118,13 +123,13 @@ def _loop(blocks: dict[int, _Block], head: int) -> set[int]:
     return _reached(head, forward) & _reached(head, backward)
 
 
-def _around(blocks: dict[int, _Block], head: int, of_scores: int, of_values: int) -> list[int] | None:
-    """The shortest way from a block back to it on which so many multiply-adds of each kind are done, and most copies.
+def _around(blocks: dict[int, _Block], head: int, of_scores: int, of_values: int, exponentials: int) -> list[int] | None:
+    """The shortest way from a block back to it with so many multiply-adds of each kind and exponentials, and most copies.
 
-    Of P·V there may be some more: kernels add up the rows of P so, too.
+    Of P·V there may be some more: kernels add up the rows of P so, too; and some rescale with an exponential.
     """
     loop = _loop(blocks, head)
-    start = _State(head, 0, 0, frozenset())
+    start = _State(head, 0, 0, 0, frozenset())
     distance, before = {start: 0}, {start: start}
     heap = [(0, 0, start)]
     number = 0  # of a state: lengths may be equal
@@ -135,12 +140,13 @@ def _around(blocks: dict[int, _Block], head: int, of_scores: int, of_values: int
             continue
         block = blocks[state.at]
         scores, values = state.scores + block.scores, state.values + block.values
+        taken = min(state.exponentials + block.exponentials, exponentials)
         if scores > of_scores or values > of_values * 5 // 4 or state.at in state.fetched:
             continue
         fetched = state.fetched | {state.at} if block.copies else state.fetched
         for successor in loop.intersection(block.successors):
-            following = _State(successor, scores, values, fetched)
-            if successor == head and scores == of_scores and values >= of_values:
+            following = _State(successor, scores, values, taken, fetched)
+            if successor == head and scores == of_scores and values >= of_values and taken == exponentials:
                 way = [state]
                 while way[-1] != start:
                     way.append(before[way[-1]])
@@ -175,7 +181,8 @@ def hot_path(code: Code, head_dim: int, rows: int, keys: int = 64) -> tuple[list
     for multiple in (1, 2, 4):
         products = rows * keys * multiple * head_dim
         of_scores, of_values = (products, products) if any(block.scores for block in blocks.values()) else (0, 2 * products)
-        ways = [way for head in heads if (way := _around(blocks, head, of_scores, of_values))]
+        exponentials = rows * keys * multiple // LANES
+        ways = [way for head in heads if (way := _around(blocks, head, of_scores, of_values, exponentials))]
         if ways:
             cost = {
                 tuple(way): (-sum(blocks[at].copies for at in way), sum(len(blocks[at].instructions) for at in way))
