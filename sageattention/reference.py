@@ -29,10 +29,10 @@ class Precision(NamedTuple):
     """How a kernel rounds P and V."""
 
     dtype: torch.dtype | None = None  # of P and V; None: the caller's
-    level: float = 5.0  # what P is at its row's maximum, as a power of two
-    limit: float = 8192.0  # what a thread may add up of a row's P in a chunk of keys; more renews the row's maximum
-    bfloat16_level: float = -32.0  # the same two for bfloat16 where P has the caller's dtype
-    bfloat16_limit: float = 2.0**-24
+    level: float = 2.0  # what P is at its row's maximum, as a power of two
+    limit: float = 65504.0  # what a thread may add up of a row's P in a chunk of keys; more renews the row's maximum
+    bfloat16_level: float = -60.0  # the same two for bfloat16 where P has the caller's dtype
+    bfloat16_limit: float = 2.0**-20
     headroom: tuple[float, float] | None = None  # instead: growth of that maximum, in powers of two, that renews it; bfloat16's
     tile: int | None = None  # keys of a chunk, where it is the same for every head_dim
     bfloat16_sums: bool = False  # the rows' sums are of P as rounded, of bfloat16
@@ -47,15 +47,19 @@ class Twice(NamedTuple):
 
     rest: float = 14.0
     below: float = 2.0**-6
-    jump: float = 8.0
+    jump: float = 10.0
     enough: float = 2.0**24
     largest: float = 2.0**20
+    recent: int = 2
+    quorum: int = 4
+    in_vain: int = 4
+    pardon: int = 32
 
 
-_F8 = Precision(torch.float8_e4m3fn, level=4.0, limit=448.0, largest_v=4.5, twice=True)
+_F8 = Precision(torch.float8_e4m3fn, level=2.0, limit=448.0, largest_v=4.5, twice=True)
 PRECISION = {
     "sm80_qk_int8_pv_f16": Precision(),
-    "sm80_qk_int8_pv_f16_accum_f16": Precision(torch.float16, level=3.0, limit=512.0, largest_v=4.5, sums=torch.float16),
+    "sm80_qk_int8_pv_f16_accum_f16": Precision(torch.float16, level=3.0, limit=2.0**14, largest_v=0.140625, sums=torch.float16),
     "sm89_qk_int8_pv_f8": _F8,
     "sm89_qk_int8_pv_f8_accum_f16": _F8._replace(sums=torch.float16),
     "sm90_qk_int8_pv_f16": Precision(level=0.0, bfloat16_level=-90.0, headroom=(12.0, 80.0), tile=64, bfloat16_sums=True),
@@ -172,8 +176,8 @@ def quantise_v(v: torch.Tensor, precision: Precision, *, smooth_v: bool) -> Valu
     padded = torch.nn.functional.pad(values, (0, 0, 0, -v.shape[2] % BLOCK_N)).unflatten(2, (blocks, BLOCK_N))
     magnitude = padded.abs().amax(dim=3).clamp_min(SMALLEST_V)
     if precision.dtype == torch.float16:  # powers of two, of which nothing is rounded
-        scale = next_power_of_two(magnitude * (1.0 / precision.largest_v))
-        factor, scale = scale.reciprocal(), scale / SCALE_UNIT
+        scale = next_power_of_two(magnitude * (1.0 / (32.0 * precision.largest_v)))  # 32 times that need not be a float32
+        factor, scale = scale.reciprocal() / 32.0, scale / SCALE_UNIT * 32.0
     else:
         factor, scale = precision.largest_v / magnitude, magnitude * (1.0 / precision.largest_v / SCALE_UNIT)
     factor = factor.repeat_interleave(BLOCK_N, 2)[:, :, : v.shape[2]]
@@ -194,10 +198,17 @@ def added_by_thread(p: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.pad(p, (0, -p.shape[-1] % 8)).unflatten(-1, (-1, 4, 2)).sum(dim=(-3, -1))
 
 
-def all_small(p: torch.Tensor) -> torch.Tensor:
-    """Of each 16 keys: whether some thread's four are all below e4m3's normal numbers: [..., keys] → [..., keys / 16] bool."""
+def small_fours(p: torch.Tensor) -> torch.Tensor:
+    """Which threads' fours, of each 16 keys, are all below e4m3's normal numbers: [..., keys] → [..., ceil(keys / 16) * 4] bool."""
     fours = torch.nn.functional.pad(p, (0, -p.shape[-1] % 16)).unflatten(-1, (-1, 2, 4, 2))
-    return (fours.amax(dim=(-3, -1)) < TWICE.below).any(dim=-1)
+    return (fours.amax(dim=(-3, -1)) < TWICE.below).flatten(-2)
+
+
+def rows_of_warp(x: torch.Tensor, warp_m: int) -> torch.Tensor:
+    """For each row, of how many of its warp's rows x holds: [..., rows, 1] bool → the same shape, float32."""
+    rows = x.shape[-2]
+    warps = torch.nn.functional.pad(x.float(), (0, 0, 0, -rows % warp_m)).unflatten(-2, (-1, warp_m))
+    return warps.sum(dim=-2, keepdim=True).expand_as(warps).flatten(-3, -2)[..., :rows, :]
 
 
 def mask_log2(attn_mask: torch.Tensor) -> torch.Tensor:
@@ -214,6 +225,8 @@ class _Rows:
     def __init__(self, q_scale: torch.Tensor, v_head_dim: int) -> None:
         self.q_scale = q_scale
         self.base = torch.full_like(q_scale, NEVER)  # what probabilities are relative to, in log2 units
+        self.last = torch.full_like(q_scale, -1e3)  # block that their warp took in two
+        self.in_vain = torch.zeros_like(q_scale)  # how many of those the next ones made needless, or were for few of its rows
         self.sum = torch.zeros_like(q_scale)
         self.unsmoothed = torch.zeros_like(q_scale)  # of the sum, what fell on keys whose V kept its mean
         self.out = q_scale.new_zeros(*q_scale.shape[:-1], v_head_dim)
@@ -224,6 +237,21 @@ class _Rows:
         self.base = to
         self.sum, self.unsmoothed, self.out = self.sum * factor, self.unsmoothed * factor, self.out * factor
         return factor
+
+    def take_in_two(
+        self, jumped: torch.Tensor, few: torch.Tensor, returned: torch.Tensor, block: int, warp_m: int
+    ) -> torch.Tensor:
+        """Rows of which another pass over the block takes what rounding left. Keeps account for the warps."""
+        quorum = rows_of_warp(torch.ones_like(few), warp_m) / TWICE.quorum
+        self.in_vain = self.in_vain + (rows_of_warp(returned, warp_m) >= quorum).float()
+        many = rows_of_warp(jumped | few, warp_m) >= quorum
+        credit = self.in_vain < TWICE.in_vain + block // TWICE.pardon
+        in_two = (jumped & (many | credit)) | (few & many & credit)
+        in_two &= (self.sum <= TWICE.enough) & (self.base.abs() <= TWICE.largest)
+        some = rows_of_warp(in_two, warp_m) > 0
+        self.in_vain = self.in_vain + (some & ~many).float()
+        self.last = torch.where(some, float(block), self.last)
+        return in_two
 
 
 def attention(
@@ -312,7 +340,8 @@ def attention(
     for first_key in range(0, kv_len, gather):
         gathered = queries.new_zeros(*queries.shape[:-1], 0)
         block = first_key // BLOCK_N
-        in_two = torch.zeros_like(rows.base, dtype=torch.bool)  # rows of which another pass takes what rounding left
+        jumped, few, returned = torch.zeros(3, *rows.base.shape, dtype=torch.bool)
+        recent = block - rows.last <= TWICE.recent
         for start in range(first_key, min(first_key + gather, kv_len), chunk):
             keys = slice(start, min(start + chunk, kv_len))
             scores = log_scores(keys)
@@ -327,21 +356,24 @@ def attention(
                     rows.base, largest = ((x + level) * excess - level for x in (rows.base, largest))
             base = torch.where(grown, largest, rows.base)
             first = grown & (rows.base == NEVER)  # base of the row: that is no jump
-            jumped = (base >= rows.base + TWICE.jump) & ~first
+            rise = base - rows.base
             gathered = gathered * rows.move_base(base)
             p = torch.exp2(scores - rows.base)
             if precision.twice:
                 small = ((p < TWICE.below) & (scores > -math.inf)).any(dim=-1, keepdim=True)
-                groups = all_small(p.to(dtype).float())
-                few = groups.any(dim=-1, keepdim=True) & (grown | (block == 0))
-                if block & (block - 1) == 0 and start == first_key:
-                    few |= groups[..., :1]
-                in_two |= small & (jumped | few) & (rows.sum <= TWICE.enough) & (rows.base.abs() <= TWICE.largest)
+                fours = small_fours(torch.nn.functional.pad(p, (0, chunk - p.shape[-1])).to(dtype).float())
+                look = grown | (block & (block - 1) == 0)
+                jumped |= small & torch.where(
+                    first, fours.any(dim=-1, keepdim=True), grown & (rise >= TWICE.jump + TWICE.rest * recent)
+                )
+                few |= small & look & (2 * fours.sum(dim=-1, keepdim=True) >= fours.shape[-1])
+                returned |= grown & recent
             added = p.to(q.dtype).float() if bfloat16 and precision.bfloat16_sums else p
             rows.sum = rows.sum + added.sum(dim=-1, keepdim=True)
             unsmoothed = (added * ~values.smoothed[..., None, keys]).sum(dim=-1, keepdim=True)
             rows.unsmoothed = rows.unsmoothed + unsmoothed
             gathered = torch.cat([gathered, p], dim=-1).to(dtype).float()
+        in_two = rows.take_in_two(jumped, few, returned, block, 32 if head_dim <= 128 else 16)
         if not in_two.any():
             accumulate(gathered, first_key)
             continue

@@ -6,7 +6,7 @@ Each check takes a kernel and a device: on CPU tensors it holds the reference to
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -49,21 +49,56 @@ def attend(
     return out
 
 
-def sink(tokens: int, mass: float, *, place: int = 0, width: int = 1, v_offset: float = 0.0, queries: int = 48) -> Inputs:
-    """Some keys that all queries like so much that they take `mass` of each row, and whose values are zero.
+def sink(
+    tokens: int,
+    mass: float,
+    *,
+    seats: Sequence[int] = (0,),
+    likes: int = 1,
+    spread: float = 1.0,
+    v_offset: float = 0.0,
+    queries: int = 48,
+) -> Inputs:
+    """Some keys, `seats`, that one in `likes` queries likes so much that they take `mass` of its row, and whose values are zero.
 
-    Most language models have one, their first token; picture models have registers.
+    Most language models have one, their first token, and some others at full stops; picture models have registers. The other keys'
+    scores have a standard deviation of `spread` squared.
     """
-    q, k, v = randn(1, 1, queries, 128), randn(1, 1, tokens, 128, seed=1), randn(1, 1, tokens, 128, seed=2)
+    q, k = spread * randn(1, 1, queries, 128), spread * randn(1, 1, tokens, 128, seed=1)
+    v = randn(1, 1, tokens, 128, seed=2) + v_offset * randn(128, seed=4)
     liked = torch.nn.functional.normalize(randn(128, seed=3), dim=0)
-    q = q - (q @ liked)[..., None] * liked + 8 * liked
+    q = q - (q @ liked)[..., None] * liked
     k = k - (k @ liked)[..., None] * liked
-    seats = slice(place, place + width)
     rest = torch.logsumexp((q @ k.transpose(-1, -2) * 128**-0.5), dim=-1).mean()
-    k[:, :, seats] = (rest + math.log(mass / (1 - mass) / width)) / (8 * 128**-0.5) * liked
-    v = v + v_offset * randn(128, seed=4)
-    v[:, :, seats] = 0.0
+    q[:, :, ::likes] += 8 * liked
+    k[:, :, list(seats)] = (rest + math.log(mass / (1 - mass) / len(seats))) / (8 * 128**-0.5) * liked
+    v[:, :, list(seats)] = 0.0
     return Inputs(q, k, v)
+
+
+# Where sinks are, and how far apart the other scores: after one block of keys was looked through twice others are to be.
+SINKS = [
+    ((0, 300, 600, 900, 1200, 2000, 3000), 1, 1.0),
+    ((60, 70), 1, 1.0),
+    ((2600, 2630), 1, 1.0),
+    ((3, 70, 500, 2100), 1, 1.0),
+    ((0,), 1, 1.4),
+    ((1000,), 1, 1.4),
+    ((1000,), 8, 1.0),
+    ((1000,), 8, 1.4),
+]
+
+
+def check_sinks(kernel: str, device: str, seats: Sequence[int], likes: int, spread: float) -> None:
+    """Whatever is among them is seen."""
+    inputs = sink(4096, 0.9, seats=seats, likes=likes, spread=spread, queries=64).to(device, torch.bfloat16)
+    assert error(kernel, inputs, smooth_v=False) <= (0.048 if "f8" in kernel else 0.032)
+
+
+def check_far_apart(kernel: str, device: str, spread: float, head_dim: int) -> None:
+    """Q and K so many times `randn`: a row's maximum keeps rising while its keys are read."""
+    q, k, v = (randn(1, 1, tokens, head_dim, seed=tokens + i) for i, tokens in enumerate((128, 4096, 4096)))
+    assert error(kernel, Inputs(spread * q, spread * k, v).to(device, torch.bfloat16)) <= (0.045 if "f8" in kernel else 0.032)
 
 
 def rotated(x: torch.Tensor, *axes: torch.Tensor) -> torch.Tensor:

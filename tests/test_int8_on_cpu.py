@@ -134,7 +134,7 @@ def test_sinks(kernel: str, mass: float) -> None:
 @pytest.mark.usefixtures("as_operators")
 def test_sinks_of_many_keys(kernel: str) -> None:
     """Between keys that take nearly all of a row lie some that take little: to be seen in whichever lanes they are."""
-    sink = model_inputs.sink(2048, 0.99, place=5, width=40, queries=32).to("cpu", torch.bfloat16)
+    sink = model_inputs.sink(2048, 0.99, seats=range(5, 45), queries=32).to("cpu", torch.bfloat16)
     plain, smoothed = (model_inputs.error(kernel, sink, smooth_v=smooth) for smooth in (False, True))
     assert smoothed <= 1.02 * plain
 
@@ -146,24 +146,30 @@ def test_huge_values(kernel: str) -> None:
 
 
 def coarse(unit: float, times: float, head_dim: int) -> Case:
-    """Rows whose scores are some hundreds of units of `unit` log2 units or less, in turn with rows whose scores are not coarse. The second 64 keys
-    are `times` as large as the others, but for four, which are the least of all. V is 1."""
-    size = math.sqrt(unit * 127**2 / (head_dim**-0.5 * math.log2(math.e)))
+    """Rows whose scores are some hundreds of units of `unit` log2 units or less, in turn with rows whose scores are not coarse. Of the second 64
+    keys the first 16 are the least of all, and the others `times` as large as the rest; the last 32 are to the rows that are not coarse
+    as an attention sink. V is 1."""
+    scale = head_dim**-0.5 * math.log2(math.e)
+    size = math.sqrt(unit * 127**2 / scale)
     q, k = torch.full((2, head_dim), size / 127)
     q[0] = k[1] = size  # in different channels, so that scores are small integers
+    q[2] = 0.0
     rows = torch.linspace(0.5, 1.0, 64)[:, None] * q
     keys = k.repeat(192, 1)
     keys[64:128] *= times
-    keys[[64, 65, 72, 73]] *= -1
+    keys[64:80] *= -1
+    keys[96:128, 2] = size
     dtype = TYPES[head_dim]
-    q = torch.stack([rows, rows * (0.01 / size)], dim=1).flatten(0, 1)
+    others = rows * (0.01 / size)
+    others[:, 2] = 14 / (size * scale)
+    q = torch.stack([rows, others], dim=1).flatten(0, 1)
     tensors = (q, keys, torch.ones(192, head_dim))
     return Case(*(x[None, None].to(dtype) for x in tensors), smooth_k=False, smooth_v=False)
 
 
-def check_weights(kernels: Kernels, kernel: str, head_dim: int) -> None:
+def check_weights(kernels: Kernels, kernel: str, *head_dims: int) -> None:
     """What goes into a row's sum is what meets V."""
-    for unit, times in itertools.product([0.25, 1.0, 8.0, 64.0, 512.0], [1.0, 1.01]):
+    for head_dim, unit, times in itertools.product(head_dims, [0.25, 1.0, 8.0, 64.0, 512.0], [1.0, 1.01]):
         out, _ = coarse(unit, times, head_dim).run(kernels, kernel)
         assert (out - 1).abs().max() <= 0.07, f"{unit} {times}: {out.min()} to {out.max()}"
 
@@ -226,13 +232,16 @@ def test_faults_are_seen(name: str, ada: Kernels, faulty: Kernels) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "other"),
-    [("coarsest<Config>(block) > Config::kCoarsest", "false"), (" && block.scale[row] <= Config::kCoarsest", "")],
+    ("file", "text", "other"),
+    [
+        ("twice.cuh", "coarsest<Config>(block) > Config::kCoarsest", "false"),
+        ("softmax.cuh", " || !(scale <= Config::kCoarsest)", ""),
+    ],
 )
-def test_haste_with_coarse_scores_is_seen(text: str, other: str, faulty: Kernels) -> None:
-    faulty.change("attention/mma_sync/softmax.cuh", text, other)
+def test_haste_with_coarse_scores_is_seen(file: str, text: str, other: str, faulty: Kernels) -> None:
+    faulty.change(f"attention/mma_sync/{file}", text, other)
     with pytest.raises(AssertionError, match="to"):
-        check_weights(faulty, F8[0], 128)
+        check_weights(faulty, F8[0], *TYPES)
 
 
 def test_attention_waits_for_k_though_v_does_not_need_it(folder: Path, tmp_path: Path) -> None:

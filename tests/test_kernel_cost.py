@@ -41,8 +41,8 @@ BUDGET = {
     "sm80_qk_f16_pv_f16_split_kv": (30, 1470),
     "sm80_qk_int8_pv_f16": (30, 3126),
     "sm80_qk_int8_pv_f16_accum_f16": (12, 1595),
-    "sm89_qk_int8_pv_f8": (12, 1842),
-    "sm89_qk_int8_pv_f8_accum_f16": (12, 1861),
+    "sm89_qk_int8_pv_f8": (12, 2118),
+    "sm89_qk_int8_pv_f8_accum_f16": (12, 2138),
     "sm90_qk_int8_pv_f16": (6, 557),
     "sm90_qk_int8_pv_f16_masked": (6, 661),
 }

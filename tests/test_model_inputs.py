@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import model_inputs
 import pytest
 import torch
 from accuracy import TOLERANCES
 from model_inputs import Inputs
+
+from sageattention import reference
 
 DTYPES = [torch.float16, torch.bfloat16]
 kernels = pytest.mark.parametrize("kernel", TOLERANCES)
@@ -22,11 +25,42 @@ kernels = pytest.mark.parametrize("kernel", TOLERANCES)
 def test_sinks(kernel: str, tokens: int, mass: float, place: int, width: int, v_offset: float) -> None:
     if tokens > 4096 and (place or v_offset):
         pytest.skip("takes long; a GPU's test has it")
-    inputs = model_inputs.sink(tokens, mass, place=place, width=width, v_offset=v_offset).to("cpu", torch.bfloat16)
+    inputs = model_inputs.sink(tokens, mass, seats=range(place, place + width), v_offset=v_offset).to("cpu", torch.bfloat16)
     plain, smoothed = (model_inputs.error(kernel, inputs, smooth_v=smooth) for smooth in (False, True))
     limit = 0.045 if "f8" in kernel else 0.03
     assert plain <= limit
     assert smoothed <= min(limit, 1.2 * plain + 2e-4)
+
+
+@kernels
+@pytest.mark.parametrize(("seats", "likes", "spread"), model_inputs.SINKS)
+def test_several_sinks(kernel: str, seats: tuple[int, ...], likes: int, spread: float) -> None:
+    model_inputs.check_sinks(kernel, "cpu", seats, likes, spread)
+
+
+@kernels
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("spread", [1.4, 2.0, 2.8])
+def test_scores_far_apart(kernel: str, spread: float, head_dim: int) -> None:
+    model_inputs.check_far_apart(kernel, "cpu", spread, head_dim)
+
+
+@pytest.mark.parametrize(("spread", "most"), [(1.0, 0.0), (1.4, 0.05), (2.0, 0.15), (2.8, 0.15), (4.0, 0.15)])
+def test_scores_far_apart_are_seldom_gone_through_twice(spread: float, most: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a warp: where one of its rows takes a block in two the warp does, and others wait for it."""
+    shares = []
+    take_in_two = reference._Rows.take_in_two
+
+    def count(self: reference._Rows, *arguments: Any) -> torch.Tensor:
+        in_two: torch.Tensor = take_in_two(self, *arguments)
+        shares.append((reference.rows_of_warp(in_two, 32) > 0).float().mean())
+        return in_two
+
+    monkeypatch.setattr(reference._Rows, "take_in_two", count)
+    q, k, v = (model_inputs.randn(1, 1, tokens, 128, seed=tokens + i) for i, tokens in enumerate((256, 4096, 4096)))
+    model_inputs.attend("sm89_qk_int8_pv_f8", Inputs(spread * q, spread * k, v).to("cpu", torch.bfloat16))
+    assert torch.stack(shares).mean() <= most
+    assert len(shares) == 64
 
 
 @pytest.mark.parametrize("kernel", [name for name in TOLERANCES if name.endswith("_accum_f16")])

@@ -25,11 +25,24 @@ DTYPES = [torch.float16, torch.bfloat16]
 @pytest.mark.parametrize("tokens", [4096, 16384])
 @pytest.mark.parametrize("mass", [0.5, 0.9, 0.99])
 def test_sinks(kernel: str, mass: float, tokens: int, place: int, width: int, v_offset: float, dtype: torch.dtype) -> None:
-    inputs = model_inputs.sink(tokens, mass, place=place, width=width, v_offset=v_offset, queries=300).to("cuda", dtype)
+    inputs = model_inputs.sink(tokens, mass, seats=range(place, place + width), v_offset=v_offset, queries=300).to(
+        "cuda", dtype
+    )
     plain, smoothed = (model_inputs.error(kernel, inputs, smooth_v=smooth) for smooth in (False, True))
     limit = 0.045 if "f8" in kernel else 0.03
     assert plain <= limit
     assert smoothed <= min(limit, 1.2 * plain + 2e-4)
+
+
+@pytest.mark.parametrize(("seats", "likes", "spread"), model_inputs.SINKS)
+def test_several_sinks(kernel: str, seats: tuple[int, ...], likes: int, spread: float) -> None:
+    model_inputs.check_sinks(kernel, "cuda", seats, likes, spread)
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("spread", [1.4, 2.0, 2.8])
+def test_scores_far_apart(kernel: str, spread: float, head_dim: int) -> None:
+    model_inputs.check_far_apart(kernel, "cuda", spread, head_dim)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -148,10 +148,13 @@ __device__ __forceinline__ void quantise_v(const typename Config::Params& p, con
       for (int i = 0; i < 8; ++i) {
         float factor;
         if constexpr (Config::kScaleSize == 1) {
-          // The next power of two, as its exponent's bits; of infinity 255, of NaN 256.
-          const uint32_t exponent = (__float_as_uint(magnitude[i] * (1.0f / Config::kLargest)) + 0x7fffffu) >> 23;
-          if (writes) scales[part.channel + i] = exponent < 255 ? exponent - Config::kUnitExponent : 255;
-          factor = exponent < 255 ? __uint_as_float((254 - exponent) << 23) : __uint_as_float(0x7fffffffu);
+          // The next power of two, as its exponent's bits; of infinity 255, of NaN 256. First 2^kMore too small: the scale itself need not
+          // be a float32.
+          constexpr int kMore = 5;
+          constexpr float kTimes = 1 << kMore;
+          const uint32_t exponent = (__float_as_uint(magnitude[i] * (1.0f / (Config::kLargest * kTimes))) + 0x7fffffu) >> 23;
+          if (writes) scales[part.channel + i] = exponent < 255 ? exponent + kMore - Config::kUnitExponent : 255;
+          factor = exponent < 255 ? __uint_as_float((254 - exponent) << 23) * (1.0f / kTimes) : __uint_as_float(0x7fffffffu);
         } else {
           if (writes) reinterpret_cast<float*>(scales)[part.channel + i] = magnitude[i] * (1.0f / Config::kLargest / Config::kScaleUnit);
           factor = ptx::divide(Config::kLargest, magnitude[i]);

@@ -9,6 +9,8 @@ namespace sage {
 struct QuantVF16 : QuantV {
   SAGE_HOST_DEVICE static constexpr int block_bytes(int head_dim) { return kBlockN * head_dim * 2; }
   static constexpr int kScaleSize = 1;  // powers of two round nothing
+  // |V| becomes at most this: mma_sync/config.cuh says why.
+  static constexpr float kLargest = 0.140625f;
 };
 
 }  // namespace sage

@@ -9,6 +9,7 @@ namespace sage {
 struct QuantVF8 : QuantV {
   SAGE_HOST_DEVICE static constexpr int block_bytes(int head_dim) { return kBlockN * head_dim; }
   static constexpr int kScaleSize = 4;
+  static constexpr float kLargest = 4.5f;  // what |V| becomes at most: mma_sync/config.cuh says why
 };
 
 }  // namespace sage

@@ -58,6 +58,8 @@ __device__ __forceinline__ void attend(const AttentionParams& p) {
     }
   }
 
+  if constexpr (Config::kTwice) notes_of_lane<Config>(shared) = Notes::at_start(Config::kRows);
+
   // Where in a stage this lane's ldmatrix rows of K start: matrices are (keys 0-7, 8-15) x (channels 0-15, 16-31).
   const uint32_t k_lane = swizzled<Config::kKRowBytes>(lane / 16 * 8 + lane % 8, lane / 8 % 2);
   const uint32_t v_lane = v_offset<Config>(lane);
@@ -72,16 +74,14 @@ __device__ __forceinline__ void attend(const AttentionParams& p) {
     ptx::cp_async_wait<0>();
     __syncthreads();  // this stage has arrived for all warps, and all have left the other one
     KeyBlock<Config> keys;
+    keys.index = block;
     keys.hidden = hidden_of(p, tile, block);
     keys.unsmoothed = Config::kUnsmoothedBytes > 0 && ptx::load_shared_float(v_scales<Config>(shared, stage) + Config::kUnsmoothedFlag) != 0.0f;
-    keys.look = (block & (block - 1)) == 0;
-    keys.look_in_all = block == 0;
     const float k_scale = ptx::load_shared_float(k_scales<Config>(shared, stage) + lane % 4 * 4);
 #pragma unroll
     for (int row = 0; row < Config::kRows; ++row) keys.scale[row] = k_scale * ptx::load_shared_float(q_scale + row * 32);
     const int next = visible_block(p, tile, block + 1);
     if (next < tile.blocks) load<Config>(p, tile, next, shared, other_stage<Config>(shared, stage));
-    if (block == 0 && keys.hidden == Hidden::kNothing) find_bases<Config>(q, stage + k_lane, keys, state);
 #pragma unroll 1
     do {
 #pragma unroll 1

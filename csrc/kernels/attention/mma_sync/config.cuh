@@ -7,6 +7,8 @@
 
 #include "kernels/attention/mma_sync/layout.h"
 #include "kernels/quant/quant_k_int8.h"
+#include "kernels/quant/quant_v_f16.h"
+#include "kernels/quant/quant_v_f8.h"
 
 namespace sage {
 
@@ -68,8 +70,10 @@ struct MmaSyncConfig : Kernel {
   static constexpr int kQScaleOffset = kTileOffset + Kernel::kTileBytes;
   static constexpr int kKScaleOffset = kQScaleOffset + Kernel::kQScaleBytes;
   static constexpr int kUnsmoothedOffset = kKScaleOffset + Kernel::kStages * Kernel::kKScaleBytes;
+  static constexpr int kNotesOffset = kUnsmoothedOffset + Kernel::kUnsmoothedBytes;
+  static constexpr int kNotesBytes = Kernel::notes_bytes(kHeadDim);
   // What quant_v says of V: scales, and whether its mean was left where others' is not.
-  static constexpr int kVScaleOffset = kUnsmoothedOffset + Kernel::kUnsmoothedBytes;
+  static constexpr int kVScaleOffset = kNotesOffset + kNotesBytes;
   static constexpr int kVScaleBytes = Kernel::scale_bytes(kHeadDim);
   static constexpr int kUnsmoothedFlag = kHeadDim * 4;  // behind the scales
   static_assert(kVScaleOffset + Kernel::kStages * kVScaleBytes == Kernel::shared_bytes(kHeadDim));
@@ -84,30 +88,39 @@ struct MmaSyncConfig : Kernel {
 
   // Probabilities are kept relative to a maximum of the row that is renewed only when a thread adds up more than kLimit of them in a
   // chunk; the final division makes the result exact whatever it was. At that maximum they are 2^kLevel:
-  //   fp16   2^5; the limit is 2^8 above. As many as 2^19 below are not yet subnormal
-  //   bf16   2^-32: sums over all keys of products with the largest numbers of its range are numbers
-  //   FP16, V scaled   2^3. The 64 keys of a sum, of four chunks or fewer, lie with four threads: with |V| <= 4.5 it is at most
-  //          4 * 4 * 512 * 4.5 = 36864
-  //   e4m3   2^4; 448 is the largest number, and this as far from the subnormal ones as that allows. The 64 keys of a sum, of four
-  //          chunks or fewer, lie with four threads, and rounding adds a sixteenth: at most 4 * 4 * 448 * 17/16 * 4.5 = 34272
+  //   fp16   2^2; the limit is fp16's largest. As many as 2^16 below are not yet subnormal
+  //   bf16   2^-60, the limit 2^40 above: sums over all keys of products with the largest numbers of its range are numbers
+  //   FP16, V scaled   2^3. The 64 keys of a sum, of four chunks or fewer, lie with four threads: with |V| <= 4.5 / 32 it is at most
+  //          4 * 4 * 2^14 * 4.5 / 32 = 36864
+  //   e4m3   2^2; 448 is the largest number, and as many as 2^8 below are not yet subnormal. The 64 keys of a sum, of four chunks or
+  //          fewer, lie with four threads, and rounding adds a sixteenth: at most 4 * 4 * 448 * 17/16 * 4.5 = 34272
   // A power of two, which rounding leaves as it is: a row's largest probability matters most.
   static constexpr bool kHalfRange = cuda::std::is_same_v<Element, __half>;
-  static constexpr float kLevel = kValues == Values::kE4m3 ? 4.0f : kScaled ? 3.0f : kHalfRange ? 5.0f : -32.0f;
-  static constexpr float kLimit = kValues == Values::kE4m3 ? 448.0f : kScaled ? 512.0f : kHalfRange ? 8192.0f : 0x1p-24f;
-  static_assert(!kScaled || kChunks * 4 * kLimit * (kValues == Values::kE4m3 ? 1.0625f : 1.0f) * QuantV::kLargest < 65504.0f);
+  static constexpr float kLevel = kValues == Values::kE4m3 ? 2.0f : kScaled ? 3.0f : kHalfRange ? 2.0f : -60.0f;
+  static constexpr float kLimit = kValues == Values::kE4m3 ? 448.0f : kScaled ? 0x1p14f : kHalfRange ? 65504.0f : 0x1p-20f;
+  static constexpr float kLargestV = kValues == Values::kE4m3 ? QuantVF8::kLargest : QuantVF16::kLargest;
+  static_assert(!kScaled || kChunks * 4 * kLimit * (kValues == Values::kE4m3 ? 1.0625f : 1.0f) * kLargestV < 65504.0f);
   // Stands for -infinity where differences are taken: below any score, and its powers of two are 0.
   static constexpr float kNever = -1e30f;
 
   // e4m3 has 14 powers of two between its largest number and the first subnormal one. A key that outweighs the others of its block by
   // more, as an attention sink does, leaves them rounded to little or nothing, and where its value is small they were what counted.
-  // So such rows are taken in two: then what rounding left of probabilities below kRestBelow, 2^kRest times finer. Where to look: where
-  // the maximum has risen by kJump powers of two; where all four keys that a thread has of 16 are below, and it has risen at all, or in
-  // the first blocks and then ever more rarely. Beside sums of more than kEnough such keys count for nothing, and float32 cannot lower a base beyond kLargestBase by
-  // kRest.
+  // So such rows are taken in two: then what rounding left of probabilities below kRestBelow, 2^kRest times finer. Which rows: those
+  // whose maximum has risen by kJump powers of two, and of which a key is below; and those whose first maximum left four keys of a thread
+  // below. Less will do where one warp's rows agree, as a sink makes them: if of one in kQuorum, whose maximum has risen or in
+  // blocks 1, 2, 4, 8, ..., half of the fours of a chunk are below.
+  // Where scores are merely far apart all that would come back in every block: taken in two, a row has a base 2^kRest lower, and the next
+  // block raises it. So within kRecent blocks that is no jump; and where it befalls one row in kQuorum, the first block was taken in two
+  // in vain. That, and taking in two fewer rows than one in kQuorum, may happen kInVain times, and once more in kPardon blocks. Beside
+  // sums of more than kEnough small keys count for nothing, and float32 cannot lower a base beyond kLargestBase by kRest.
   static constexpr bool kTwice = kValues == Values::kE4m3;
   static constexpr float kRest = 14.0f;
   static constexpr float kRestBelow = 0x1p-6f;
-  static constexpr float kJump = 8.0f;
+  static constexpr float kJump = 10.0f;
+  static constexpr int kQuorum = 4;
+  static constexpr int kRecent = 2;
+  static constexpr int kInVain = 4;
+  static constexpr int kPardon = 32;
   static constexpr float kEnough = 0x1p24f;
   static constexpr float kLargestBase = 0x1p20f;
 };

@@ -21,17 +21,20 @@ struct MmaSyncBlocks {
   using Params = AttentionParams;
 };
 
-// What the formats of V differ in: bytes of a number, of a scale (0: there is none), and of what each lane keeps of its rows' sums
-// beside its registers. Scales lie behind all stages: at head_dim 256 there are no bytes to waste in 99 KiB.
-template <int ValueBytes, int ScaleSize, bool Smoothed>
+// What the formats of V differ in: bytes of a number and of a scale (0: there is none), and whether it is in e4m3, smoothed and its rows taken in
+// two, of which each lane keeps something beside its registers. Scales lie behind all stages: at head_dim 256 there are no bytes to waste
+// in 99 KiB.
+template <int ValueBytes, int ScaleSize, bool E4m3>
 struct MmaSyncLayout : MmaSyncBlocks {
   static constexpr int kValueBytes = ValueBytes;
   static constexpr int kVScaleSize = ScaleSize;
   static constexpr int scale_bytes(int head_dim) { return ScaleSize > 0 ? QuantV::scale_bytes(ScaleSize, head_dim) : 0; }
   static constexpr int stage_bytes(int head_dim) { return kBlockN * head_dim * (1 + ValueBytes); }
-  static constexpr int kUnsmoothedBytes = Smoothed ? kBlockM * 4 * 4 : 0;  // four lanes a row
+  static constexpr int kUnsmoothedBytes = E4m3 ? kBlockM * 4 * 4 : 0;  // four lanes a row
+  static constexpr int notes_bytes(int head_dim) { return E4m3 ? threads(head_dim) * 16 : 0; }
   static constexpr int shared_bytes(int head_dim) {
-    return kStages * (stage_bytes(head_dim) + kKScaleBytes + scale_bytes(head_dim)) + kTileBytes + kQScaleBytes + kUnsmoothedBytes;
+    return kStages * (stage_bytes(head_dim) + kKScaleBytes + scale_bytes(head_dim)) + kTileBytes + kQScaleBytes + kUnsmoothedBytes +
+           notes_bytes(head_dim);
   }
 };
 
