@@ -332,6 +332,13 @@ FAULTS = {
         "many pairs",
         "registers that a product will write",
     ),
+    "warpgroup": (
+        "attend.cuh",
+        "ptx::wgmma_s8_s8(scores, q[step], k_step, step > 0);",
+        "ptx::wgmma_s8_s8(scores, q[step], k_step, step > 0 && warp % 4 < 2);",
+        "many pairs",
+        "than other warps of the warpgroup have started",
+    ),
     "sum": (
         "attend.cuh",
         "if constexpr (Config::kHalfRange) lower_probabilities(q_bound, scores, sums, rows, out, finish_pv);",

@@ -51,6 +51,7 @@ inline float4 make_float4(double x, double y, double z, double w) { return {floa
 namespace gpu {
 
 constexpr int kLanes = 32;
+constexpr int kWarpgroup = 4 * kLanes;
 constexpr size_t kStackBytes = 1 << 18;
 
 struct Index { unsigned x; };
@@ -83,6 +84,15 @@ struct Mbarrier {
   races::Order order = races::order();
 };
 
+// What a product of a warpgroup is for each of its warps.
+struct Started {
+  void (*multiply)(int warp, size_t product);
+  uint64_t descriptors[2];
+  bool accumulate;
+
+  bool operator==(const Started&) const = default;
+};
+
 struct Block {
   Index index, size;
   unsigned rank;  // in its cluster
@@ -93,6 +103,7 @@ struct Block {
   Gate named[16];
   int free_registers;
   std::map<uint32_t, Mbarrier> mbarriers;  // by address
+  std::map<int, std::vector<Started>> products;  // of a warpgroup, by its number
 };
 
 // 16 bytes on their way to shared memory.
@@ -134,6 +145,7 @@ struct Fiber {
   std::vector<std::vector<Product>> products;  // the same
   std::vector<Accumulator> accumulators;
   bool fenced;  // registers, for products that follow
+  size_t products_started;  // by a warp, in its first lane
 
   bool can_go_on() const { return !done && (waits_for == nullptr || *waits_for != was); }
 };
@@ -430,12 +442,17 @@ inline const char* launch(void (*entry)(const void*), const void* argument, int 
       fiber.copies.assign(1, {});
       fiber.products.assign(1, {});
       fiber.accumulators.clear();
+      fiber.products_started = 0;
       getcontext(&fiber.first);
       fiber.first.uc_stack.ss_sp = fiber.stack.get();
       fiber.first.uc_stack.ss_size = kStackBytes;
       makecontext(&fiber.first, start, 0);
     }
     run_cluster();
+    for (size_t i = 0; i < fibers.size() && failure.empty(); i += kLanes) {
+      const Fiber& lane = fibers[i];
+      if (lane.products_started != lane.block->products[lane.index.x / kWarpgroup].size()) failure = "fewer products than other warps of the warpgroup have started";
+    }
     if (!failure.empty()) return failure.c_str();
   }
   return nullptr;

@@ -48,6 +48,13 @@ inline Accumulator& accumulator_of(Fiber& fiber, const uint32_t* d) {
 inline void start_product(const Product& product, size_t count) {
   Fiber& fiber = *current;
   if (!fiber.fenced) fail("product of registers without a fence since they may have been written");
+  if (fiber.index.x % kLanes == 0) {  // for its warp: all four of a warpgroup start the same, though not at the same time
+    auto& started = fiber.block->products[fiber.index.x / kWarpgroup];
+    const Started mine{product.multiply, {product.descriptors[0], product.descriptors[1]}, product.accumulate};
+    const size_t index = fiber.products_started++;
+    if (index == started.size()) started.push_back(mine);
+    else if (!(started[index] == mine)) fail("another product than other warps of the warpgroup have started");
+  }
   auto& all = fiber.accumulators;
   if (std::none_of(all.begin(), all.end(), [&](const Accumulator& some) { return some.d == product.d; })) {
     all.push_back({product.d, std::vector<uint32_t>(product.d, product.d + count), 0});
