@@ -176,8 +176,9 @@ def quantise_v(v: torch.Tensor, precision: Precision, *, smooth_v: bool) -> Valu
     padded = torch.nn.functional.pad(values, (0, 0, 0, -v.shape[2] % BLOCK_N)).unflatten(2, (blocks, BLOCK_N))
     magnitude = padded.abs().amax(dim=3).clamp_min(SMALLEST_V)
     if precision.dtype == torch.float16:  # powers of two, of which nothing is rounded
-        scale = next_power_of_two(magnitude * (1.0 / (32.0 * precision.largest_v)))  # 32 times that need not be a float32
-        factor, scale = scale.reciprocal() / 32.0, scale / SCALE_UNIT * 32.0
+        more = 32.0  # times as large the scale itself need not be a float32
+        scale = next_power_of_two(magnitude * (1.0 / (more * precision.largest_v)))
+        factor, scale = scale.reciprocal() / more, scale / SCALE_UNIT * more
     else:
         factor, scale = precision.largest_v / magnitude, magnitude * (1.0 / precision.largest_v / SCALE_UNIT)
     factor = factor.repeat_interleave(BLOCK_N, 2)[:, :, : v.shape[2]]
@@ -198,9 +199,9 @@ def added_by_thread(p: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.pad(p, (0, -p.shape[-1] % 8)).unflatten(-1, (-1, 4, 2)).sum(dim=(-3, -1))
 
 
-def small_fours(p: torch.Tensor) -> torch.Tensor:
-    """Which threads' fours, of each 16 keys, are all below e4m3's normal numbers: [..., keys] → [..., ceil(keys / 16) * 4] bool."""
-    fours = torch.nn.functional.pad(p, (0, -p.shape[-1] % 16)).unflatten(-1, (-1, 2, 4, 2))
+def small_fours(p: torch.Tensor, chunk: int) -> torch.Tensor:
+    """Which threads' fours, of each 16 of a chunk's keys, are all below e4m3's normal numbers: [..., keys] → [..., chunk / 4] bool."""
+    fours = torch.nn.functional.pad(p, (0, chunk - p.shape[-1])).unflatten(-1, (-1, 2, 4, 2))
     return (fours.amax(dim=(-3, -1)) < TWICE.below).flatten(-2)
 
 
@@ -361,7 +362,7 @@ def attention(
             p = torch.exp2(scores - rows.base)
             if precision.twice:
                 small = ((p < TWICE.below) & (scores > -math.inf)).any(dim=-1, keepdim=True)
-                fours = small_fours(torch.nn.functional.pad(p, (0, chunk - p.shape[-1])).to(dtype).float())
+                fours = small_fours(p.to(dtype).float(), chunk)
                 look = grown | (block & (block - 1) == 0)
                 jumped |= small & torch.where(
                     first, fours.any(dim=-1, keepdim=True), grown & (rise >= TWICE.jump + TWICE.rest * recent)
@@ -373,8 +374,8 @@ def attention(
             unsmoothed = (added * ~values.smoothed[..., None, keys]).sum(dim=-1, keepdim=True)
             rows.unsmoothed = rows.unsmoothed + unsmoothed
             gathered = torch.cat([gathered, p], dim=-1).to(dtype).float()
-        in_two = rows.take_in_two(jumped, few, returned, block, 32 if head_dim <= 128 else 16)
-        if not in_two.any():
+        in_two = rows.take_in_two(jumped, few, returned, block, 32 if head_dim <= 128 else 16) if precision.twice else None
+        if in_two is None or not in_two.any():
             accumulate(gathered, first_key)
             continue
         scores = log_scores(slice(first_key, keys.stop))

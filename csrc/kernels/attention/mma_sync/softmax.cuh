@@ -93,8 +93,8 @@ __device__ __forceinline__ void exponentiate_with_care(const AttentionParams& p,
   }
 }
 
-// The largest scores of the M-th 16 rows in a chunk of which nothing is to be hidden: sooner than with care. `fits`: a score is a number, not
-// large, and not so coarse that kMagic times its scale is rounded by more than a little, and no probability might be left of the row.
+// The largest scores of the M-th 16 rows in a chunk of which nothing is to be hidden: sooner than with care. `fits`: a number, not large, of a
+// scale not so coarse that kMagic times it is rounded by more than a little: no probability might be left of the row.
 template <typename Config, int M>
 __device__ __forceinline__ void find_largest(const Queries<Config>& q, uint32_t k_lane, const KeyBlock<Config>& block, float (&largest)[2],
                                              bool (&fits)[2]) {
