@@ -160,12 +160,14 @@ EXPECTED = {
     "sm90_qk_int8_pv_f16_masked": WGMMA._replace(others=(*WGMMA.others, "LDSM.16.M88.4")),
 }
 
-# Where registers are short on 9.0: bytes that a thread puts aside, and reads outside the loop over keys; beside float16's sums also one
-# address for 128 keys.
+# Where registers are short on 9.0: bytes that a thread puts aside, and reads outside the loop over keys; within it one address for 128
+# keys beside float16's sums, and around what a mask adds.
 STACK = {
     "sm80_qk_f16_pv_f16_split_kv-d64-bf16": 8,
     "sm80_qk_f16_pv_f16_split_kv-d64-fp16": 8,
-    "sm90_qk_int8_pv_f16-d128-fp16": 16,
+    "sm90_qk_int8_pv_f16-d128-bf16": 8,
+    "sm90_qk_int8_pv_f16-d128-fp16": 8,
+    "sm90_qk_int8_pv_f16-d256-fp16": 8,
     "sm90_qk_int8_pv_f16_masked-d128-bf16": 24,
     "sm90_qk_int8_pv_f16_masked-d128-fp16": 8,
 }
@@ -342,12 +344,12 @@ def test_the_instructions_are_those_meant(kernel: Kernel) -> None:
     assert any("E4M3" in name for name in found) == ("f8" in kernel.stem or "fp4" in kernel.stem), (
         f"{kernel}: whether numbers become e4m3"
     )
-    # Where ptxas cannot tell a wgmma's registers apart it waits for each one by itself. At three places float16's probabilities may be lowered,
-    # which waits too.
+    # Where ptxas cannot tell a wgmma's registers apart it waits for each one by itself. Under a mask float16's probabilities are looked at, at three
+    # places, when the output is there.
     asynchronous = sum(count for name, count in found.items() if re.match("[A-Z]GMMA", name))
     waits = sum(count for name, count in found.items() if name.startswith("WARPGROUP.DEPBAR"))
-    rare = 3 if asynchronous and kernel.dtype == "fp16" else 0
-    assert waits <= asynchronous * 2 // 3 + rare, f"{kernel}: {waits} waits for {asynchronous} wgmma"
+    early = 3 if asynchronous and kernel.dtype == "fp16" and kernel.stem.endswith("_masked") else 0
+    assert waits <= asynchronous * 2 // 3 + early, f"{kernel}: {waits} waits for {asynchronous} wgmma"
     local = {name for name in found if name.split(".")[0] in {"LDL", "STL"}}
     assert kernel.stack or not local, f"{kernel}: reads or writes local memory: {local}"
 

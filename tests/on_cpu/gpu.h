@@ -70,6 +70,7 @@ struct Warp {
 // Where threads wait until so many have come.
 struct Gate {
   int arrived = 0, generation = 0;
+  int any[2] = {};
   races::Order order = races::order();
 };
 
@@ -84,13 +85,15 @@ struct Mbarrier {
   races::Order order = races::order();
 };
 
-// What a product of a warpgroup is for each of its warps.
-struct Started {
-  void (*multiply)(int warp, size_t product);
+// What all warps of a warpgroup execute one after the other: a product, as it is for each of them, or what products are fenced, committed
+// or waited for with.
+struct InStep {
+  void (*multiply)(int warp, size_t product);  // null: no product
   uint64_t descriptors[2];
   bool accumulate;
+  const void* instruction;  // which it is else, and with which number
 
-  bool operator==(const Started&) const = default;
+  bool operator==(const InStep&) const = default;
 };
 
 struct Block {
@@ -99,11 +102,10 @@ struct Block {
   uint8_t* shared;
   int living;     // threads that have not ended
   Gate gate;
-  int any[2];
   Gate named[16];
   int free_registers;
   std::map<uint32_t, Mbarrier> mbarriers;  // by address
-  std::map<int, std::vector<Started>> products;  // of a warpgroup, by its number
+  std::map<int, std::vector<InStep>> in_step;  // by a warpgroup's number
 };
 
 // 16 bytes on their way to shared memory.
@@ -145,7 +147,7 @@ struct Fiber {
   std::vector<std::vector<Product>> products;  // the same
   std::vector<Accumulator> accumulators;
   bool fenced;  // registers, for products that follow
-  size_t products_started;  // by a warp, in its first lane
+  size_t in_step;  // instructions of its warpgroup that a warp has executed, in its first lane
 
   bool can_go_on() const { return !done && (waits_for == nullptr || *waits_for != was); }
 };
@@ -269,16 +271,17 @@ inline void pass(Gate& gate, int threads, bool orders = true) {
   races::go_on(gate.order);
 }
 
-inline int barrier(bool x) {
-  Block& block = *current->block;
-  int& any = block.any[block.gate.generation % 2];
+// The same, which tells whether something holds for any thread.
+inline int pass_any(Gate& gate, int threads, bool x) {
+  int& any = gate.any[gate.generation % 2];
   any |= x;
-  const int threads = fibers.size() / blocks.size();
   // The answer before this one, which all have taken when all have come.
-  if (block.gate.arrived + 1 == threads) block.any[(block.gate.generation + 1) % 2] = 0;
-  pass(block.gate, threads);
+  if (gate.arrived + 1 == threads) gate.any[(gate.generation + 1) % 2] = 0;
+  pass(gate, threads);
   return any;
 }
+
+inline int barrier(bool x) { return pass_any(current->block->gate, fibers.size() / blocks.size(), x); }
 
 // Copies are made as late as they may be: when the thread waits for them.
 inline void start_copy(uint32_t destination, const void* source, bool valid) {
@@ -442,7 +445,7 @@ inline const char* launch(void (*entry)(const void*), const void* argument, int 
       fiber.copies.assign(1, {});
       fiber.products.assign(1, {});
       fiber.accumulators.clear();
-      fiber.products_started = 0;
+      fiber.in_step = 0;
       getcontext(&fiber.first);
       fiber.first.uc_stack.ss_sp = fiber.stack.get();
       fiber.first.uc_stack.ss_size = kStackBytes;
@@ -451,7 +454,7 @@ inline const char* launch(void (*entry)(const void*), const void* argument, int 
     run_cluster();
     for (size_t i = 0; i < fibers.size() && failure.empty(); i += kLanes) {
       const Fiber& lane = fibers[i];
-      if (lane.products_started != lane.block->products[lane.index.x / kWarpgroup].size()) failure = "fewer products than other warps of the warpgroup have started";
+      if (lane.in_step != lane.block->in_step[lane.index.x / kWarpgroup].size()) failure = "less than other warps of the warpgroup have executed";
     }
     if (!failure.empty()) return failure.c_str();
   }

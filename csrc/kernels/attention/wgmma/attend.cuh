@@ -111,6 +111,12 @@ __device__ __forceinline__ void consume(const Config::Params& p, const Memory& s
     ptx::wgmma_wait<0>();
     ptx::wgmma_hold(out);
   };
+  // All warps of a group wait for their products or none does, as the PTX ISA asks. So where references rise while the output is under way, it is
+  // rescaled once it is there anyway. Under a mask there are no registers for that: the group decides together, and waits at once.
+  const auto any_together = [&](bool predicate) {
+    if constexpr (Masked) predicate = ptx::named_barrier_any(1 + group, 128, predicate);
+    return __any_sync(0xffffffffu, predicate) != 0;  // of which the compiler knows that all lanes have it
+  };
 
   while (true) {
     ptx::mbarrier_wait(shared.address + Shared::kQFull, turns & 1);
@@ -143,17 +149,30 @@ __device__ __forceinline__ void consume(const Config::Params& p, const Memory& s
     const auto seen_of = [&](int index) -> const Seen& {
       return *shared.at<Seen>(Shared::kSeen + (ring.stage * Config::kStageBlocks + index) * Config::kSeenBytes);
     };
-    const auto softmax = [&](int block, int index, uint32_t seen, float k_scale, bool bounded) {
+    const auto softmax = [&](int block, int index, uint32_t seen, float k_scale, bool bounded, Rescaling& rescaling) {
       ptx::wgmma_hold(scores);
       const int state = Masked ? seen_of(index).state(group) : 0;
       float largest[2], sums[2];
+      const auto any_grows = [&](bool grows) {
+        if (!any_together(grows)) return false;
+        if constexpr (Masked) finish_pv();
+        return true;
+      };
+      const auto any_too_large = [&](bool too_large) {
+        if constexpr (Masked) finish_pv();
+        return __any_sync(0xffffffffu, too_large) != 0;
+      };
+      const auto rescale = [&](int row, float factor) {
+        if constexpr (Masked) rescale_row(row, factor, out);
+        else rescaling.add(row, factor);
+      };
       if (Masked && state == AttentionMask::kAdded) {
         ptx::mbarrier_wait(shared.address + Shared::kAddedFull + group * 8, turns >> 1);
         turns ^= 2;
         float log2[2];
         add_mask(p, shared, group, seen, k_scale, rows, scores, log2);
         find_largest_of_floats(scores, log2, largest);
-        raise_references(largest, q_bound, rows, out, finish_pv);
+        raise_references(largest, q_bound, rows, any_grows, rescale);
         make_probabilities_of_floats(shared, rows, scores, sums);
       } else {
         const bool some_hidden = Masked ? state != AttentionMask::kVisible : block >= full_blocks;
@@ -163,11 +182,11 @@ __device__ __forceinline__ void consume(const Config::Params& p, const Memory& s
         }
         if (!bounded) {
           find_largest(scores, k_scale, rows, largest);
-          raise_references(largest, q_bound, rows, out, finish_pv);
+          raise_references(largest, q_bound, rows, any_grows, rescale);
         }
         if (some_hidden) make_probabilities<true>(scores, k_scale, rows, sums);
         else make_probabilities<false>(scores, k_scale, rows, sums);
-        if constexpr (Config::kHalfRange) lower_probabilities(q_bound, scores, sums, rows, out, finish_pv);
+        if constexpr (Config::kHalfRange) lower_probabilities(q_bound, scores, sums, rows, any_too_large, rescale);
       }
       if constexpr (Config::kHalfRange) {
 #pragma unroll
@@ -180,11 +199,13 @@ __device__ __forceinline__ void consume(const Config::Params& p, const Memory& s
       start_pv(index);
       const uint32_t seen = Masked ? seen_scores(p, work, group, seen_of(index)) : 0;
       const float k_scale = k_scales(index)[0], k_bound = k_scales(index)[QuantKInt8::kGroups];
-      const bool bounded = __all_sync(0xffffffffu, k_bound <= rows.k_limit);
+      const bool bounded = !any_together(!(k_bound <= rows.k_limit));
       ptx::wgmma_wait<1>();
       if (!Masked && index == Config::kStageBlocks - 1) ask_for_next();
-      softmax(block, index, seen, k_scale, bounded);
+      Rescaling rescaling;
+      softmax(block, index, seen, k_scale, bounded, rescaling);
       finish_pv();
+      rescaling.apply(out);
     };
 
     if (has_rows) {
@@ -202,7 +223,8 @@ __device__ __forceinline__ void consume(const Config::Params& p, const Memory& s
       const float first_k_scale = *k_scales(0);
       ptx::wgmma_wait<0>();
       if (Config::kStageBlocks == 1) ask_for_next();
-      softmax(0, 0, first_seen, first_k_scale, false);
+      Rescaling none;  // of an output of zeros
+      softmax(0, 0, first_seen, first_k_scale, false, none);
       pack(scores, probabilities);
       // Where a stage holds two blocks, odd ones are its second, and even ones the next stage's first.
       int block = 1;

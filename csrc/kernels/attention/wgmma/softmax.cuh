@@ -45,34 +45,52 @@ __device__ __forceinline__ void find_largest(const Scores& scores, float k_scale
   }
 }
 
-// Has a row relative to another reference if that has grown, and limits keys anew. Returns what it rescaled by.
-__device__ __forceinline__ float move_reference(int row, bool grown, float reference, const float* q_bound, Rows& rows, Output& out) {
-  const float factor = grown ? ptx::ex2(rows.reference[row] - reference) : 1.0f;
-  if (grown) rows.reference[row] = reference;
-  // Not a number where the bound is none, which keeps the comparison with it false.
-  rows.k_limit = ptx::min_nan(rows.k_limit, (rows.reference[row] + (Config::kBoundHeadroom + Config::kLevel)) / q_bound[row * 8]);
-  rows.sum[row] *= factor;
+__device__ __forceinline__ void rescale_row(int row, float factor, Output& out) {
 #pragma unroll
   for (int i = row * 2; i < Config::kHeadDim / 2; i += 4) {
     out[i] *= factor;
     out[i + 1] *= factor;
   }
+}
+
+// What the output is to be rescaled by once it is there.
+struct Rescaling {
+  bool due = false;  // the same in all lanes
+  float factors[2];
+
+  __device__ __forceinline__ void add(int row, float factor) {
+    factors[row] = due ? factors[row] * factor : factor;
+    if (row == 1) due = true;
+  }
+  __device__ __forceinline__ void apply(Output& out) const {
+    if (!due) return;
+#pragma unroll
+    for (int row = 0; row < 2; ++row) rescale_row(row, factors[row], out);
+  }
+};
+
+// Has a row relative to another reference if that has grown, and limits keys anew. Returns what the output is to be rescaled by.
+__device__ __forceinline__ float move_reference(int row, bool grown, float reference, const float* q_bound, Rows& rows) {
+  const float factor = grown ? ptx::ex2(rows.reference[row] - reference) : 1.0f;
+  if (grown) rows.reference[row] = reference;
+  // Not a number where the bound is none, which keeps the comparison with it false.
+  rows.k_limit = ptx::min_nan(rows.k_limit, (rows.reference[row] + (Config::kBoundHeadroom + Config::kLevel)) / q_bound[row * 8]);
+  rows.sum[row] *= factor;
   return factor;
 }
 
-// Raises the references that a block's largest scores exceed by more than the headroom, and rescales what was added up under the old.
-// `before_rescale` is called before the output is touched.
-template <typename BeforeRescale>
-__device__ __forceinline__ void raise_references(float (&largest)[2], const float* q_bound, Rows& rows, Output& out,
-                                                 const BeforeRescale& before_rescale) {
+// Raises the references that a block's largest scores exceed by more than the headroom. `vote` says whether any of those that go together
+// does, and `rescale` is told of what was added up under the old ones.
+template <typename Vote, typename Rescale>
+__device__ __forceinline__ void raise_references(float (&largest)[2], const float* q_bound, Rows& rows, const Vote& vote,
+                                                 const Rescale& rescale) {
   bool exceeded = false;
 #pragma unroll
   for (int row = 0; row < 2; ++row) {
     largest[row] -= Config::kLevel;
     exceeded |= largest[row] > rows.reference[row] + Config::kHeadroom;
   }
-  if (!__any_sync(0xffffffffu, exceeded)) return;
-  before_rescale();
+  if (!vote(exceeded)) return;
   rows.k_limit = INFINITY;
 #pragma unroll
   for (int row = 0; row < 2; ++row) {
@@ -85,17 +103,16 @@ __device__ __forceinline__ void raise_references(float (&largest)[2], const floa
       rows.reference[row] = (rows.reference[row] + Config::kLevel) * factor - Config::kLevel;
       largest[row] = (largest[row] + Config::kLevel) * factor - Config::kLevel;
     }
-    move_reference(row, grown, largest[row], q_bound, rows, out);
+    rescale(row, move_reference(row, grown, largest[row], q_bound, rows));
   }
 }
 
 // Raises the references of rows of which a lane's sum is too large, and makes the block's probabilities, which are in float32 yet, relative
 // to the new ones.
-template <typename BeforeRescale>
-__device__ __forceinline__ void lower_probabilities(const float* q_bound, Scores& scores, float (&sums)[2], Rows& rows, Output& out,
-                                                    const BeforeRescale& before_rescale) {
-  if (!__any_sync(0xffffffffu, sums[0] > Config::kLargestSum || sums[1] > Config::kLargestSum)) return;
-  before_rescale();
+template <typename Vote, typename Rescale>
+__device__ __forceinline__ void lower_probabilities(const float* q_bound, Scores& scores, float (&sums)[2], Rows& rows, const Vote& vote,
+                                                    const Rescale& rescale) {
+  if (!vote(sums[0] > Config::kLargestSum || sums[1] > Config::kLargestSum)) return;
   rows.k_limit = INFINITY;
 #pragma unroll
   for (int row = 0; row < 2; ++row) {
@@ -106,7 +123,8 @@ __device__ __forceinline__ void lower_probabilities(const float* q_bound, Scores
     }
     const bool grown = any_of_row(sums[row] > Config::kLargestSum);
     const float reference = rows.reference[row] + (ptx::lg2(max_of_quad(largest)) - Config::kLevel);
-    const float factor = move_reference(row, grown, reference, q_bound, rows, out);
+    const float factor = move_reference(row, grown, reference, q_bound, rows);
+    rescale(row, factor);
     sums[row] *= factor;
 #pragma unroll
     for (int i = row * 2; i < Config::kBlockN / 2; i += 4) {
@@ -119,11 +137,13 @@ __device__ __forceinline__ void lower_probabilities(const float* q_bound, Scores
 // Replaces a block's scores by their unnormalised probabilities, as float bits, and adds up those of this lane.
 //
 // Left to itself the compiler computes all exponents before the first exponential, and the warp then waits eight clocks for each.
-// So each chunk's scale is made to depend on the results of the chunk two before it, which lets one fill the other's waits.
+// So each chunk's scale is made to depend on results of the chunk two before it, which lets one fill the other's waits: on half of them at
+// head_dim 128, where the instructions for the others cost more than they bring (bench/notes.md).
 template <bool Masked>
 __device__ __forceinline__ void make_probabilities(Scores& scores, float k_scale, const Rows& rows, float (&sums)[2]) {
   constexpr int kChunk = 8;  // scores, of both rows
   constexpr int kChunks = Config::kBlockN / 2 / kChunk;
+  constexpr int kFirstOfDependences = Config::kHeadDim == 128 ? kChunk / 2 : 0;
   float scale[kChunks + 2][2];
 #pragma unroll
   for (int row = 0; row < 2; ++row) {
@@ -141,7 +161,7 @@ __device__ __forceinline__ void make_probabilities(Scores& scores, float k_scale
       float exponent = static_cast<float>(score) * scale[chunk][row] - rows.reference[row];
       if (Masked && score == kHidden) exponent = -INFINITY;
       const float probability = ptx::ex2(exponent);
-      if (i % 2 == 1) scale[chunk + 2][row] = __fmaf_rn(probability, 0.0f, scale[chunk + 2][row]);
+      if (i % 2 == 1 && i >= kFirstOfDependences) scale[chunk + 2][row] = __fmaf_rn(probability, 0.0f, scale[chunk + 2][row]);
       sums[row] += probability;
       score = __float_as_int(probability);
     }

@@ -128,11 +128,12 @@ inline void tensor_copy(uint32_t destination, const TensorMap& map, int channel,
 }
 inline void proxy_async_fence() { gpu::races::proxy_fence(); }
 
-inline void named_barrier(int id, int threads) {
+inline bool named_barrier_any(int id, int threads, bool predicate) {
   if (id < 1 || id > 15 || threads % gpu::kLanes != 0) gpu::fail("barrier " + std::to_string(id) + " of " + std::to_string(threads) + " threads");
   gpu::exchange<struct NamedBarrier>(id);
-  gpu::pass(gpu::current->block->named[id], threads);
+  return gpu::pass_any(gpu::current->block->named[id], threads, predicate);
 }
+inline void named_barrier(int id, int threads) { named_barrier_any(id, threads, false); }
 
 // Registers go from warp to warp.
 inline void set_registers(int registers) {

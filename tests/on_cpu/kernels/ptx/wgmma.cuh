@@ -44,17 +44,26 @@ inline Accumulator& accumulator_of(Fiber& fiber, const uint32_t* d) {
   return *std::find_if(fiber.accumulators.begin(), fiber.accumulators.end(), [&](const Accumulator& some) { return some.d == d; });
 }
 
+// All four warps of a warpgroup execute the same, though not at the same time.
+inline void execute_in_step(const InStep& mine) {
+  Fiber& fiber = *current;
+  if (fiber.index.x % kLanes != 0) return;  // the first lane, for its warp
+  auto& executed = fiber.block->in_step[fiber.index.x / kWarpgroup];
+  const size_t index = fiber.in_step++;
+  if (index == executed.size()) executed.push_back(mine);
+  else if (!(executed[index] == mine)) fail("something else than other warps of the warpgroup have executed");
+}
+template <typename Instruction>
+void execute_in_step() {
+  static const char instruction = 0;
+  execute_in_step({nullptr, {}, false, &instruction});
+}
+
 // Starts a product with D in `count` registers.
 inline void start_product(const Product& product, size_t count) {
   Fiber& fiber = *current;
   if (!fiber.fenced) fail("product of registers without a fence since they may have been written");
-  if (fiber.index.x % kLanes == 0) {  // for its warp: all four of a warpgroup start the same, though not at the same time
-    auto& started = fiber.block->products[fiber.index.x / kWarpgroup];
-    const Started mine{product.multiply, {product.descriptors[0], product.descriptors[1]}, product.accumulate};
-    const size_t index = fiber.products_started++;
-    if (index == started.size()) started.push_back(mine);
-    else if (!(started[index] == mine)) fail("another product than other warps of the warpgroup have started");
-  }
+  execute_in_step({product.multiply, {product.descriptors[0], product.descriptors[1]}, product.accumulate, nullptr});
   auto& all = fiber.accumulators;
   if (std::none_of(all.begin(), all.end(), [&](const Accumulator& some) { return some.d == product.d; })) {
     all.push_back({product.d, std::vector<uint32_t>(product.d, product.d + count), 0});
@@ -145,11 +154,16 @@ namespace sage::ptx {
 
 inline void wgmma_fence() {
   gpu::exchange<struct WgmmaFence>(0);
+  gpu::execute_in_step<struct WgmmaFence>();
   gpu::current->fenced = true;
 }
-inline void wgmma_commit() { gpu::current->products.emplace_back(); }
+inline void wgmma_commit() {
+  gpu::execute_in_step<struct WgmmaCommit>();
+  gpu::current->products.emplace_back();
+}
 template <int Pending>
 void wgmma_wait() {
+  gpu::execute_in_step<std::integral_constant<int, Pending>>();
   gpu::together<char>(0, [](auto, auto) {
     const int warp = gpu::current->warp - gpu::warps.data();
     gpu::races::ignored = true;
