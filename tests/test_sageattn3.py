@@ -149,6 +149,15 @@ def test_smoothing_is_an_option_and_helps() -> None:
     assert errors[0] < errors[2]
 
 
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_scores_further_apart(head_dim: int) -> None:
+    """By their standard deviation, which is 1 for `randn`."""
+    for deviation, limit in ((0.5, 0.16), (1.0, 0.2), (2.0, 0.26), (4.0, 0.3), (8.0, 0.33)):
+        q, k, v = qkv(1, 2, 1024, head_dim, dtype=torch.bfloat16)
+        q, k = (x * deviation**0.5 for x in (q, k))
+        assert relative_l1(sageattn3_blackwell(q, k, v), exact(q, k, v)[0]) <= limit
+
+
 @pytest.mark.parametrize(
     ("mass", "value", "limit"), [(0.5, 0.1, 0.15), (0.9, 0.01, 0.15), (0.9, 1.0, 0.03), (0.99, 0.01, 0.03)]
 )
