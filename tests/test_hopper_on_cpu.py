@@ -349,7 +349,7 @@ FAULTS = {
     "rescaling": ("attend.cuh", "      rescaling.apply(out);\n", "", "growing", ""),
     "sum": (
         "attend.cuh",
-        "if constexpr (Config::kHalfRange) lower_probabilities(q_bound, scores, sums, rows, any_too_large, rescale);",
+        "if constexpr (Config::kHalfRange) lower_probabilities(q_reach, scores, sums, rows, any_too_large, rescale);",
         "",
         "growing",
         "",
@@ -358,7 +358,14 @@ FAULTS = {
 }
 # The same, that only `judged` sees.
 UNORDERED = {
-    "lanes": ("attend.cuh", "const auto leave_stage = [&] {\n    __syncwarp();", "const auto leave_stage = [&] {", "mask"),
+    "warps": ("attend.cuh", "      __syncwarp();\n      if (releases)", "      if (releases)", "many pairs"),
+    "lanes": (
+        "attend.cuh",
+        "      ptx::mbarrier_arrive(empty + ring.stage * 8);",
+        "      for (int i = 0; lane == 0 && i < 32; ++i) ptx::mbarrier_arrive(empty + ring.stage * 8);",
+        "mask",
+    ),
+    "lanes that read what a row has": ("quantise_q.cuh", "  __syncwarp();  // before what", "  // before what", "added"),
     "proxies": ("attend.cuh", "      ptx::proxy_async_fence();\n", "", "causal, 256"),
     "output": ("store_out.cuh", "      __syncwarp();\n      uint4", "      uint4", "many tiles"),
     "output, its next channels": ("store_out.cuh", "++panel) {\n      __syncwarp();\n", "++panel) {\n", "many tiles"),

@@ -24,6 +24,13 @@ __device__ __forceinline__ float sqrt(float x) {
   return y;
 }
 
+// 1 / x, less than exactly; of numbers below 2^-126 infinity, beyond 2^126 zero.
+__device__ __forceinline__ float rcp(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;\n" : "=f"(y) : "f"(x));
+  return y;
+}
+
 // x / y, less than exactly; of all y that are not subnormal. (__fdividef gives 0 where y is beyond 2^126.)
 __device__ __forceinline__ float divide(float x, float y) { return __fdividef(x * 0.25f, y * 0.25f); }
 
@@ -46,5 +53,6 @@ template <typename T>
 __device__ __forceinline__ void keep(T& value) {
   asm volatile("" : "+r"(value));
 }
+__device__ __forceinline__ void keep(const float*& pointer) { asm volatile("" : "+l"(pointer)); }
 
 }  // namespace sage::ptx

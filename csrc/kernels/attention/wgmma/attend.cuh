@@ -42,10 +42,6 @@ __device__ __forceinline__ void consume(const Config::Params& p, const Memory& s
   int lane_group = lane % 4;  // read from the special register once
   ptx::keep(lane_group);
 
-  const auto release_q = [&] {
-    __syncwarp();
-    if (lane == 0) ptx::mbarrier_arrive(shared.address + Shared::kQEmpty);
-  };
   uint32_t ready = 0;  // the next stage was seen to be full: asked early, the answer costs no time
   const auto wait_full = [&] {
     ptx::mbarrier_wait_unless(ready, shared.address + Shared::kFull + ring.stage * 8, ring.parity);
@@ -65,17 +61,21 @@ __device__ __forceinline__ void consume(const Config::Params& p, const Memory& s
       v_descriptor.low -= Config::kStages * Config::kStageBlocks * Config::kVBlockBytes / 16;
     }
   };
-  // Each block of the cluster writes to the stages of all: a lane for each.
-  const bool releases = lane < ptx::cluster_size();
-  const uint32_t empty = ptx::cluster_address(shared.address + Shared::kEmpty, releases ? lane : 0);
+  // Each block of the cluster writes to the stages of all. What tensor cores read there a warp has waited for, so that a lane for each block may arrive
+  // for all of it; what lanes read, which is what a mask says of keys, each has read for itself.
+  bool releases = true;
+  uint32_t empty = shared.address + Shared::kEmpty;
+  if constexpr (!Masked) {
+    releases = lane < ptx::cluster_size();
+    empty = ptx::cluster_address(empty, releases ? lane : 0);
+  }
   const auto leave_stage = [&] {
-    __syncwarp();
-    if constexpr (Masked) {  // registers are short there
-      if (threadIdx.x % 32 < ptx::cluster_size()) {
-        ptx::mbarrier_arrive_at(ptx::cluster_address(shared.address + Shared::kEmpty + ring.stage * 8, threadIdx.x % 32));
-      }
-    } else if (releases) {
-      ptx::mbarrier_arrive_at(empty + ring.stage * 8);
+    if constexpr (Masked) {
+      ptx::mbarrier_arrive(empty + ring.stage * 8);
+      if (ptx::cluster_size() > 1) ptx::mbarrier_arrive_at(ptx::cluster_address(empty + ring.stage * 8, ptx::cluster_rank() ^ 1));
+    } else {
+      __syncwarp();
+      if (releases) ptx::mbarrier_arrive_at(empty + ring.stage * 8);
     }
     next_stage();
   };
@@ -127,13 +127,13 @@ __device__ __forceinline__ void consume(const Config::Params& p, const Memory& s
     const int kv_len = same(work.kv_len);
     const int first_row = same(work.row(group));  // of this warpgroup
     const bool has_rows = first_row < qo_len;
-    if (has_rows) quantise_q(p, work, first_row, warp_row, shared, q, rows);
+    if (has_rows) quantise_q<Masked>(p, work, first_row, warp_row, shared, q, rows);
     if constexpr (!Config::kKeepQ) {
       if (has_rows) store_queries(q, warp_row, shared);
       ptx::proxy_async_fence();
       ptx::named_barrier(1 + group, 128);
     }
-    release_q();
+    ptx::mbarrier_arrive(shared.address + Shared::kQEmpty);
     turns ^= 1;
     // Tiles of keys that some row of the cluster sees, that some row of this warpgroup sees, and of which all its rows see every key.
     const int all_blocks = same(work.key_blocks());
@@ -141,7 +141,7 @@ __device__ __forceinline__ void consume(const Config::Params& p, const Memory& s
     const int full_blocks = (p.causal ? min(kv_len, first_row + 1) : kv_len) / Config::kBlockN;
     int stages_left = all_blocks / Config::kStageBlocks + 1;
 
-    const float* q_bound = shared.at<float>(Shared::kQBound) + warp_row + lane / 4;
+    const float* q_reach = shared.at<float>(Shared::kQReach) + warp_row + lane / 4;
     const auto k_scales = [&](int index) {
       return shared.at<float>(Shared::kKScale + (ring.stage * Config::kStageBlocks + index) * Config::kScaleBytes) + lane_group;
     };
@@ -172,7 +172,7 @@ __device__ __forceinline__ void consume(const Config::Params& p, const Memory& s
         float log2[2];
         add_mask(p, shared, group, seen, k_scale, rows, scores, log2);
         find_largest_of_floats(scores, log2, largest);
-        raise_references(largest, q_bound, rows, any_grows, rescale);
+        raise_references(largest, q_reach, rows, any_grows, rescale);
         make_probabilities_of_floats(shared, rows, scores, sums);
       } else {
         const bool some_hidden = Masked ? state != AttentionMask::kVisible : block >= full_blocks;
@@ -182,11 +182,11 @@ __device__ __forceinline__ void consume(const Config::Params& p, const Memory& s
         }
         if (!bounded) {
           find_largest(scores, k_scale, rows, largest);
-          raise_references(largest, q_bound, rows, any_grows, rescale);
+          raise_references(largest, q_reach, rows, any_grows, rescale);
         }
         if (some_hidden) make_probabilities<true>(scores, k_scale, rows, sums);
         else make_probabilities<false>(scores, k_scale, rows, sums);
-        if constexpr (Config::kHalfRange) lower_probabilities(q_bound, scores, sums, rows, any_too_large, rescale);
+        if constexpr (Config::kHalfRange) lower_probabilities(q_reach, scores, sums, rows, any_too_large, rescale);
       }
       if constexpr (Config::kHalfRange) {
 #pragma unroll
@@ -220,11 +220,11 @@ __device__ __forceinline__ void consume(const Config::Params& p, const Memory& s
 #pragma unroll
       for (int i = 0; i < Config::kHeadDim / 2; ++i) out[i] = 0.0f;
       const uint32_t first_seen = Masked ? seen_scores(p, work, group, seen_of(0)) : 0;
-      const float first_k_scale = *k_scales(0);
+      const float k_scale = *k_scales(0);
       ptx::wgmma_wait<0>();
       if (Config::kStageBlocks == 1) ask_for_next();
       Rescaling none;  // of an output of zeros
-      softmax(0, 0, first_seen, first_k_scale, false, none);
+      softmax(0, 0, first_seen, k_scale, false, none);
       pack(scores, probabilities);
       // Where a stage holds two blocks, odd ones are its second, and even ones the next stage's first.
       int block = 1;
@@ -269,18 +269,18 @@ __device__ __forceinline__ void attend(const Config::Params& p) {
   shared.address = ptx::shared_address(shared.pointer);
   if (threadIdx.x == 0) {
     ptx::mbarrier_init(shared.address + Shared::kQFull, 1);
-    ptx::mbarrier_init(shared.address + Shared::kQEmpty, Config::kConsumerWarps + (Masked ? 3 : 2));  // and those that load
+    ptx::mbarrier_init(shared.address + Shared::kQEmpty, 32 * (Config::kConsumerWarps + (Masked ? 3 : 2)));  // and those that load
     ptx::mbarrier_init(shared.address + Shared::kLastV, 1);
     ptx::mbarrier_init(shared.address + Shared::kNearEnd, 1);
     ptx::mbarrier_init(shared.address + Shared::kIndexFull, 1);
     ptx::mbarrier_init(shared.address + Shared::kIndexEmpty, 1);
     for (int stage = 0; stage < Config::kStages; ++stage) {
       ptx::mbarrier_init(shared.address + Shared::kFull + stage * 8, 2);  // K's and V's warps
-      ptx::mbarrier_init(shared.address + Shared::kEmpty + stage * 8, Config::kConsumerWarps * ptx::cluster_size());
+      ptx::mbarrier_init(shared.address + Shared::kEmpty + stage * 8, (Masked ? 32 : 1) * Config::kConsumerWarps * ptx::cluster_size());
     }
     for (int group = 0; Masked && group < Config::kConsumers; ++group) {
       ptx::mbarrier_init(shared.address + Shared::kAddedFull + group * 8, 1);
-      ptx::mbarrier_init(shared.address + Shared::kAddedEmpty + group * 8, 4);
+      ptx::mbarrier_init(shared.address + Shared::kAddedEmpty + group * 8, 4 * 32);
     }
     ptx::mbarrier_init_fence();
   }

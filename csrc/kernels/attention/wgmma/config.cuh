@@ -58,9 +58,9 @@ struct Shared {
   static constexpr int kV = kK + Config::kStages * Config::kStageBlocks * Config::kKBlockBytes;
   static constexpr int kKScale = kV + Config::kStages * Config::kStageBlocks * Config::kVBlockBytes;
   static constexpr int kSeen = kKScale + Config::kStages * Config::kStageBlocks * Config::kScaleBytes;
-  static constexpr int kQScale = kSeen + Config::kStages * Config::kStageBlocks * Config::kSeenBytes;
-  static constexpr int kQBound = kQScale + kRowBytes;  // no score of the row exceeds this times its key's bound
-  static constexpr int kQShift = kQBound + kRowBytes;  // what smoothing K took off the row's scores
+  static constexpr int kQScale = kSeen + Config::kStages * Config::kStageBlocks * Config::kSeenBytes;  // under a mask
+  static constexpr int kQReach = kQScale + kRowBytes;  // no score of the row exceeds its key's bound over this
+  static constexpr int kQShift = kQReach + kRowBytes;  // what smoothing K took off the row's scores
   static constexpr int kTile = kQShift + kRowBytes;
   static constexpr int kFull = kTile + 2 * Config::kTileBytes;
   static constexpr int kEmpty = kFull + Config::kStages * 8;

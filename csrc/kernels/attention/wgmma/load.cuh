@@ -168,8 +168,7 @@ __device__ __forceinline__ void stream(const Config::Params& p, const Memory& sh
     ptx::mbarrier_wait(shared.address + Shared::kQFull, parity);
     const Work& work = work_of(parity, shared);
     if (work.qo_len == 0) return;
-    __syncwarp();
-    if (first_lane) ptx::mbarrier_arrive(shared.address + Shared::kQEmpty);
+    ptx::mbarrier_arrive(shared.address + Shared::kQEmpty);
     const int blocks = work.key_blocks();
     auto seen = tiles_of<Masked>(p, work);
     for (int first = 0; first <= blocks; first += Config::kStageBlocks, ring.next()) {

@@ -78,8 +78,7 @@ __device__ __forceinline__ void fetch_added(const Config::Params& p, const Memor
     ptx::mbarrier_wait(shared.address + Shared::kQFull, parity);
     const Work& work = work_of(parity, shared);
     if (work.qo_len == 0) return;
-    __syncwarp();  // here and below as in `load`
-    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(shared.address + Shared::kQEmpty);
+    ptx::mbarrier_arrive(shared.address + Shared::kQEmpty);
     // Of the mask; 0 where it is broadcast.
     const int batch = p.mask.batch_stride == 0 ? 0 : work.batch, head = p.mask.head_stride == 0 ? 0 : work.head;
     SeenTiles seen(p, work);
@@ -158,8 +157,7 @@ __device__ __forceinline__ void add_mask(const Config::Params& p, const Memory& 
 #pragma unroll
     for (int i = 4; i < 8; ++i) first += static_cast<uint32_t>(scores[chunk * 8 + i]) & none;
   }
-  __syncwarp();
-  if (lane == 0) ptx::mbarrier_arrive(shared.address + Shared::kAddedEmpty + group * 8);
+  ptx::mbarrier_arrive(shared.address + Shared::kAddedEmpty + group * 8);
 }
 
 // The largest of such, in log2 units.

@@ -9,9 +9,11 @@
 namespace sage {
 
 // Quantises this warp's 16 rows of Q straight into A fragments, one scale a row: four lanes hold a row. `first_row` is the warpgroup's.
+template <bool Masked>
 __device__ __forceinline__ void quantise_q(const Config::Params& p, const Work& work, int first_row, int warp_row, const Memory& shared,
                                            Queries& q, Rows& rows) {
   using P = Pair<Config::Element>;
+  __syncwarp();  // before what other lanes read of the last tile's rows is overwritten
   constexpr int kPieces = Config::kHeadDim / 16;  // of 4 channels: of every 16
   const int lane = threadIdx.x % 32;
   const int channel = lane % 4 * 4;
@@ -20,10 +22,11 @@ __device__ __forceinline__ void quantise_q(const Config::Params& p, const Work& 
   for (int row = 0; row < 2; ++row) {
     const int block_row = warp_row + row * 8 + lane / 4;
     if constexpr (Config::kKeepQ) {
-      const int first = swizzled_in_panels<Config::kHeadDim * 2, Config::kBlockM>(block_row, channel / 8) + channel % 8 * 2;
+      // Eight rows further the swizzle is the same.
+      const int first = swizzled_in_panels<Config::kHeadDim * 2, Config::kBlockM>(warp_row + lane / 4, channel / 8) + channel % 8 * 2;
 #pragma unroll
       for (int i = 0; i < kPieces; ++i) {
-        const uint2 piece = *shared.at<uint2>(Shared::kQ + (first ^ (i % 4 * 32)) + i / 4 * Shared::kQPanelBytes);
+        const uint2 piece = *shared.at<uint2>(Shared::kQ + (first ^ (i % 4 * 32)) + row * 8 * 128 + i / 4 * Shared::kQPanelBytes);
         bits[row][i][0] = piece.x;
         bits[row][i][1] = piece.y;
       }
@@ -57,9 +60,9 @@ __device__ __forceinline__ void quantise_q(const Config::Params& p, const Work& 
       q[i / 2][row + i % 2 * 2] = packed;
     }
     square = sum_of_quad(square);
-    rows.q_scale[row] = scale_of(magnitude, fabsf(p.scale_log2) / 127.0f);
-    shared.at<float>(Shared::kQScale)[block_row] = rows.q_scale[row];
-    shared.at<float>(Shared::kQBound)[block_row] = rows.q_scale[row] * ptx::sqrt(static_cast<float>(square));
+    rows.q_scale[row] = scale_of(magnitude, fabsf(p.scale_log2) * (1.0f / 127.0f));
+    if constexpr (Masked) shared.at<float>(Shared::kQScale)[block_row] = rows.q_scale[row];
+    shared.at<float>(Shared::kQReach)[block_row] = ptx::rcp(rows.q_scale[row] * ptx::sqrt(static_cast<float>(square)));
     if (p.lse != nullptr) {
       // Smoothing took q . mean(K) off every score of this row; log-sum-exp gets it back at the end.
       float shift = 0.0f;

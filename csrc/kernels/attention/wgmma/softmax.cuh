@@ -70,11 +70,11 @@ struct Rescaling {
 };
 
 // Has a row relative to another reference if that has grown, and limits keys anew. Returns what the output is to be rescaled by.
-__device__ __forceinline__ float move_reference(int row, bool grown, float reference, const float* q_bound, Rows& rows) {
+__device__ __forceinline__ float move_reference(int row, bool grown, float reference, const float* q_reach, Rows& rows) {
   const float factor = grown ? ptx::ex2(rows.reference[row] - reference) : 1.0f;
   if (grown) rows.reference[row] = reference;
   // Not a number where the bound is none, which keeps the comparison with it false.
-  rows.k_limit = ptx::min_nan(rows.k_limit, (rows.reference[row] + (Config::kBoundHeadroom + Config::kLevel)) / q_bound[row * 8]);
+  rows.k_limit = ptx::min_nan(rows.k_limit, (rows.reference[row] + (Config::kBoundHeadroom + Config::kLevel)) * q_reach[row * 8]);
   rows.sum[row] *= factor;
   return factor;
 }
@@ -82,7 +82,7 @@ __device__ __forceinline__ float move_reference(int row, bool grown, float refer
 // Raises the references that a block's largest scores exceed by more than the headroom. `vote` says whether any of those that go together
 // does, and `rescale` is told of what was added up under the old ones.
 template <typename Vote, typename Rescale>
-__device__ __forceinline__ void raise_references(float (&largest)[2], const float* q_bound, Rows& rows, const Vote& vote,
+__device__ __forceinline__ void raise_references(float (&largest)[2], const float* q_reach, Rows& rows, const Vote& vote,
                                                  const Rescale& rescale) {
   bool exceeded = false;
 #pragma unroll
@@ -98,19 +98,19 @@ __device__ __forceinline__ void raise_references(float (&largest)[2], const floa
     const bool grown = largest[row] > rows.reference[row] + Config::kHeadroom;
     // Where scores are beyond measure, one outweighs all others in any unit: a larger one, from here on, keeps their differences exact.
     if (grown && fabsf(largest[row]) > Config::kLargestScore) {
-      const float factor = Config::kLargestScore / fabsf(largest[row]);
+      const float factor = ptx::divide(Config::kLargestScore, fabsf(largest[row]));
       rows.q_scale[row] *= factor;
       rows.reference[row] = (rows.reference[row] + Config::kLevel) * factor - Config::kLevel;
       largest[row] = (largest[row] + Config::kLevel) * factor - Config::kLevel;
     }
-    rescale(row, move_reference(row, grown, largest[row], q_bound, rows));
+    rescale(row, move_reference(row, grown, largest[row], q_reach, rows));
   }
 }
 
 // Raises the references of rows of which a lane's sum is too large, and makes the block's probabilities, which are in float32 yet, relative
 // to the new ones.
 template <typename Vote, typename Rescale>
-__device__ __forceinline__ void lower_probabilities(const float* q_bound, Scores& scores, float (&sums)[2], Rows& rows, const Vote& vote,
+__device__ __forceinline__ void lower_probabilities(const float* q_reach, Scores& scores, float (&sums)[2], Rows& rows, const Vote& vote,
                                                     const Rescale& rescale) {
   if (!vote(sums[0] > Config::kLargestSum || sums[1] > Config::kLargestSum)) return;
   rows.k_limit = INFINITY;
@@ -123,7 +123,7 @@ __device__ __forceinline__ void lower_probabilities(const float* q_bound, Scores
     }
     const bool grown = any_of_row(sums[row] > Config::kLargestSum);
     const float reference = rows.reference[row] + (ptx::lg2(max_of_quad(largest)) - Config::kLevel);
-    const float factor = move_reference(row, grown, reference, q_bound, rows);
+    const float factor = move_reference(row, grown, reference, q_reach, rows);
     rescale(row, factor);
     sums[row] *= factor;
 #pragma unroll
@@ -137,13 +137,13 @@ __device__ __forceinline__ void lower_probabilities(const float* q_bound, Scores
 // Replaces a block's scores by their unnormalised probabilities, as float bits, and adds up those of this lane.
 //
 // Left to itself the compiler computes all exponents before the first exponential, and the warp then waits eight clocks for each.
-// So each chunk's scale is made to depend on results of the chunk two before it, which lets one fill the other's waits: on half of them at
+// So each chunk's scale is made to depend on results of the chunk two before it, which lets one fill the other's waits: on half of them to
 // head_dim 128, where the instructions for the others cost more than they bring (bench/notes.md).
 template <bool Masked>
 __device__ __forceinline__ void make_probabilities(Scores& scores, float k_scale, const Rows& rows, float (&sums)[2]) {
   constexpr int kChunk = 8;  // scores, of both rows
   constexpr int kChunks = Config::kBlockN / 2 / kChunk;
-  constexpr int kFirstOfDependences = Config::kHeadDim == 128 ? kChunk / 2 : 0;
+  constexpr int kFirstOfDependences = Config::kHeadDim <= 128 ? kChunk / 2 : 0;
   float scale[kChunks + 2][2];
 #pragma unroll
   for (int row = 0; row < 2; ++row) {

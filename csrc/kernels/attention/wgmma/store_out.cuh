@@ -45,7 +45,7 @@ __device__ __forceinline__ void store_out(const Config::Params& p, const Work& w
     const bool inside = token < work.qo_len;
     const float sum = sum_of_quad(rows.sum[row]);
     // A row that sees no key is zero.
-    inverse[row] = sum == 0.0f ? 0.0f : 1.0f / sum;
+    inverse[row] = sum == 0.0f ? 0.0f : ptx::rcp(sum);
     if (p.lse != nullptr && lane % 4 == 0 && inside) {
       constexpr float kLn2 = 0.6931471805599453f;
       const float log_sum = rows.reference[row] + ptx::lg2(sum) + shared.at<float>(Shared::kQShift)[block_row];
