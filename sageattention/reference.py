@@ -81,10 +81,10 @@ def gather_n(head_dim: int, precision: Precision) -> int:
 
 def sampled_tokens(length: int, most: int = SAMPLED_TOKENS) -> torch.Tensor:
     """Which tokens stand for all: one in each of equal stretches, at places that the golden ratio spreads."""
-    samples = min(length, most)
-    index = torch.arange(samples)
-    start, end = index * length // samples, (index + 1) * length // samples
-    return start + (((index * GOLDEN) % 2**32 * (end - start)) >> 32)
+    index = torch.arange(min(length, most))
+    if length <= most:
+        return index
+    return ((index * 2**32 + (index * GOLDEN) % 2**32) // most * length) >> 32
 
 
 def sampled_mean(x: torch.Tensor, most: int = SAMPLED_TOKENS) -> tuple[torch.Tensor, torch.Tensor]:

@@ -33,9 +33,9 @@ CUDA = matrix.load().development_cuda
 BUDGET = {
     "hidden_rows": (1, 10),
     "mask_tiles": (5, 240),
-    "quant_k_int8": (30, 1099),
-    "quant_v_f16": (12, 462),
-    "quant_v_f8": (12, 450),
+    "quant_k_int8": (30, 926),
+    "quant_v_f16": (12, 410),
+    "quant_v_f8": (12, 397),
     "sm80_combine_split_kv": (5, 56),
     "sm80_qk_f16_pv_f16": (30, 782),
     "sm80_qk_f16_pv_f16_split_kv": (30, 1470),
@@ -43,8 +43,8 @@ BUDGET = {
     "sm80_qk_int8_pv_f16_accum_f16": (12, 1595),
     "sm89_qk_int8_pv_f8": (12, 2118),
     "sm89_qk_int8_pv_f8_accum_f16": (12, 2138),
-    "sm90_qk_int8_pv_f16": (6, 557),
-    "sm90_qk_int8_pv_f16_masked": (6, 661),
+    "sm90_qk_int8_pv_f16": (6, 519),
+    "sm90_qk_int8_pv_f16_masked": (6, 637),
 }
 
 

@@ -36,14 +36,15 @@ struct Call {
     return heads * (packed() ? slots(shape.kv_len, shape.batch, QuantKInt8::kSpanN)
                              : int64_t{shape.batch} * QuantKInt8::spans(shape.kv_len));
   }
-  // How many of them a block of threads quantises: so many that a large GPU's multiprocessors have all blocks at once, four each, where that are
-  // few. A second round of a few blocks takes as long as the first.
-  int32_t spans_together() const { return static_cast<int32_t>(std::clamp<int64_t>((kv_spans() + 511) / 512, 1, 4)); }
-  int64_t kv_blocks() const {
-    const int32_t together = spans_together();
-    if (packed()) return shape.kv_heads * slots(shape.kv_len, shape.batch, together * QuantKInt8::kSpanN);
-    return int64_t{shape.batch} * shape.kv_heads * ((QuantKInt8::spans(shape.kv_len) + together - 1) / together);
+  // How many of them a block of threads quantises: so many that a large GPU's multiprocessors have all blocks at once, two or three each, where that
+  // are few. The sample is taken once a block, and a second round of a few blocks takes as long as the first.
+  int32_t spans_together() const { return static_cast<int32_t>(std::clamp<int64_t>((kv_spans() + 351) / 352, 1, 4)); }
+  // Lots of so many spans of a head of K or V; of all packed sequences.
+  int32_t lots(int32_t together) const {
+    if (packed()) return static_cast<int32_t>(slots(shape.kv_len, shape.batch, together * QuantKInt8::kSpanN));
+    return (QuantKInt8::spans(shape.kv_len) + together - 1) / together;
   }
+  int64_t kv_blocks() const { return int64_t{packed() ? 1 : shape.batch} * shape.kv_heads * lots(spans_together()); }
   // Blocks of threads that share a span's products with means of Q: more than one where spans of few heads of K would not fill a large GPU.
   int32_t parts() const {
     const int32_t rows = shape.q_heads / shape.kv_heads * means();

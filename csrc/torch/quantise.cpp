@@ -18,6 +18,7 @@ Params quantisation(const Call& call, int32_t head_dim) {
   params.head_dim = head_dim;
   params.sequences = call.shape.batch;
   params.together = call.spans_together();
+  params.lots = call.lots(params.together);
   params.cu_seqlens = data_or_null<int32_t>(call.cu_seqlens_k);
   return params;
 }
@@ -86,6 +87,7 @@ void quantise_kv_fp4(const Call& call, const Workspace& workspace) {
   params.k.kv_len = call.shape.kv_len;
   params.k.head_dim = call.shape.head_dim;
   params.k.sequences = call.shape.batch;
+  params.k.lots = call.lots(1);
   params.k.means = call.means();
   params.k.parts = call.parts();
   params.k.causal = call.options.is_causal ? 1 : 0;

@@ -18,17 +18,18 @@ struct KvSpan {
 
   KvSpan() = default;
   // `heads` and `tokens` are those of the whole tensor, as the grid is from `first_block` on; cu_seqlens is null where it is not packed. A block of
-  // threads has a lot: `together` consecutive spans of a head and sequence.
-  __device__ __forceinline__ KvSpan(const int32_t* cu_seqlens, int sequences, int heads, int tokens, int span_n, int together, int first_block = 0) {
-    const int block = blockIdx.x - first_block;
+  // threads has a lot: `together` consecutive spans of a head and sequence. A head has `lots`, those of all packed sequences; unsigned numbers, whose
+  // division is shorter.
+  __device__ __forceinline__ KvSpan(const int32_t* cu_seqlens, int sequences, int heads, int tokens, int span_n, int together, uint32_t lots,
+                                    int first_block = 0) {
+    const uint32_t block = blockIdx.x - first_block;
     const int lot = together * span_n;
     if (cu_seqlens == nullptr) {
       const int spans = (tokens + span_n - 1) / span_n;
-      const int lots = (spans + together - 1) / together;
-      const int batch_head = block / lots;
-      const int first_span = block % lots * together;
-      batch = batch_head / heads;
-      head = batch_head % heads;
+      const uint32_t batch_head = block / lots;
+      const int first_span = static_cast<int>(block - batch_head * lots) * together;
+      batch = static_cast<int>(batch_head / static_cast<uint32_t>(heads));
+      head = static_cast<int>(batch_head) - batch * heads;
       first_key = first_span * span_n;
       end_key = min(tokens, first_key + lot);
       length = tokens;
@@ -36,11 +37,11 @@ struct KvSpan {
       index = int64_t{batch_head} * spans + first_span;
       mean = batch_head;
     } else {
-      const int lots = tokens / lot + sequences;  // slots, in 32 bits: a division of 64 is long
-      const Sequence sequence = find_sequence(cu_seqlens, sequences, tokens, lot, block % lots);
       batch = 0;
-      head = block / lots;
-      first_key = (block % lots - sequence.first_slot) * lot;
+      head = static_cast<int>(block / lots);
+      const int slot = static_cast<int>(block - head * lots);
+      const Sequence sequence = find_sequence(cu_seqlens, sequences, tokens, lot, slot);
+      first_key = (slot - sequence.first_slot) * lot;
       length = sequence.index < sequences ? sequence.length : 0;
       end_key = min(length, first_key + lot);
       first_token = sequence.first_token;
@@ -53,16 +54,35 @@ struct KvSpan {
 // The token that stands for a stretch of them: one in each of so many equal stretches, at places that the golden ratio spreads. Evenly
 // spaced ones of an image would all be of a column or two.
 template <int Samples>
-__device__ __forceinline__ int sampled_token(int sample, int length) {
-  if (length <= Samples) return min(sample, length - 1);
-  const auto start = [&](int i) { return i * (length / Samples) + i * (length % Samples) / Samples; };
-  return start(sample) + static_cast<int>(__umulhi(static_cast<uint32_t>(sample) * 0x9e3779b9u, start(sample + 1) - start(sample)));
+__device__ __forceinline__ uint32_t sampled_token(uint32_t sample, int length) {
+  if (length <= Samples) return min(static_cast<int>(sample), length - 1);
+  // Where the stretch starts, and how far within it, in 2^-32 of all tokens.
+  constexpr uint32_t kStretch = (uint64_t{1} << 32) / Samples;
+  return __umulhi(sample * kStretch + sample * 0x9e3779b9u / Samples, length);
+}
+
+// Adds up over 16 lanes several numbers of each: a lane gets the sum of their (lane % 16 / (16 / Count))-th.
+template <int Count, typename T>
+__device__ __forceinline__ T sums_of_16_lanes(T (&x)[Count]) {
+  int distance = 8;
+#pragma unroll
+  for (int half = Count / 2; half > 0; half /= 2, distance /= 2) {
+    const bool upper = threadIdx.x & distance;
+#pragma unroll
+    for (int i = 0; i < half; ++i) {
+      const T theirs = __shfl_xor_sync(0xffffffffu, upper ? x[i] : x[i + half], distance);
+      x[i] = (upper ? x[i + half] : x[i]) + theirs;
+    }
+  }
+#pragma unroll
+  for (; distance > 0; distance /= 2) x[0] += __shfl_xor_sync(0xffffffffu, x[0], distance);
+  return x[0];
 }
 
 // What a sample of its tokens says of a tensor's channels; in shared memory.
 template <int HeadDim, int Threads>
 struct Sample {
-  float mean[HeadDim];
+  alignas(16) float mean[HeadDim];
   float spread[HeadDim];  // mean distance from it
   float partial[2][Threads / 32][HeadDim];
   float weight[Threads / 32];
@@ -80,21 +100,21 @@ __device__ __forceinline__ void take_sample(const TensorView& tensor, const KvSp
   constexpr int kWarps = Threads / 32;
   static_assert(Threads >= HeadDim);
   const int channel = threadIdx.x % kThreadsPerToken * kChannels;
-  const int warp = threadIdx.x / 32;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int samples = min(span.length, SampledTokens);
   const auto number = [&](int pass) { return pass * kPerPass + static_cast<int>(threadIdx.x) / kThreadsPerToken; };
   const auto* tokens = row_pointer<Element>(tensor, span.batch, span.head, span.first_token);
-  const auto row = [&](int pass) { return tokens + sampled_token<SampledTokens>(number(pass), span.length) * tensor.token_stride; };
+  const auto row = [&](int pass) { return tokens + int64_t{sampled_token<SampledTokens>(number(pass), span.length)} * tensor.token_stride; };
   uint32_t bits[kPasses][kChannels / 2];
   load_rows<kChannels>(bits, row, channel, head_dim, tensor.aligned16);
 
-  const auto tell = [&](float(&sums)[kWarps][HeadDim], const float(&x)[kChannels]) {
+  const auto tell = [&](float(&sums)[kWarps][HeadDim], float(&x)[kChannels]) {
+    // Lanes 16 apart have the same channels of two tokens.
 #pragma unroll
-    for (int i = 0; i < kChannels; ++i) {
-      // Lanes 16 apart have the same channels of two tokens.
-      const float both = x[i] + __shfl_xor_sync(0xffffffffu, x[i], 16);
-      if (threadIdx.x % 32 < 16) sums[warp][channel + i] = both;
-    }
+    for (int i = 0; i < kChannels; ++i) x[i] += __shfl_xor_sync(0xffffffffu, x[i], 16);
+    if (lane >= 16) return;
+#pragma unroll
+    for (int i = 0; i < kChannels; i += 4) *reinterpret_cast<float4*>(&sums[warp][channel + i]) = make_float4(x[i], x[i + 1], x[i + 2], x[i + 3]);
   };
   const auto total = [&](const float(&sums)[kWarps][HeadDim]) {
     float sum = 0.0f;
@@ -104,47 +124,53 @@ __device__ __forceinline__ void take_sample(const TensorView& tensor, const KvSp
   };
 
   float sum[kChannels] = {};
-  const float share = 1.0f / static_cast<float>(samples);
 #pragma unroll
   for (int pass = 0; pass < kPasses; ++pass) {
+    const float share = number(pass) < samples ? __fdividef(1.0f, static_cast<float>(samples)) : 0.0f;
     float x[kChannels];
     unpack<Element>(x, bits[pass]);
 #pragma unroll
-    for (int i = 0; i < kChannels; ++i) sum[i] += number(pass) < samples ? x[i] * share : 0.0f;
+    for (int i = 0; i < kChannels; ++i) sum[i] = __fmaf_rn(x[i], share, sum[i]);
   }
   tell(sample.partial[0], sum);
   __syncthreads();
   if (threadIdx.x < HeadDim) sample.mean[threadIdx.x] = total(sample.partial[0]);
   __syncthreads();
 
+  float mean[kChannels], distances[kPasses];
+#pragma unroll
+  for (int i = 0; i < kChannels; ++i) mean[i] = sample.mean[channel + i];
+#pragma unroll
+  for (int pass = 0; pass < kPasses; ++pass) {
+    float x[kChannels];
+    unpack<Element>(x, bits[pass]);
+    distances[pass] = 0.0f;
+#pragma unroll
+    for (int i = 0; i < kChannels; ++i) distances[pass] += fabsf(x[i] - mean[i]);
+  }
+  // A lane looks at one of its passes' tokens. One that is infinitely far has no vote, and none has one where all are. That of the nearest is a number.
+  constexpr int kLanesPerPass = kThreadsPerToken / kPasses;
+  const float distance = sums_of_16_lanes(distances);
+  const float inverse = __fdividef(1.0f, fmaxf(distance, 1e-18f));
+  const float vote = number(lane % kThreadsPerToken / kLanesPerPass) < samples && distance < 1e18f ? inverse * inverse : 0.0f;
   float moved[kChannels] = {}, spread[kChannels] = {}, votes = 0.0f;
 #pragma unroll
   for (int pass = 0; pass < kPasses; ++pass) {
-    float x[kChannels], distance = 0.0f;
+    const float weight = __shfl_sync(0xffffffffu, vote, lane / kThreadsPerToken * kThreadsPerToken + pass * kLanesPerPass);
+    votes += weight;
+    float x[kChannels];
     unpack<Element>(x, bits[pass]);
 #pragma unroll
     for (int i = 0; i < kChannels; ++i) {
-      x[i] -= sample.mean[channel + i];
-      distance += fabsf(x[i]);
-    }
-#pragma unroll
-    for (int lane = kThreadsPerToken / 2; lane > 0; lane /= 2) distance += __shfl_xor_sync(0xffffffffu, distance, lane);
-    // A token that is infinitely far has no vote, and none has one where all are. That of the nearest is a number.
-    const bool counts = number(pass) < samples && distance < 1e18f;
-    const float inverse = __fdividef(1.0f, fmaxf(distance, 1e-18f));
-    const float weight = counts ? inverse * inverse : 0.0f;
-    votes += weight;
-#pragma unroll
-    for (int i = 0; i < kChannels; ++i) {
-      const float difference = counts ? x[i] : 0.0f;
-      moved[i] += weight * difference;
-      if constexpr (WithSpread) spread[i] += weight * fabsf(difference);
+      const float difference = weight > 0.0f ? x[i] - mean[i] : 0.0f;
+      moved[i] = __fmaf_rn(weight, difference, moved[i]);
+      if constexpr (WithSpread) spread[i] = __fmaf_rn(weight, fabsf(difference), spread[i]);
     }
   }
   tell(sample.partial[0], moved);
   if constexpr (WithSpread) tell(sample.partial[1], spread);
   votes += __shfl_xor_sync(0xffffffffu, votes, 16);
-  if (threadIdx.x % 32 == 0) sample.weight[warp] = votes;
+  if (lane == 0) sample.weight[warp] = votes;
   __syncthreads();
   if (threadIdx.x < HeadDim) {
     votes = 0.0f;

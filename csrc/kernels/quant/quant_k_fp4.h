@@ -22,6 +22,7 @@ struct QuantKFp4 {
     int32_t q_heads;
     int32_t kv_heads;
     int32_t kv_len;
+    int32_t lots;  // spans of a head (of all packed sequences)
     int32_t head_dim;
     int32_t sequences;
     int32_t means;

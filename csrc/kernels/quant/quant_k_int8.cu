@@ -18,6 +18,7 @@ struct Config : QuantKInt8 {
   // Half of the threads take the span's first block, half its second, eight keys a pass. So a warp sees two neighbouring
   // keys in each pass, the same pair modulo 8 every time: exactly one scale group.
   static constexpr int kPasses = kBlockN / 8;
+  static constexpr int kRowBytes = kHeadDim < 128 ? kHeadDim : 128;  // of a panel
   static_assert(kThreads / 2 / kThreadsPerKey == 8 && kWarps == 2 * kGroups);
   // Blocks of threads that the registers of a multiprocessor shall hold. From 10.0 on CUDA 12 needs more for the same.
 #if __CUDA_ARCH__ >= 1000
@@ -33,8 +34,8 @@ struct alignas(Bytes) Packed {
   uint32_t words[Bytes / 4];
 };
 
-// Quantises a span, given the mean of K (halves of it, negative) of this thread's channels.
-__device__ __forceinline__ void quantise(const Config::Params& p, const KvSpan& span, int first_span_key, int64_t index,
+// Quantises a span, given the head's first token and the mean of K (halves of it, negative) of this thread's channels.
+__device__ __forceinline__ void quantise(const Config::Params& p, const Config::Element* k, int length, int first_span_key, int64_t index,
                                          const uint32_t (&shift)[Config::kChannels / 2]) {
   using Element = Config::Element;
   constexpr int kChannels = Config::kChannels;
@@ -43,9 +44,15 @@ __device__ __forceinline__ void quantise(const Config::Params& p, const KvSpan& 
   const int first_key = first_span_key + block * Config::kBlockN + row;
   const int channel = threadIdx.x % Config::kThreadsPerKey * kChannels;
 
+  // Past the last key the last one of the same group again, if there is one: nobody sees such, and no scale shall be other for them.
   uint32_t keys[Config::kPasses][kChannels / 2];
-  const auto* k = row_pointer<Element>(p.k, span.batch, span.head, span.first_token);
-  const auto key = [&](int pass) { return k + min(first_key + pass * 8, span.length - 1) * p.k.token_stride; };
+  const int count = (length - first_key + 7) / 8;
+  const Element* next = k + static_cast<int64_t>(min(first_key, length - 1)) * p.k.token_stride;
+  const auto key = [&](int pass) {
+    const Element* here = next;
+    if (pass + 1 < count) next += 8 * p.k.token_stride;
+    return here;
+  };
   load_rows<kChannels>(keys, key, channel, p.head_dim, p.k.aligned16);
 
   // Of the difference rounding to Element will do: it is finer than 8 bits. Halves, since that of two large keys need not fit Element.
@@ -54,8 +61,7 @@ __device__ __forceinline__ void quantise(const Config::Params& p, const KvSpan& 
   for (int pass = 0; pass < Config::kPasses; ++pass) {
 #pragma unroll
     for (int i = 0; i < kChannels / 2; ++i) {
-      const uint32_t difference = Pair<Element>::half_plus(keys[pass][i], shift[i]);
-      keys[pass][i] = first_key + pass * 8 < span.length ? difference : 0u;
+      keys[pass][i] = Pair<Element>::half_plus(keys[pass][i], shift[i]);
       largest = Pair<Element>::larger_magnitude(largest, keys[pass][i]);
     }
   }
@@ -68,32 +74,34 @@ __device__ __forceinline__ void quantise(const Config::Params& p, const KvSpan& 
   }
 
   const int64_t block_index = index * 2 + block;
-  const float inverse = 127.0f / magnitude;
-  int8_t* out = p.k_int8 + block_index * Config::kBlockN * Config::kHeadDim;
-  int largest_square = 0;
+  const float inverse = ptx::divide(127.0f, magnitude);
+  // Eight rows further the swizzle is the same.
+  int8_t* out = p.k_int8 + block_index * Config::kBlockN * Config::kHeadDim +
+                swizzled_in_panels<Config::kHeadDim, Config::kBlockN>(row, channel / 16) + channel % 16;
+  int squares[Config::kPasses];
 #pragma unroll
   for (int pass = 0; pass < Config::kPasses; ++pass) {
-    int8_t* destination = out + swizzled_in_panels<Config::kHeadDim, Config::kBlockN>(pass * 8 + row, channel / 16) + channel % 16;
     float x[kChannels];
     unpack<Element>(x, keys[pass]);
     Packed<kChannels> packed;
-    int square = 0;
+    squares[pass] = 0;
 #pragma unroll
     for (int i = 0; i < kChannels / 4; ++i) {
       packed.words[i] = pack_s8x4({x[4 * i], x[4 * i + 1], x[4 * i + 2], x[4 * i + 3]}, inverse);
-      square = __dp4a(static_cast<int>(packed.words[i]), static_cast<int>(packed.words[i]), square);
+      squares[pass] = __dp4a(static_cast<int>(packed.words[i]), static_cast<int>(packed.words[i]), squares[pass]);
     }
-    *reinterpret_cast<Packed<kChannels>*>(destination) = packed;
-#pragma unroll
-    for (int lane = Config::kThreadsPerKey / 2; lane > 0; lane /= 2) square += __shfl_xor_sync(0xffffffffu, square, lane);
-    largest_square = max(largest_square, square);
+    *reinterpret_cast<Packed<kChannels>*>(out + pass * 8 * Config::kRowBytes) = packed;
   }
-  largest_square = max(largest_square, __shfl_xor_sync(0xffffffffu, largest_square, 16));
+  int largest_square = sums_of_16_lanes(squares);
+#pragma unroll
+  for (int lane = 16; lane >= Config::kThreadsPerKey / Config::kPasses; lane /= 2) {
+    largest_square = max(largest_square, __shfl_xor_sync(0xffffffffu, largest_square, lane));
+  }
   if (threadIdx.x % 32 == 0) {
     float* scales = p.k_scale + block_index * Config::kScales + threadIdx.x / 32 % Config::kGroups;
     const float scale = scale_of(magnitude, 2.0f / 127.0f);
     scales[0] = scale;
-    scales[Config::kGroups] = scale * sqrtf(static_cast<float>(largest_square));
+    scales[Config::kGroups] = scale * ptx::sqrt(static_cast<float>(largest_square));
   }
 }
 
@@ -107,7 +115,7 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPe
     for (int i = threadIdx.x; i < p.zeros; i += Config::kThreads) p.next_tile[1 + i] = 0;
   }
 
-  const KvSpan span(p.cu_seqlens, p.sequences, p.kv_heads, p.kv_len, Config::kSpanN, p.together);
+  const KvSpan span(p.cu_seqlens, p.sequences, p.kv_heads, p.kv_len, Config::kSpanN, p.together, p.lots);
   if (span.first_key >= span.length) return;
   uint32_t shift[kChannels / 2] = {};
   if (p.k_mean != nullptr) {
@@ -126,9 +134,10 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPe
       }
     }
   }
+  const Element* k = row_pointer<Element>(p.k, span.batch, span.head, span.first_token);
   int64_t index = span.index;
 #pragma unroll 1
-  for (int key = span.first_key; key < span.end_key; key += Config::kSpanN) quantise(p, span, key, index++, shift);
+  for (int key = span.first_key; key < span.end_key; key += Config::kSpanN) quantise(p, k, span.length, key, index++, shift);
 }
 
 }  // namespace sage

@@ -22,7 +22,7 @@ struct QuantKInt8 {
   struct Params {
     TensorView k;
     // [batch, kv_heads, blocks * 64, kHeadDim], or [kv_heads, slots of 128 keys (sequences.h), kHeadDim] of packed
-    // sequences; zero past kv_len and head_dim; the chunks of a row stand where shared
+    // sequences; zero past head_dim, anything past kv_len; the chunks of a row stand where shared
     // memory wants them (swizzle.cuh), so that a block is copied there as it is.
     int8_t* k_int8;
     float* k_scale;   // [batch, kv_heads, blocks, 2, 4]: scales and bounds
@@ -35,6 +35,7 @@ struct QuantKInt8 {
     int32_t head_dim;
     int32_t sequences;
     int32_t together;           // spans of a block of threads, which all but the first cost it no sample
+    int32_t lots;               // of so many spans, of a head (of all packed sequences)
     const int32_t* cu_seqlens;  // null: not packed
   };
 };

@@ -90,7 +90,7 @@ __device__ __forceinline__ void quantise_v(const typename Config::Params& p, con
   __shared__ Sample<Config::kHeadDim, Config::kThreads> sample;
   ptx::grid_dependency_launch();
 
-  const KvSpan span(p.cu_seqlens, p.sequences, p.kv_heads, p.kv_len, Config::kSpanN, p.together);
+  const KvSpan span(p.cu_seqlens, p.sequences, p.kv_heads, p.kv_len, Config::kSpanN, p.together, p.lots);
   const auto part = VPart<Config>::mine();
   if (span.first_key < span.length) {
     const float* mean = sample.mean + part.channel;

@@ -31,6 +31,7 @@ struct QuantV {
     int32_t head_dim;
     int32_t sequences;
     int32_t together;  // spans of a block of threads
+    int32_t lots;      // of so many spans, of a head (of all packed sequences)
     const int32_t* cu_seqlens;  // null: not packed
   };
 
