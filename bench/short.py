@@ -3,8 +3,8 @@
     python bench/short.py [--output FILE.json]
 
 What `sageattn` takes is predicted (csrc/torch/expected_time.cpp). The constants of that were fitted to such times, and
-tests/test_short_calls.py compares it with these. CUDA graphs of a call, replayed, of cuDNN's backend and of our kernel in turn, without a
-pause: the card is under load. Beside the JSON file a plot of the same name is drawn.
+tests/test_short_calls.py compares it with these. CUDA graphs of a call, replayed, of cuDNN's backend and of our kernel in turn, each for so long
+that the card is at the clocks of a program that runs for long. Beside the JSON file a plot of the same name is drawn.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from sageattention import _library
 
 ROOT = Path(__file__).resolve().parent.parent
 KERNEL = "sm90_qk_int8_pv_f16"
-SECONDS = 0.02  # that a call is repeated for
+SECONDS = 0.1  # that a call is repeated for: in 0.02 the card draws more than its limit, which flatters cuDNN's by a tenth, ours by a fiftieth
 LONGEST = 0.005  # seconds of a call by PyTorch, about: longer ones are not short
 
-HEADS = (4, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128, 256)
-TOKENS = (512, 640, 768, 896, 1024, 1152, 1280, 1408, 1536, 1792, 2048, 2560, 3072)
+HEADS = (8, 16, 24, 40, 64, 128)
+TOKENS = (512, 768, 1024, 1280, 1536, 2048, 3072)
 
 
 class Problem(NamedTuple):
@@ -66,20 +66,17 @@ def problems() -> Iterator[Problem]:
     """
     for head_dim, causal, tokens, heads in product((64, 128), (False, True), TOKENS, HEADS):
         yield Problem(heads, heads, tokens, tokens, head_dim, causal)
-    for head_dim, causal, tokens, heads in product(
-        (40, 80, 96, 160, 192, 256), (False, True), TOKENS[::2], (8, 16, 24, 40, 64, 128)
-    ):
+    for head_dim, causal, tokens, heads in product((40, 80, 160, 256), (False, True), TOKENS[:5:2], (16, 64)):
         yield Problem(heads, heads, tokens, tokens, head_dim, causal)
-    lengths = (64, 128, 256, 512, 1024, 4096, 16384), (77, 192, 256, 384, 512, 1024, 2048, 8192, 32768)
-    for head_dim, qo_len, kv_len, heads in product((64, 128), *lengths, (8, 24, 64)):
+    for head_dim, qo_len, kv_len in product((64, 128), (64, 256, 1024, 4096, 16384), (77, 192, 384, 512, 1024, 8192)):
         if qo_len != kv_len:
-            yield Problem(heads, heads, qo_len, kv_len, head_dim)
-    for head_dim, qo_len, kv_len, heads in product((160, 256), (64, 1024, 4096, 16384), (77, 256, 512, 2048), (8, 24)):
-        yield Problem(heads, heads, qo_len, kv_len, head_dim)
-    for head_dim, tokens, heads in product((64, 72, 128), (197, 577, 729, 1100, 1370, 1500, 1900), (24, 64, 192)):
+            yield Problem(24, 24, qo_len, kv_len, head_dim)
+    for head_dim, qo_len, kv_len in product((160, 256), (64, 1024, 16384), (77, 512)):
+        yield Problem(24, 24, qo_len, kv_len, head_dim)
+    for head_dim, tokens, heads in product((64, 72, 128), (197, 577, 729, 1370, 1500), (64, 192)):
         yield Problem(heads, heads, tokens, tokens, head_dim)
-    grouped = (32, 8), (28, 4), (64, 8), (256, 64)
-    for head_dim, tokens, (heads, kv_heads), causal in product((64, 128), (512, 1024, 1280, 2048), grouped, (False, True)):
+    grouped = (32, 8), (28, 4), (64, 8)
+    for head_dim, tokens, (heads, kv_heads), causal in product((64, 128), (512, 1024, 2048), grouped, (False, True)):
         yield Problem(heads, kv_heads, tokens, tokens, head_dim, causal)
 
 

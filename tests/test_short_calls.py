@@ -74,13 +74,13 @@ def measured() -> list[Call]:
 
 
 def test_the_faster_one_is_taken(measured: list[Call]) -> None:
-    """In the mean, and nearly never one that is slower than PyTorch's. The rule before, 1024 queries or 256 keys, lost 6.2% of these."""
-    assert len(measured) > 1500
+    """In the mean, and nearly never one that is slower than PyTorch's."""
+    assert len(measured) > 300
     losses = [call.loss for call in measured]
-    assert sum(losses) / len(losses) < 0.004
+    assert sum(losses) / len(losses) < 0.003
     slower = {call: call.loss for call in measured if not call.is_pytorchs and call.loss > 0.05}
     assert len(slower) < 0.01 * len(measured), slower
-    assert max(slower.values(), default=0) < 0.12, slower
+    assert max(slower.values(), default=0) < 0.1, slower
 
 
 def test_measured_times_tell_a_bad_choice_from_a_good_one(measured: list[Call]) -> None:
