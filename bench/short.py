@@ -3,8 +3,8 @@
     python bench/short.py [--output FILE.json]
 
 What `sageattn` takes is predicted (csrc/torch/expected_time.cpp). The constants of that were fitted to such times, and
-tests/test_short_calls.py compares it with these. CUDA graphs of a call, replayed, of cuDNN's backend and of our kernel in turn, each for so long
-that the card is at the clocks of a program that runs for long. Beside the JSON file a plot of the same name is drawn.
+tests/test_short_calls.py compares it with these. CUDA graphs of a call, replayed, of cuDNN's backend and of our kernel in turn, each
+for so long that the card is at the clocks of a program that runs for long. Beside the JSON file a plot of the same name is drawn.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ from sageattention import _library
 
 ROOT = Path(__file__).resolve().parent.parent
 KERNEL = "sm90_qk_int8_pv_f16"
-SECONDS = 0.1  # that a call is repeated for: in 0.02 the card draws more than its limit, which flatters cuDNN's by a tenth, ours by a fiftieth
+# That a call is repeated for. In 0.02 the card draws more than its limit, which flatters cuDNN's by a tenth and ours by a fiftieth.
+SECONDS = 0.1
 LONGEST = 0.005  # seconds of a call by PyTorch, about: longer ones are not short
 
 HEADS = (8, 16, 24, 40, 64, 128)

@@ -53,6 +53,5 @@ template <typename T>
 __device__ __forceinline__ void keep(T& value) {
   asm volatile("" : "+r"(value));
 }
-__device__ __forceinline__ void keep(const float*& pointer) { asm volatile("" : "+l"(pointer)); }
 
 }  // namespace sage::ptx

@@ -57,6 +57,7 @@ template <int Samples>
 __device__ __forceinline__ uint32_t sampled_token(uint32_t sample, int length) {
   if (length <= Samples) return min(static_cast<int>(sample), length - 1);
   // Where the stretch starts, and how far within it, in 2^-32 of all tokens.
+  static_assert((Samples & (Samples - 1)) == 0);
   constexpr uint32_t kStretch = (uint64_t{1} << 32) / Samples;
   return __umulhi(sample * kStretch + sample * 0x9e3779b9u / Samples, length);
 }
