@@ -33,7 +33,6 @@ ROOT = Path(__file__).resolve().parent.parent
 KERNEL = "sm90_qk_int8_pv_f16"
 # That a call is repeated for. In 0.02 the card draws more than its limit, which flatters cuDNN's by a tenth and ours by a fiftieth.
 SECONDS = 0.1
-LONGEST = 0.005  # seconds of a call by PyTorch, about: longer ones are not short
 
 HEADS = (8, 16, 24, 40, 64, 128)
 TOKENS = (512, 768, 1024, 1280, 1536, 2048, 3072)
@@ -48,11 +47,6 @@ class Problem(NamedTuple):
     kv_len: int
     head_dim: int
     causal: bool = False
-
-    @property
-    def seconds(self) -> float:
-        """Of PyTorch's, at 400 TFLOPS."""
-        return 4 * self.heads * self.qo_len * self.kv_len * self.head_dim / (2 if self.causal else 1) / 4e14
 
     def taken(self, multiprocessors: int) -> bool:
         """Whether `sageattn` takes PyTorch's."""
@@ -135,8 +129,7 @@ def main() -> None:
     if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
         sys.exit("short: needs a GPU of compute capability 9.0, whose calls sageattn shares with PyTorch")
     multiprocessors = torch.cuda.get_device_properties(0).multi_processor_count
-    short = [problem for problem in dict.fromkeys(problems()) if problem.seconds < LONGEST]
-    rows = [(problem, *measured(problem)) for problem in track(short, "calls", console=Console(stderr=True))]
+    rows = [(problem, *measured(problem)) for problem in track(list(problems()), "calls", console=Console(stderr=True))]
     where = environment("python bench/short.py")
     arguments.output.parent.mkdir(parents=True, exist_ok=True)
     head = {"environment": where, "multiprocessors": multiprocessors, "columns": [*Problem._fields, "ours", "pytorch"]}

@@ -380,7 +380,7 @@ def test_quantised_keys(kv_len: int, head_dim: int, size: float, smooth: bool, s
         assert torch.equal(integers[:, :, members].abs().amax(dim=(2, 3)), used)
 
 
-@pytest.mark.parametrize("kv_len", [1, 5, 63, 64, 65, 100, 128, 1000, 4096])
+@pytest.mark.parametrize("kv_len", [1, 5, 63, 64, 65, 100, 103, 104, 127, 128, 1000, 4096])
 def test_sampled_tokens(kv_len: int) -> None:
     """One in each of 64 equal stretches, all of fewer; of regular patterns all phases are met."""
     tokens = reference.sampled_tokens(kv_len)
@@ -388,6 +388,9 @@ def test_sampled_tokens(kv_len: int) -> None:
     assert len(tokens) == samples
     for i, token in enumerate(tokens.tolist()):
         assert i * kv_len // samples <= token < -(-(i + 1) * kv_len // samples)  # a token on an edge is of both
+    # One after the other; neighbours in their stretches are 0.618 of one apart at least, so that of 104 tokens none is taken twice.
+    steps = tokens.diff()
+    assert (steps >= (0 if 64 < kv_len < 104 else 1)).all()
     if kv_len == 4096:
         for period in (8, 16, 32, 64):
             assert len(set((tokens % period).tolist())) >= period * 5 // 8
