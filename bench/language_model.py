@@ -159,7 +159,7 @@ def is_pytorchs(kernel: str, size: Size) -> bool:
     """Whether `sageattn` takes PyTorch's attention in a kernel's place, on the first GPU."""
     sizes = (size.batch, size.heads, size.heads, size.context, size.context, size.head_dim)
     multiprocessors = torch.cuda.get_device_properties(0).multi_processor_count
-    return _library.library.pytorch_is_faster(kernel, multiprocessors, sizes, is_causal=True)
+    return _library.library.fastest(kernel, multiprocessors, sizes, is_causal=True, or_16_bit=True) == "PyTorch"
 
 
 def methods(device: str, size: Size) -> dict[str, tuple[str, Attend]]:

@@ -1,9 +1,9 @@
-"""Short attention on Hopper: time of our kernel and of PyTorch's own attention, and which of them `sageattn` takes.
+"""Short attention on Hopper: time of our kernels, which quantise or not, and of PyTorch's own attention, and which of them `sageattn` takes.
 
     python bench/short.py [--output FILE.json]
 
 What `sageattn` takes is predicted (csrc/torch/expected_time.cpp). The constants of that were fitted to such times, and
-tests/test_short_calls.py compares it with these. CUDA graphs of a call, replayed, of cuDNN's backend and of our kernel in turn, each
+tests/test_short_calls.py compares it with these. CUDA graphs of a call, replayed, of cuDNN's backend and of our kernels in turn, each
 for so long that the card is at the clocks of a program that runs for long. Beside the JSON file a plot of the same name is drawn.
 """
 
@@ -30,7 +30,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from sageattention import _library
 
 ROOT = Path(__file__).resolve().parent.parent
-KERNEL = "sm90_qk_int8_pv_f16"
+QUANTISED, IN_16_BITS = "sm90_qk_int8_pv_f16", "sm90_qk_f16_pv_f16"
 # That a call is repeated for. In 0.02 the card draws more than its limit, which flatters cuDNN's by a tenth and ours by a fiftieth.
 SECONDS = 0.1
 
@@ -48,10 +48,29 @@ class Problem(NamedTuple):
     head_dim: int
     causal: bool = False
 
-    def taken(self, multiprocessors: int) -> bool:
-        """Whether `sageattn` takes PyTorch's."""
+    def taken(self, multiprocessors: int) -> str:
+        """What `sageattn` takes: a field of `Times`."""
         sizes = (1, self.heads, self.kv_heads, self.qo_len, self.kv_len, self.head_dim)
-        return _library.library.pytorch_is_faster(KERNEL, multiprocessors, sizes, self.causal)
+        which = _library.library.fastest(QUANTISED, multiprocessors, sizes, self.causal, or_16_bit=True)
+        return {QUANTISED: "quantised", "16 bits": "in_16_bits", "PyTorch": "pytorch"}[which]
+
+
+class Times(NamedTuple):
+    """Microseconds of a call."""
+
+    quantised: float
+    in_16_bits: float | None  # head_dims to 128
+    pytorch: float
+
+    @property
+    def least(self) -> float:
+        """Of the fastest."""
+        return min(time for time in self if time is not None)
+
+    def of(self, which: str) -> float:
+        """Of one of the fields."""
+        time: float = getattr(self, which)
+        return time
 
 
 def problems() -> Iterator[Problem]:
@@ -80,8 +99,8 @@ def microseconds(call: Callable[[], object]) -> float:
     return under_load(replayed(call), SECONDS) * 1000
 
 
-def measured(problem: Problem) -> tuple[float, float]:
-    """Microseconds of ours and of PyTorch's."""
+def measured(problem: Problem) -> Times:
+    """On the GPU."""
     q = torch.randn(1, problem.heads, problem.qo_len, problem.head_dim, device="cuda", dtype=torch.bfloat16)
     k, v = (
         torch.randn(1, problem.kv_heads, problem.kv_len, problem.head_dim, device="cuda", dtype=torch.bfloat16) for _ in "kv"
@@ -93,14 +112,20 @@ def measured(problem: Problem) -> tuple[float, float]:
                 q, k, v, is_causal=problem.causal, enable_gqa=problem.heads != problem.kv_heads
             )
 
-    return round(microseconds(partial(ours(KERNEL), q, k, v, problem.causal)), 1), round(microseconds(pytorchs), 1)
+    def by(kernel: str) -> float:
+        return round(microseconds(partial(ours(kernel), q, k, v, problem.causal)), 1)
+
+    return Times(by(QUANTISED), by(IN_16_BITS) if problem.head_dim <= 128 else None, round(microseconds(pytorchs), 1))
 
 
-def draw(rows: list[tuple[Problem, float, float]], multiprocessors: int, title: str, path: Path) -> None:
-    """Of self-attention, PyTorch's time over ours; a dot where PyTorch's is taken."""
+MARKS = {"quantised": "", "in_16_bits": "_", "pytorch": "."}
+
+
+def draw(rows: list[tuple[Problem, Times]], multiprocessors: int, title: str, path: Path) -> None:
+    """Of self-attention, PyTorch's time over that of what is taken; a line where that does not quantise, a dot where it is PyTorch's."""
     mpl.use("Agg")
     mpl.rcParams["svg.hashsalt"] = "sageattention"  # the same numbers give the same bytes
-    ratios = {problem: theirs / mine for problem, mine, theirs in rows}
+    ratios = {problem: times.pytorch / times.of(problem.taken(multiprocessors)) for problem, times in rows}
     figure, axes = pyplot.subplots(2, 2, figsize=(11, 9), layout="constrained", sharex=True, sharey=True)
     for axis, (head_dim, causal) in zip(axes.flat, product((64, 128), (False, True)), strict=True):
         table = [[Problem(heads, heads, tokens, tokens, head_dim, causal) for heads in HEADS] for tokens in TOKENS]
@@ -109,14 +134,13 @@ def draw(rows: list[tuple[Problem, float, float]], multiprocessors: int, title: 
         for (i, row), j in product(enumerate(table), range(len(HEADS))):
             if row[j] in ratios:
                 axis.text(j, i, f"{ratios[row[j]]:.2f}", ha="center", va="center", fontsize=6)
-                if row[j].taken(multiprocessors):
-                    axis.plot(j, i + 0.33, ".", color="black", markersize=2)
+                axis.plot(j, i + 0.33, MARKS[row[j].taken(multiprocessors)], color="black", markersize=3)
         axis.set_xticks(range(len(HEADS)), [str(heads) for heads in HEADS], fontsize=7)
         axis.set_yticks(range(len(TOKENS)), [str(tokens) for tokens in TOKENS], fontsize=7)
         axis.set_title(f"head_dim {head_dim}{', causal' if causal else ''}", fontsize=9)
     figure.supxlabel("batch × heads", fontsize=9)
     figure.supylabel("tokens", fontsize=9)
-    figure.colorbar(image, ax=axes, label="time of cuDNN / time of our kernel; dot: sageattn takes cuDNN's", shrink=0.6)
+    figure.colorbar(image, ax=axes, label="time of cuDNN / time of what sageattn takes; line: our kernel in 16 bits; dot: cuDNN's", shrink=0.6)
     figure.suptitle(title, fontsize=10)
     figure.savefig(path, metadata={"Date": None})
 
@@ -129,17 +153,15 @@ def main() -> None:
     if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
         sys.exit("short: needs a GPU of compute capability 9.0, whose calls sageattn shares with PyTorch")
     multiprocessors = torch.cuda.get_device_properties(0).multi_processor_count
-    rows = [(problem, *measured(problem)) for problem in track(list(problems()), "calls", console=Console(stderr=True))]
+    rows = [(problem, measured(problem)) for problem in track(list(problems()), "calls", console=Console(stderr=True))]
     where = environment("python bench/short.py")
     arguments.output.parent.mkdir(parents=True, exist_ok=True)
-    head = {"environment": where, "multiprocessors": multiprocessors, "columns": [*Problem._fields, "ours", "pytorch"]}
-    table = ",\n".join(json.dumps([*problem, mine, theirs]) for problem, mine, theirs in rows)
+    head = {"environment": where, "multiprocessors": multiprocessors, "columns": [*Problem._fields, *Times._fields]}
+    table = ",\n".join(json.dumps([*problem, *times]) for problem, times in rows)
     arguments.output.write_text(f'{json.dumps(head)[:-1]},\n"microseconds": [\n{table}\n]}}\n', encoding="utf-8")
     draw(rows, multiprocessors, f"{where['gpu']}, PyTorch {where['torch']}, bf16", arguments.output.with_suffix(".svg"))
-    lost = sorted(
-        ((theirs if problem.taken(multiprocessors) else mine) / min(mine, theirs), problem) for problem, mine, theirs in rows
-    )
-    print(f"the choice costs {sum(loss for loss, _ in lost) / len(lost) - 1:.2%} beside the better one; most:")
+    lost = sorted((times.of(problem.taken(multiprocessors)) / times.least, problem) for problem, times in rows)
+    print(f"the choice costs {sum(loss for loss, _ in lost) / len(lost) - 1:.2%} beside the best one; most:")
     for loss, problem in lost[:-9:-1]:
         print(f"  {loss - 1:.0%}: {problem}")
 

@@ -114,8 +114,7 @@ class Library:
             self._c = ctypes.CDLL(str(self.path))
             for name in ("register_operators", "set_kernel_directory", "kernel_architecture", "kernel_name"):
                 getattr(self._c, f"sage_{name}").restype = ctypes.c_char_p
-            self._c.sage_pytorch_is_faster.argtypes = [*[ctypes.c_int] * 8, ctypes.c_bool, ctypes.c_int64]
-            self._c.sage_pytorch_is_faster.restype = ctypes.c_bool
+            self._c.sage_fastest.argtypes = [*[ctypes.c_int] * 8, ctypes.c_bool, ctypes.c_int64, ctypes.c_bool]
         except (OSError, AttributeError) as error:
             message = f"{__package__}: {self.path} cannot be loaded ({error}); reinstall the package"
             raise ImportError(message) from error
@@ -158,10 +157,10 @@ class Library:
         self._check(self._c.sage_kernel_architecture(device, ctypes.byref(folder)))
         return (folder.value or b"").decode()
 
-    def pytorch_is_faster(
-        self, kernel: str, multiprocessors: int, sizes: tuple[int, ...], is_causal: bool, bias: int = 0
-    ) -> bool:
-        """Whether PyTorch's own attention is expected to take no longer than a kernel, as the operator decides it where it may.
+    def fastest(
+        self, kernel: str, multiprocessors: int, sizes: tuple[int, ...], is_causal: bool, bias: int = 0, or_16_bit: bool = False
+    ) -> str:
+        """What is expected to take least in a kernel's place, as the operator decides it: the kernel itself, "PyTorch", its own attention, or "16 bits".
 
         Args:
             kernel: its name.
@@ -169,8 +168,10 @@ class Library:
             sizes: batch, q_heads, kv_heads, qo_len, kv_len, head_dim: each at least 1, below 2^31.
             is_causal: as of the functions.
             bias: elements of an attn_mask that is added, of each head; 0: there is none.
+            or_16_bit: whether that may be Hopper's kernel in 16 bits.
         """
-        return bool(self._c.sage_pytorch_is_faster(self.kernels[kernel], multiprocessors, *sizes, is_causal, bias))
+        which: int = self._c.sage_fastest(self.kernels[kernel], multiprocessors, *sizes, is_causal, bias, or_16_bit)
+        return (kernel, "16 bits", "PyTorch")[which]
 
     @staticmethod
     def _check(failure: bytes | None) -> None:

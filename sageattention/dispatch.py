@@ -93,10 +93,15 @@ class Choice(NamedTuple):
             lines.append(
                 f"  up to {rows} queries times heads that share K and V, over any number of keys: {FEW_TOKENS.over_many_keys}, likewise"
             )
+            if shared:
+                lines.append(
+                    f"  up to some 1000 queries, or 500 keys, of head_dims to {FEW_TOKENS.short_head_dim}, without an attn_mask: "
+                    f"{FEW_TOKENS.short}, likewise, for sizes that it is expected to be faster at"
+                )
         if self.or_pytorch:
             lines.append(
-                "  or PyTorch's own attention by cuDNN, more exact, for sizes that it is expected to be faster at (up to some 1000 "
-                "queries, or 300 keys), where q, k and v have one head_dim and rows that start on 16 bytes; of attn_masks for a bias of "
+                "  or PyTorch's own attention by cuDNN, more exact, for sizes that it is expected to be faster at (head_dims over "
+                "128, up to some 1000 queries, or 500 keys), where q, k and v have one head_dim and rows that start on 16 bytes; of attn_masks for a bias of "
                 "each head alone"
             )
         return "\n".join(lines)
@@ -131,7 +136,7 @@ def choose(request: Request, gpu: Gpu, present: frozenset[str] | None = None, *,
                 and request.function == FIRST
                 and not (request.packed or request.uneven)
                 and gpu != CPU
-                and (present is None or {FEW_TOKENS.name, FEW_TOKENS.over_many_keys} <= present)
+                and (present is None or FEW_TOKENS.kernels(shared=KERNELS[row.kernel].gpus == "9.0 alone") <= present)
             )
             return Choice(row.kernel, row.reason, name, tuple(passed_over), or_pytorch, or_16_bit)
         passed_over.append(f"{row.kernel}: {lack}")

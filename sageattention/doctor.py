@@ -196,7 +196,7 @@ def self_test(report: Report, device: str, present: frozenset[str]) -> None:
     }
     few = dispatch.FEW_TOKENS
     if few is not None and few.name in present and not cpu:
-        errors.update({few.name: few.error, few.over_many_keys: few.error})
+        errors.update(dict.fromkeys(sorted(few.kernels(shared=few.short in present)), few.error))
     for name, known in errors.items():
         try:
             error = error_of(name, device)
@@ -281,7 +281,7 @@ def call(kernel: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torc
     """Attention on a kernel of our choosing."""
     from . import _ops, dispatch
 
-    few = kernel not in dispatch.KERNELS
+    few = kernel not in _ops.NUMBERS
     kernel = next(iter(dispatch.KERNELS)) if few else kernel  # which the others come before
     out: torch.Tensor = _ops.attention(
         q, k, v, None, "HND", False, q.shape[-1] ** -0.5, True, False, False, False, kernel, or_16_bit=few

@@ -65,3 +65,9 @@ class FewTokens(NamedTuple):
     over_many_keys: str  # the kernel that serves any number of keys
     rows: int  # queries times heads that share K and V, up to which that one may
     rows_where_shared: int  # on Hopper
+    short: str  # the kernel that serves short sequences without a mask on Hopper
+    short_head_dim: int  # up to which it may
+
+    def kernels(self, *, shared: bool) -> frozenset[str]:
+        """Their names; `shared`: on Hopper."""
+        return frozenset({self.name, self.over_many_keys, *([self.short] if shared else [])})

@@ -84,6 +84,8 @@ FEW_TOKENS = FewTokens(
     over_many_keys="sm80_qk_f16_pv_f16_split_kv",
     rows=64,
     rows_where_shared=32,
+    short="sm90_qk_f16_pv_f16",
+    short_head_dim=128,
 )
 
 # What to do where none of these kernels runs.

@@ -124,8 +124,9 @@ def calls(seed: int, device: str, problem: Problem) -> Iterator[Call]:
             )
         except ValueError:  # not on this GPU, and the message says so
             continue
-        in_16_bit = explained.or_16_bit and _may_be_in_16_bits(problem)
-        by_pytorch = explained.or_pytorch and _is_pytorchs(problem, explained.kernel)
+        fastest = _fastest(problem, explained) if explained.or_16_bit or explained.or_pytorch else explained.kernel
+        in_16_bit = explained.or_16_bit and (_may_be_in_16_bits(problem) or fastest == "16 bits")
+        by_pytorch = explained.or_pytorch and fastest == "PyTorch"
         if (by_pytorch or in_16_bit) and "huge" in problem.words:
             continue  # which give NaN where a product overflows
         yield Call(
@@ -144,18 +145,19 @@ def _may_be_in_16_bits(problem: Problem) -> bool:
     return bool((queries <= few.queries and keys <= most_keys) or heads * queries <= few.rows * kv_heads)
 
 
-def _is_pytorchs(problem: Problem, kernel: str) -> bool:
+def _fastest(problem: Problem, explained: dispatch.Choice) -> str:
+    """As the operator expects it, but for few queries."""
     batch, heads, queries, head_dim = problem.q.shape
-    sizes = (batch, heads, problem.k.shape[1], queries, problem.k.shape[2], head_dim)
-    if heads * queries <= dispatch.FEW_TOKENS.rows_where_shared * problem.k.shape[1]:
-        return False
+    sizes = (batch, heads, problem.k.shape[1], queries, problem.k.shape[2], max(head_dim, problem.v.shape[-1]))
+    if 0 in sizes or heads * queries <= dispatch.FEW_TOKENS.rows_where_shared * problem.k.shape[1]:
+        return explained.kernel
     bias = 0
     if problem.mask is not None:
         if problem.mask.dtype != problem.q.dtype or problem.mask.dim() < 3 or 1 in problem.mask.shape[-3:-1]:
-            return False
+            return explained.kernel
         bias = problem.mask.numel()
     multiprocessors = torch.cuda.get_device_properties(problem.q.device).multi_processor_count
-    return 0 not in sizes and _library.library.pytorch_is_faster(kernel, multiprocessors, sizes, problem.is_causal, bias)
+    return _library.library.fastest(explained.kernel, multiprocessors, sizes, problem.is_causal, bias, explained.or_16_bit)
 
 
 def _bound(function: Callable[..., Any], arguments: tuple[Any, ...], named: dict[str, Any]) -> Callable[[], Any]:

@@ -37,6 +37,7 @@ BEFORE = {
     "sm80_qk_int8_pv_f16_accum_f16": ("quant_k_int8", "quant_v_f16"),
     "sm89_qk_int8_pv_f8": ("quant_k_int8", "quant_v_f8"),
     "sm89_qk_int8_pv_f8_accum_f16": ("quant_k_int8", "quant_v_f8"),
+    "sm90_qk_f16_pv_f16": (),
     "sm90_qk_int8_pv_f16": ("quant_k_int8",),
     "sm120_qk_fp4_pv_fp4": ("means", "quant_kv_fp4"),
 }

@@ -169,7 +169,7 @@ def test_the_operator_is_told(function: str, allowed: bool, monkeypatch: pytest.
         "gpu_of",
         lambda *_: (
             dispatch.Gpu((9, 0)),
-            frozenset([*dispatch.KERNELS, dispatch.FEW_TOKENS.name, dispatch.FEW_TOKENS.over_many_keys]),
+            frozenset(dispatch.KERNELS) | dispatch.FEW_TOKENS.kernels(shared=True),
         ),
     )
     monkeypatch.setattr(dispatch, "_cudnn", lambda: dispatch.MEASURED_CUDNN)
@@ -279,6 +279,9 @@ def test_few_tokens_are_the_16_bit_kernels() -> None:
     assert asked(dispatch.Gpu((9, 0)))
     assert asked(other_mask=True)
     assert asked(present=frozenset({F8, few.name, few.over_many_keys}))
+    hopper = dispatch.Gpu((9, 0))
+    assert asked(hopper, frozenset({HOPPER, few.name, few.over_many_keys, few.short}))
+    assert not asked(hopper, frozenset({HOPPER, few.name, few.over_many_keys}))
     assert not asked(present=frozenset({F8}))
     assert not asked(dispatch.CPU)
     assert not asked(function="sageattn_qk_int8_pv_fp16_cuda", pv_accum_dtype="fp32")
@@ -291,6 +294,8 @@ def test_few_tokens_are_the_16_bit_kernels() -> None:
     other = str(explain(Q, K, V, attn_mask=torch.zeros(1), architecture="9.0"))  # of another dtype: not Hopper's own kernel
     assert f"up to {few.rows} queries times heads" in other
     assert "under an attn_mask" not in other
+    assert few.short in str(explain(Q, K, V, architecture="9.0"))
+    assert few.short not in str(explain(Q, K, V, architecture="8.9"))
     assert few.name not in str(explain(Q, K, V))
 
 

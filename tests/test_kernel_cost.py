@@ -43,6 +43,7 @@ BUDGET = {
     "sm80_qk_int8_pv_f16_accum_f16": (12, 1595),
     "sm89_qk_int8_pv_f8": (12, 2118),
     "sm89_qk_int8_pv_f8_accum_f16": (12, 2138),
+    "sm90_qk_f16_pv_f16": (4, 137),
     "sm90_qk_int8_pv_f16": (6, 519),
     "sm90_qk_int8_pv_f16_masked": (6, 637),
 }

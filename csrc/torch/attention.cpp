@@ -9,6 +9,7 @@
 #include "runtime/tensor_map.h"
 #include "torch/call.h"
 #include "torch/few_tokens.h"
+#include "torch/hopper_in_16_bits.h"
 #include "torch/mask.h"
 #include "torch/quantise.h"
 #include "torch/tiling.h"
@@ -58,7 +59,7 @@ void check_kernel(const Call& call) {
   TORCH_CHECK_VALUE(kernel.that_alone ? built_for.number == kernel.since && built_for.that_alone : built_for.number >= kernel.since,
                     "kernel: ", kernel.name, " is compiled for sm_", kernel.since, kernel.that_alone ? "a alone" : " and later",
                     "; here is ", runtime::KernelStore::get().architecture(call.device()));
-  TORCH_CHECK_VALUE(!kernel.persistent || (call.shape.head_dim % 8 == 0 && call.shape.v_head_dim % 8 == 0),
+  TORCH_CHECK_VALUE((!kernel.persistent && !kernel.in_16_bits) || (call.shape.head_dim % 8 == 0 && call.shape.v_head_dim % 8 == 0),
                     "q, v: the kernel ", kernel.name, " wants multiples of 8 as head_dim, got ", call.shape.head_dim, " and ",
                     call.shape.v_head_dim);
   TORCH_CHECK_VALUE(kernel.v_differs || call.shape.v_head_dim == call.shape.head_dim, "v: the kernel ", kernel.name,
@@ -80,6 +81,11 @@ void run(Call& call, const Tensor& out, const Tensor& lse, const std::optional<T
   runtime::KernelStore& store = runtime::KernelStore::get();
   const int32_t head_dim = call.head_dim();
   const bool masked = kernel.persistent && attn_mask.has_value();
+  if (kernel.in_16_bits) {
+    TORCH_CHECK_VALUE(call.sm_scale > 0.0, "sm_scale: the kernel ", kernel.name, " wants a positive number, got ", call.sm_scale);
+    attend_in_16_bits(call, out, lse);
+    return;
+  }
   if (kernel.persistent) {
     // Rows that do not start on 16 bytes, and repeated ones, the copy engine cannot read.
     for (Tensor* tensor : {&call.q, &call.v}) {

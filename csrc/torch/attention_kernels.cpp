@@ -7,6 +7,7 @@
 #include "kernels/attention/sm80_qk_int8_pv_f16_accum_f16.h"
 #include "kernels/attention/sm89_qk_int8_pv_f8.h"
 #include "kernels/attention/sm89_qk_int8_pv_f8_accum_f16.h"
+#include "kernels/attention/sm90_qk_f16_pv_f16.h"
 #include "kernels/attention/sm90_qk_int8_pv_f16.h"
 #include "torch/tensor.h"
 
@@ -65,6 +66,19 @@ constexpr AttentionKernel wgmma(const char* name, const char* masked) {
   return kernel;
 }
 
+constexpr AttentionKernel wgmma_in_16_bits(const char* name) {
+  using Kernel = Sm90QkF16PvF16;
+  AttentionKernel kernel{};
+  kernel.name = name;
+  kernel.block_m = &Kernel::block_m;
+  kernel.threads = &Kernel::threads;
+  kernel.shared_bytes = &Kernel::shared_bytes;
+  kernel.largest_head_dim = Kernel::kLargestHeadDim;
+  kernel.since = 90;
+  kernel.that_alone = kernel.v_differs = kernel.in_16_bits = true;
+  return kernel;
+}
+
 constexpr AttentionKernel kKernels[] = {
     mma_sync<Sm80QkInt8PvF16>("sm80_qk_int8_pv_f16", 80),
     mma_sync<Sm80QkInt8PvF16AccumF16>("sm80_qk_int8_pv_f16_accum_f16", 80, "quant_v_f16"),
@@ -72,6 +86,7 @@ constexpr AttentionKernel kKernels[] = {
     mma_sync<Sm89QkInt8PvF8AccumF16>("sm89_qk_int8_pv_f8_accum_f16", 89, "quant_v_f8"),
     wgmma<Sm90QkInt8PvF16>("sm90_qk_int8_pv_f16", "sm90_qk_int8_pv_f16_masked"),
     fp4<Sm120QkFp4PvFp4>("sm120_qk_fp4_pv_fp4"),
+    wgmma_in_16_bits("sm90_qk_f16_pv_f16"),
 };
 
 }  // namespace

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <iterator>
+#include <limits>
 
+#include "torch/hopper_in_16_bits.h"
 #include "torch/tiling.h"
 
 namespace sage {
@@ -34,8 +36,11 @@ constexpr float kQuick = 0.1f;
 constexpr int32_t kQuickBlocks = 12;
 // With a bias: of the kernel that looks at it, any, and a million of its elements; of the one that looks at what cuDNN made of rows that see nothing.
 constexpr float kLook = 3.3f, kLookAtElements = 0.6f, kLookAtRows = 2.0f;
-// PyTorch's is taken where it is so much slower, too: it is more exact.
-constexpr float kPreference = 1.01f;
+// What does not quantise is taken where it is so much slower, too: it is more exact. PyTorch's only where it is so much faster than ours in 16 bits, which
+// takes less of the host and makes no plans.
+constexpr float kPreference = 1.01f, kReluctance = 0.92f;
+// Of calls that take less microseconds, the kernel in 16 bits is taken where it is so much slower than the one that quantises: it is one launch.
+constexpr float kShort = 40.0f, kOneLaunch = 1.05f;
 
 float cudnn_time(const AttentionShape& shape, Kind kind, int32_t multiprocessors, const Costs& costs) {
   constexpr int32_t kTile = 128;
@@ -59,21 +64,26 @@ float our_time(const Call& call, Kind kind, int64_t bias, int32_t multiprocessor
 
 }  // namespace
 
-bool pytorch_is_faster(const Call& call, int32_t multiprocessors, int64_t bias) {
-  if (!call.kernel.persistent) return false;
+Fastest fastest(const Call& call, int32_t multiprocessors, int64_t bias, bool in_16_bits, bool by_pytorch) {
+  if (!call.kernel.persistent) return Fastest::kQuantised;
+  const AttentionShape& shape = call.shape;
   const Kind kind = bias > 0 ? kBias : call.options.is_causal ? kCausal : kNone;
-  if (kind == kBias && (call.options.is_causal || call.shape.head_dim > 128)) return false;  // not measured
+  if (kind == kBias && (call.options.is_causal || shape.head_dim > 128)) return Fastest::kQuantised;  // not measured
   // Of sizes that it has not seen cuDNN first makes a plan, which takes 30 ms. Few queries are a model's that writes, each time over some keys more;
   // under a causal mask most are of prompts, which have any length, and with a bias of texts.
   constexpr int32_t kFewQueries = 16, kUsual = 64;
-  if (call.shape.qo_len <= kFewQueries) return false;
-  if (kind != kNone && (call.shape.qo_len % kUsual != 0 || call.shape.kv_len % kUsual != 0)) return false;
+  if (shape.qo_len <= kFewQueries || (kind != kNone && (shape.qo_len % kUsual != 0 || shape.kv_len % kUsual != 0))) by_pytorch = false;
+  in_16_bits = in_16_bits && kind != kBias;
+  if (!in_16_bits && !by_pytorch) return Fastest::kQuantised;
   // With few keys memory is the limit, and quantising them something on top. 129 to 192 are as many to cuDNN as 256.
-  const int32_t few_keys = call.shape.head_dim <= 128 ? 128 : 512, keys = call.shape.kv_len;
-  if (keys <= few_keys || (keys > 192 && keys <= 256)) return true;
+  const int32_t few_keys = shape.head_dim <= 128 ? 128 : 512, keys = shape.kv_len;
+  if (keys <= few_keys || (keys > 192 && keys <= 256)) return in_16_bits ? Fastest::kIn16Bits : Fastest::kPytorch;
   const Costs& costs = *std::find_if(std::begin(kCosts), std::end(kCosts) - 1,
-                                     [&](const Costs& some) { return call.shape.head_dim <= some.head_dim; });
-  return cudnn_time(call.shape, kind, multiprocessors, costs) < kPreference * our_time(call, kind, bias, multiprocessors, costs);
+                                     [&](const Costs& some) { return shape.head_dim <= some.head_dim; });
+  const float quantised = our_time(call, kind, bias, multiprocessors, costs);
+  const float unquantised = in_16_bits ? tiles_in_16_bits(shape, call.options.is_causal, multiprocessors).time : std::numeric_limits<float>::infinity();
+  if (by_pytorch && cudnn_time(shape, kind, multiprocessors, costs) < std::min(kPreference * quantised, kReluctance * unquantised)) return Fastest::kPytorch;
+  return unquantised < (quantised < kShort ? kOneLaunch : 1.0f) * quantised ? Fastest::kIn16Bits : Fastest::kQuantised;
 }
 
 }  // namespace sage

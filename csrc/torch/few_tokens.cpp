@@ -7,6 +7,8 @@
 
 #include "kernels/attention/sm80_combine_split_kv.h"
 #include "kernels/attention/sm80_qk_f16_pv_f16_split_kv.h"
+#include "torch/expected_time.h"
+#include "torch/hopper_in_16_bits.h"
 #include "torch/mask.h"
 #include "torch/pytorch_attention.h"
 
@@ -34,18 +36,18 @@ int64_t warps_at_once(const Call& call) {
   return int64_t{runtime::KernelStore::get().device(call.device()).multiprocessors} * Sm80QkF16PvF16::warps_per_sm(call.head_dim());
 }
 
-// Whether the 16-bit kernel is faster than others of ours, which quantise, and than PyTorch's, if that may be taken. Kernels for Hopper alone, cuDNN's
-// too, share K and V among more rows: with more keys, or queries, they are as fast, unless the call takes no longer than a launch in any case.
-bool is_for_16_bit(const Call& call, bool or_pytorch, bool masked) {
+// Whether the 16-bit kernel is faster than others of ours, which quantise, and than `instead`. Kernels for Hopper alone, cuDNN's too, share K and V among
+// more rows: with more keys, or queries, they are as fast, unless the call takes no longer than a launch in any case.
+bool is_for_16_bit(const Call& call, Fastest instead, bool masked) {
   using Kernel = Sm80QkF16PvF16;
   const AttentionShape& shape = call.shape;
   const int32_t head_dim = call.head_dim();
-  const bool beside_pytorch = or_pytorch && !masked;  // with a bias cuDNN was not measured beside this kernel
-  const bool shares = beside_pytorch || (call.kernel.persistent && head_dim > 64);
-  const bool looks_first = masked && !or_pytorch && call.kernel.persistent && shape.qo_len <= Kernel::kMostQueriesWhereShared;
+  const bool beside_others = instead != Fastest::kQuantised && !masked;  // with a bias cuDNN was not measured beside this kernel
+  const bool shares = beside_others || (call.kernel.persistent && head_dim > 64);
+  const bool looks_first = masked && instead == Fastest::kQuantised && call.kernel.persistent && shape.qo_len <= Kernel::kMostQueriesWhereShared;
   const int32_t most_keys = looks_first ? Kernel::most_masked_keys_where_shared(head_dim) : Kernel::most_keys(head_dim);
   if (shape.qo_len > (shares ? Kernel::kMostQueriesWhereShared : Kernel::kMostQueries) || shape.kv_len > most_keys) return false;
-  return rows_are_even(call) && (!beside_pytorch || shape.kv_len <= most_keys / 2 || strips(shape) <= 512);
+  return rows_are_even(call) && (!beside_others || shape.kv_len <= most_keys / 2 || strips(shape) <= 512);
 }
 
 // Rows that share K and V: of a group of heads.
@@ -162,11 +164,17 @@ void launch_split_kv(const Call& call, const Sm80QkF16PvF16::Params& params) {
                 &parted);
 }
 
+// To be written.
+std::tuple<Tensor, Tensor> outputs(const Call& call) {
+  const AttentionShape& shape = call.shape;
+  return {call.empty({call.q.size(0), call.q.size(1), call.q.size(2), shape.v_head_dim}, call.q.scalar_type()),
+          call.options.return_lse ? call.empty({shape.batch, shape.q_heads, shape.qo_len}, kFloat) : call.empty({0}, kFloat)};
+}
+
 std::tuple<Tensor, Tensor> attention_in_16_bit(Call& call, const std::optional<Tensor>& attn_mask, bool split_kv) {
   using Kernel = Sm80QkF16PvF16;
   const AttentionShape& shape = call.shape;
-  const Tensor out = call.empty({call.q.size(0), call.q.size(1), call.q.size(2), shape.v_head_dim}, call.q.scalar_type());
-  const Tensor lse = call.options.return_lse ? call.empty({shape.batch, shape.q_heads, shape.qo_len}, kFloat) : call.empty({0}, kFloat);
+  const auto [out, lse] = outputs(call);
   Kernel::Params params = params_in_16_bit(call, attn_mask, out, lse);
   call.stream = current_stream(call.device());
   if (split_kv) {
@@ -184,10 +192,16 @@ std::tuple<Tensor, Tensor> attention_in_16_bit(Call& call, const std::optional<T
 std::optional<std::tuple<Tensor, Tensor>> attention_of_few_tokens(Call& call, const std::optional<Tensor>& attn_mask) {
   if (call.q.numel() == 0) return std::nullopt;
   if (call.options.or_16_bit && is_for_split_kv(call)) return attention_in_16_bit(call, attn_mask, /*split_kv=*/true);
-  const bool or_pytorch = pytorch_serves(call, attn_mask);
-  if (call.options.or_16_bit && is_for_16_bit(call, or_pytorch, attn_mask.has_value())) return attention_in_16_bit(call, attn_mask, /*split_kv=*/false);
-  if (or_pytorch) return pytorch_attention(call, attn_mask);
-  return std::nullopt;
+  const bool masked = attn_mask.has_value();
+  const Fastest which = fastest(call, runtime::KernelStore::get().device(call.device()).multiprocessors, masked ? attn_mask->numel() : 0,
+                                call.options.or_16_bit && !masked && can_in_16_bits(call), call.options.or_pytorch && pytorch_can(call, attn_mask));
+  if (call.options.or_16_bit && is_for_16_bit(call, which, masked)) return attention_in_16_bit(call, attn_mask, /*split_kv=*/false);
+  if (which == Fastest::kPytorch) return pytorch_attention(call, attn_mask);
+  if (which == Fastest::kQuantised) return std::nullopt;
+  const auto [out, lse] = outputs(call);
+  call.stream = current_stream(call.device());
+  attend_in_16_bits(call, out, lse);
+  return std::tuple{out, lse};
 }
 
 }  // namespace sage

@@ -1,21 +1,11 @@
 #include "torch/pytorch_attention.h"
 
 #include "kernels/mask/hidden_rows.h"
-#include "torch/expected_time.h"
 #include "torch/mask.h"
 
 namespace sage {
 
 namespace {
-
-// Whether PyTorch's attention by cuDNN can do it: it wants rows that start on 16 bytes, and no dimension that repeats the same memory. For
-// scales of 0 and below it returns NaN.
-bool pytorch_can(const Call& call) {
-  for (const Tensor* tensor : {&call.q, &call.k, &call.v}) {
-    if (!copy_engine_reads(*tensor, view(*tensor, call.shape.heads_first))) return false;
-  }
-  return call.shape.head_dim == call.shape.v_head_dim && call.sm_scale > 0.0;
-}
 
 // A bias of each head, which hides little as a rule, in numbers that cuDNN adds: else it is a mask that hides, and ours leaves out what that hides.
 bool is_bias(const Call& call, const Tensor& attn_mask) {
@@ -47,10 +37,13 @@ void hide_rows(const Call& call, const AttentionMask& mask, const Tensor& out, c
 
 }  // namespace
 
-bool pytorch_serves(const Call& call, const std::optional<Tensor>& attn_mask) {
-  if (!call.options.or_pytorch || (attn_mask.has_value() && !is_bias(call, *attn_mask))) return false;
-  const int32_t multiprocessors = runtime::KernelStore::get().device(call.device()).multiprocessors;
-  return pytorch_is_faster(call, multiprocessors, attn_mask.has_value() ? attn_mask->numel() : 0) && pytorch_can(call);
+// cuDNN wants rows that start on 16 bytes, and no dimension that repeats the same memory. For scales of 0 and below it returns NaN.
+bool pytorch_can(const Call& call, const std::optional<Tensor>& attn_mask) {
+  if (attn_mask.has_value() && !is_bias(call, *attn_mask)) return false;
+  for (const Tensor* tensor : {&call.q, &call.k, &call.v}) {
+    if (!copy_engine_reads(*tensor, view(*tensor, call.shape.heads_first))) return false;
+  }
+  return call.shape.head_dim == call.shape.v_head_dim && call.sm_scale > 0.0;
 }
 
 std::tuple<Tensor, Tensor> pytorch_attention(Call& call, const std::optional<Tensor>& attn_mask) {

@@ -9,8 +9,8 @@
 
 namespace sage {
 
-// Whether it may serve a call, can, and is expected to take no longer.
-bool pytorch_serves(const Call& call, const std::optional<Tensor>& attn_mask);
+// Whether it can serve a call, and, of those with a mask, may.
+bool pytorch_can(const Call& call, const std::optional<Tensor>& attn_mask);
 
 // Output and log-sum-exp.
 std::tuple<Tensor, Tensor> pytorch_attention(Call& call, const std::optional<Tensor>& attn_mask);

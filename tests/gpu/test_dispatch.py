@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 import torch
-from accuracy import TOLERANCES, error_by_size, exact
+from accuracy import TOLERANCES, error_by_size, exact, relative_l1
 
 import sageattention
-from sageattention import _ops, dispatch, explain, short_calls
+from sageattention import _library, _ops, dispatch, explain, short_calls
 
 pytestmark = [
     pytest.mark.gpu,
@@ -166,6 +166,43 @@ def test_few_tokens(
     assert error_by_size(out, q, k, v, **options) <= 0.004 * max(1.0, kv_len / 96) ** 0.5
     again = sageattention.sageattn(a, b, c, layout, **options)
     assert torch.equal(again if layout == "HND" else again.transpose(1, 2), out)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("layout", ["HND", "NHD"])
+@pytest.mark.parametrize(
+    ("batch", "heads", "kv_heads", "qo_len", "kv_len", "head_dim", "causal"),
+    [
+        (2, 20, 20, 1024, 1024, 64, False),
+        (2, 10, 10, 4096, 77, 64, False),
+        (2, 8, 8, 1024, 1024, 80, False),
+        (3, 5, 1, 577, 577, 64, False),
+        (1, 32, 8, 513, 513, 128, True),
+        (40, 9, 3, 250, 190, 40, True),
+        (8, 16, 16, 256, 256, 128, False),
+        (1, 1, 1, 131, 65, 8, False),
+    ],
+)
+def test_short_sequences(
+    batch: int, heads: int, kv_heads: int, qo_len: int, kv_len: int, head_dim: int, causal: bool, layout: str, dtype: torch.dtype
+) -> None:
+    """On Hopper in 16 bits: more exact than what quantises can be."""
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("quantised here")
+    q = randn(batch, heads, qo_len, head_dim, seed=0, dtype=dtype)
+    k, v = (randn(batch, kv_heads, kv_len, head_dim, seed=seed, dtype=dtype) for seed in (1, 2))
+    a, b, c = (x if layout == "HND" else x.transpose(1, 2).contiguous() for x in (q, k, v))
+    multiprocessors = torch.cuda.get_device_properties(0).multi_processor_count
+    sizes = (batch, heads, kv_heads, qo_len, kv_len, head_dim)
+    assert _library.library.fastest(explain(a, b, c, layout).kernel, multiprocessors, sizes, causal, or_16_bit=True) == "16 bits"
+    results: Any = sageattention.sageattn(a, b, c, layout, causal, return_lse=True)
+    out, lse = results
+    assert out.is_contiguous()
+    assert torch.equal(sageattention.sageattn(a, b, c, layout, causal), out)
+    out = out if layout == "HND" else out.transpose(1, 2)
+    expected, expected_lse = exact(q, k, v, is_causal=causal)
+    assert (lse - expected_lse).abs().max() <= 0.01
+    assert relative_l1(out, expected) <= (0.004 if dtype == torch.bfloat16 else 0.0006)
 
 
 @pytest.mark.parametrize(("tokens", "head_dim"), [(128, 64), (96, 128)])

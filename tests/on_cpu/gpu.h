@@ -157,6 +157,7 @@ inline std::vector<Warp> warps;
 inline std::vector<Block> blocks;  // of the cluster
 inline Gate cluster_gate;
 inline unsigned cluster;
+inline Index grid_size;
 inline std::vector<std::function<void()>> under_way;  // what happens by itself
 inline const char* (*before)();  // makes the launch before this one, whose end this one need not have seen; null: it has been made
 inline int ends_seen;            // of such launches
@@ -404,6 +405,7 @@ inline void run_cluster() {
 inline const char* launch(void (*entry)(const void*), const void* argument, int grid, int cluster_size, int threads, uint8_t* memory,
                           uint32_t bytes, int seed, const char* (*made_before)()) {
   kernel = entry;
+  grid_size.x = grid;
   params = argument;
   shared = memory;
   shared_bytes = bytes;
@@ -465,6 +467,7 @@ inline const char* launch(void (*entry)(const void*), const void* argument, int 
 
 #define threadIdx (gpu::current->index)
 #define blockIdx (gpu::current->block->index)
+#define gridDim (gpu::grid_size)
 #define blockDim (gpu::current->block->size)
 
 inline void __syncthreads() { gpu::barrier(false); }

@@ -12,6 +12,7 @@
 #include "torch/attention_kernels.cpp"
 #include "torch/expected_time.cpp"
 #include "torch/few_tokens.cpp"
+#include "torch/hopper_in_16_bits.cpp"
 #include "torch/mask.cpp"
 #include "torch/ops.cpp"
 #include "torch/pytorch_attention.cpp"

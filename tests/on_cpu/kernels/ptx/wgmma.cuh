@@ -75,7 +75,8 @@ inline void start_product(const Product& product, size_t count) {
 }
 
 // By a lane for its warp: a product of the oldest group.
-template <typename Element, typename Sum, int kColumns, typename Add>
+// along_k: how the rows of B lie.
+template <typename Element, typename Sum, int kColumns, bool along_k, typename Add>
 void multiply_rows(int warp, size_t index, const Add& add) {
   using In = sage::ptx::Numbers<Element>;
   constexpr int kHalf = 4 * In::kCount, kInner = 2 * kHalf;
@@ -111,7 +112,7 @@ void multiply_rows(int warp, size_t index, const Add& add) {
   const Operand b(mine.descriptors[1], mine, warp * kLanes);
   for (int k = 0; k < kInner; ++k) {
     for (int n = 0; n < kColumns; ++n) {
-      const uint8_t* element = In::kCount == 4 ? b.along_k(n, k, 1) : b.along_n(k, n);
+      const uint8_t* element = along_k ? b.along_k(n, k * 4 / In::kCount, 4 / In::kCount) : b.along_n(k, n);
       right[n / 8][k][n % 8] = In::get(word_of(element, 4 / In::kCount), 0);
     }
   }
@@ -177,7 +178,7 @@ void wgmma_hold(T&) {}
 
 template <typename Element, int N>
 void multiply_integers(int warp, size_t index) {
-  gpu::multiply_rows<Element, int32_t, 2 * N>(warp, index,
+  gpu::multiply_rows<Element, int32_t, 2 * N, true>(warp, index,
                                               [](int32_t(&sums)[8], const auto& left, const auto& right) { add_integers(sums, left, right); });
 }
 template <int N>
@@ -193,17 +194,26 @@ void wgmma_u8_u8(int32_t (&d)[N], const uint32_t (&a)[4], const Descriptor& b, b
   gpu::start_product({multiply_integers<uint8_t, N>, reinterpret_cast<uint32_t*>(d), a, {0, b.bits()}, accumulate, gpu::races::here()}, N);
 }
 
+template <typename Element, int N, bool along_k>
+void multiply_floats(int warp, size_t index) {
+  gpu::multiply_rows<Element, float, 2 * N, along_k>(warp, index, [](float(&sums)[8], const auto& left, const auto& right) {
+    double exact[8];
+    std::copy(sums, sums + 8, exact);
+    add_exactly(exact, left, right);
+    std::copy(exact, exact + 8, sums);
+  });
+}
+template <typename Element, int N>
+void wgmma_f32_along_k(float (&d)[N], const uint32_t (&a)[4], const Descriptor& b, bool accumulate) {
+  gpu::start_product({multiply_floats<Element, N, true>, reinterpret_cast<uint32_t*>(d), a, {0, b.bits()}, accumulate, gpu::races::here()}, N);
+}
+template <typename Element, int N>
+void wgmma_f32_along_k(float (&d)[N], const Descriptor& a, const Descriptor& b, bool accumulate) {
+  gpu::start_product({multiply_floats<Element, N, true>, reinterpret_cast<uint32_t*>(d), nullptr, {a.bits(), b.bits()}, accumulate, gpu::races::here()}, N);
+}
 template <typename Element, int N>
 void wgmma_f32(float (&d)[N], const uint32_t (&a)[4], const Descriptor& b) {
-  const auto multiply = [](int warp, size_t index) {
-    gpu::multiply_rows<Element, float, 2 * N>(warp, index, [](float(&sums)[8], const auto& left, const auto& right) {
-      double exact[8];
-      std::copy(sums, sums + 8, exact);
-      add_exactly(exact, left, right);
-      std::copy(exact, exact + 8, sums);
-    });
-  };
-  gpu::start_product({multiply, reinterpret_cast<uint32_t*>(d), a, {0, b.bits()}, true, gpu::races::here()}, N);
+  gpu::start_product({multiply_floats<Element, N, false>, reinterpret_cast<uint32_t*>(d), a, {0, b.bits()}, true, gpu::races::here()}, N);
 }
 
 }  // namespace sage::ptx

@@ -1,0 +1,115 @@
+#include "torch/hopper_in_16_bits.h"
+
+#include <algorithm>
+
+#include "kernels/attention/sm90_qk_f16_pv_f16.h"
+#include "runtime/tensor_map.h"
+
+namespace sage {
+
+namespace {
+
+using Kernel = Sm90QkF16PvF16;
+
+// Microseconds on an H200, fitted to 1,300 times (bench/notes.md): of a tile's block of 64 keys and of what it takes beside, by how many warpgroups have rows.
+// One after the other, or two at the same time by the two teams of a block of threads.
+struct TileCosts {
+  float block, tile;
+  float blocks_of_two, two_tiles;
+};
+struct CostsIn16Bits {
+  float start;  // of any call
+  TileCosts tiles[3];
+};
+constexpr CostsIn16Bits kCostsTo64{4.02f, {{0.448f, 0.445f, 0.641f, 1.164f}, {0.620f, 0.483f, 1.007f, 1.547f}}};
+constexpr CostsIn16Bits kCostsTo128{3.09f, {{0.613f, 1.498f, 1.226f, 2.996f}, {0.830f, 1.920f, 1.660f, 3.840f}, {1.071f, 2.287f, 2.142f, 4.574f}}};
+
+// Long calls take longer, as the card's clock falls; under a causal mask warpgroups of a tile wait for each other besides.
+float slowdown(float time, int32_t rows, bool is_causal) {
+  if (is_causal) return rows > 128 ? std::min(0.25f, 0.0013f * time) : std::min(0.12f, 0.0006f * time);
+  return std::clamp((rows > 128 ? 0.0017f : 0.0008f) * (time - 40.0f), 0.0f, rows > 128 ? 0.12f : 0.08f);
+}
+
+// How long the tiles of one multiprocessor take, which are handed out in turn.
+float time_of(const AttentionShape& shape, bool is_causal, int32_t rows, int32_t multiprocessors, int64_t multiprocessor, const CostsIn16Bits& costs) {
+  const int64_t heads = int64_t{shape.batch} * shape.q_heads, of_head = (shape.qo_len + rows - 1) / rows, tiles = of_head * heads;
+  const int64_t mine = (tiles - multiprocessor + multiprocessors - 1) / multiprocessors;
+  const int32_t blocks = (shape.kv_len + Kernel::kBlockN - 1) / Kernel::kBlockN;
+  constexpr int64_t kLookedAt = 16;  // at most: of more those are alike that follow each other
+  const int64_t step = (mine + kLookedAt - 1) / kLookedAt;
+  float time = 0.0f;
+  for (int64_t i = 0; i < mine; i += step) {
+    const auto first_row = static_cast<int32_t>(of_head - 1 - (multiprocessor + i * multiprocessors) / heads) * rows;
+    const int32_t strips = (std::min(rows, shape.qo_len - first_row) + Kernel::kRows - 1) / Kernel::kRows;
+    const auto seen = static_cast<float>(is_causal ? std::min(blocks, first_row / Kernel::kBlockN + strips) : blocks);
+    const TileCosts& of = costs.tiles[strips - 1];
+    const bool alone = step == 1 && i == mine - 1 && mine % 2 == 1;
+    time += (alone ? of.block * seen + of.tile : (of.blocks_of_two * seen + of.two_tiles) / 2.0f) * static_cast<float>(std::min(step, mine - i));
+  }
+  return time;
+}
+
+}  // namespace
+
+TilesIn16Bits tiles_in_16_bits(const AttentionShape& shape, bool is_causal, int32_t multiprocessors) {
+  const int32_t head_dim = kernel_head_dim(std::max(shape.head_dim, shape.v_head_dim));
+  const CostsIn16Bits& costs = head_dim <= 64 ? kCostsTo64 : kCostsTo128;
+  TilesIn16Bits best{};
+  for (int32_t rows = Kernel::block_m(head_dim); rows > 0; rows -= Kernel::kRows) {
+    const int64_t tiles = int64_t{shape.batch} * shape.q_heads * ((shape.qo_len + rows - 1) / rows);
+    // Short tiles read K and V more often: where these are few, and not where channels are no whole boxes of the copy engine's, which takes longer for such.
+    if (best.rows != 0 && rows == Kernel::kRows && (tiles > 4 * multiprocessors || shape.head_dim % 64 != 0 || shape.v_head_dim % 64 != 0)) break;
+    // The one with the last tile, the one that has as many or one less, and the one with the longest.
+    const int64_t last = (tiles - 1) % multiprocessors, next = tiles > multiprocessors ? (last + 1) % multiprocessors : last;
+    float time = 0.0f;
+    for (const int64_t one : {int64_t{0}, last, next}) time = std::max(time, time_of(shape, is_causal, rows, multiprocessors, one, costs));
+    time += costs.start;
+    time *= 1.0f + slowdown(time, rows, is_causal);
+    if (best.rows == 0 || time < best.time) best = {rows, time};
+  }
+  return best;
+}
+
+bool can_in_16_bits(const Call& call) {
+  return std::max(call.shape.head_dim, call.shape.v_head_dim) <= Kernel::kLargestHeadDim && call.sm_scale > 0.0;
+}
+
+void attend_in_16_bits(Call& call, const Tensor& out, const Tensor& lse) {
+  // Rows that do not start on 16 bytes, and repeated ones, the copy engine cannot read.
+  for (Tensor* tensor : {&call.q, &call.k, &call.v}) {
+    if (!copy_engine_reads(*tensor, view(*tensor, call.shape.heads_first))) *tensor = copied(*tensor);
+  }
+  const AttentionShape& shape = call.shape;
+  const int32_t head_dim = call.head_dim(), multiprocessors = runtime::KernelStore::get().device(call.device()).multiprocessors;
+  const TilesIn16Bits tiles = tiles_in_16_bits(shape, call.options.is_causal, multiprocessors);
+  Kernel::Params params{};
+  params.q = view(call.q, shape.heads_first);
+  params.v = view(call.v, shape.heads_first);
+  params.out = view(out, shape.heads_first);
+  params.lse = data_or_null<float>(lse);
+  params.heads_together = call.heads_together();
+  params.last_heads = call.last_heads();
+  params.batch = shape.batch;
+  params.q_heads = shape.q_heads;
+  params.kv_heads = shape.kv_heads;
+  params.qo_len = shape.qo_len;
+  params.kv_len = shape.kv_len;
+  params.head_dim = shape.head_dim;
+  params.v_head_dim = shape.v_head_dim;
+  params.causal = call.options.is_causal ? 1 : 0;
+  params.scale_log2 = static_cast<float>(call.sm_scale * kLog2E);
+  params.tile_rows = tiles.rows;
+  params.tiles_of_head = (shape.qo_len + tiles.rows - 1) / tiles.rows;
+  params.tiles = static_cast<int32_t>(grid_size(int64_t{params.tiles_of_head} * shape.batch * shape.q_heads));
+  const auto map = [&](const TensorView& x, int32_t heads, int32_t tokens, int32_t channels) {
+    static_assert(Kernel::kRows == Kernel::kBlockN);
+    return runtime::encode_tensor_map(call.device(), x, shape.batch, heads, tokens, channels, Kernel::kBlockN);
+  };
+  params.q_map = map(params.q, shape.q_heads, shape.qo_len, shape.head_dim);
+  params.k_map = map(view(call.k, shape.heads_first), shape.kv_heads, shape.kv_len, shape.head_dim);
+  params.v_map = map(params.v, shape.kv_heads, shape.kv_len, shape.v_head_dim);
+  launch(call, "sm90_qk_f16_pv_f16", std::min(params.tiles, multiprocessors), Kernel::threads(head_dim), /*overlaps_previous=*/false, &params,
+         Kernel::shared_bytes(head_dim));
+}
+
+}  // namespace sage

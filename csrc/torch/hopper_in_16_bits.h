@@ -1,0 +1,26 @@
+// Hopper's kernel in 16 bits: attention in one launch, for sequences too short to repay quantising K.
+#pragma once
+
+#include <cstdint>
+
+#include "torch/call.h"
+#include "torch/tensor.h"
+
+namespace sage {
+
+// Rows of the output that are a tile, and how many microseconds a call is then expected to take.
+struct TilesIn16Bits {
+  int32_t rows;
+  float time;
+};
+
+// The best, for head_dims to 128.
+TilesIn16Bits tiles_in_16_bits(const AttentionShape& shape, bool is_causal, int32_t multiprocessors);
+
+// Whether it can serve a call without a mask.
+bool can_in_16_bits(const Call& call);
+
+// On the call's stream.
+void attend_in_16_bits(Call& call, const Tensor& out, const Tensor& lse);
+
+}  // namespace sage
