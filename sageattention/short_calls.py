@@ -77,9 +77,14 @@ class ShortCalls:
             or head_dim % 8 != 0
             or (few is not None and keys <= few.keys and queries <= few.queries_where_shared)
             or (few is not None and heads // kv_heads * queries <= few.rows_where_shared)
-            or not _library.library.pytorch_is_faster(
-                self._kernel, self._multiprocessors, (size[0], heads, kv_heads, queries, keys, head_dim), is_causal
+            or _library.library.fastest(
+                self._kernel,
+                self._multiprocessors,
+                (size[0], heads, kv_heads, queries, keys, head_dim),
+                is_causal,
+                or_16_bit=few is not None,
             )
+            != "PyTorch"
         ):
             return None
         if sm_scale is None and heads == kv_heads:
@@ -92,6 +97,28 @@ class ShortCalls:
         if tokens == 2:
             return served
         return lambda q, k, v: served(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)).transpose(1, 2).contiguous()
+
+    def attention_of(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        tensor_layout: str,
+        is_causal: bool,
+        sm_scale: float | None,
+    ) -> Attention | None:
+        """PyTorch's, for such tensors wherever in memory they lie. None: it does not serve them."""
+        attention = self.attention(q.shape, k.shape, v.shape, tensor_layout, is_causal, sm_scale)
+        if (
+            attention is None
+            or not (q.is_contiguous() and k.is_contiguous() and v.is_contiguous())
+            or ((dtype := q.dtype) is not _BFLOAT16 and dtype is not _FLOAT16)
+            # What surrounds a call changes nothing about it.
+            or _is_autocast_enabled()
+            or (_is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad))
+        ):
+            return None
+        return attention
 
 
 class _ShortCalls(dict[int, Optional[ShortCalls]]):
@@ -153,17 +180,8 @@ def short_call(
     if short is None:
         return None
     try:
-        attention = short.attention(q.shape, k.shape, v.shape, tensor_layout, is_causal, sm_scale)
-        if (
-            attention is None
-            or (q.data_ptr() | k.data_ptr() | v.data_ptr()) & 15
-            or not (q.is_contiguous() and k.is_contiguous() and v.is_contiguous())
-            or ((dtype := q.dtype) is not _BFLOAT16 and dtype is not _FLOAT16)
-            # What surrounds a call changes nothing about it.
-            or _is_autocast_enabled()
-            or not _is_cudnn_enabled()
-            or (_is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad))
-        ):
+        attention = short.attention_of(q, k, v, tensor_layout, is_causal, sm_scale)
+        if attention is None or (q.data_ptr() | k.data_ptr() | v.data_ptr()) & 15 or not _is_cudnn_enabled():
             return None
         return attention(q, k, v)
     except RuntimeError:  # sparse, nested, of two devices or two dtypes: the operator says it in our words

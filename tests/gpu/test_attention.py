@@ -10,7 +10,7 @@ import torch
 from accuracy import QK_INT8_PV_F16, exact, relative_l1
 
 import sageattention
-from sageattention import dispatch, sageattn, sageattn_qk_int8_pv_fp16_cuda, short_calls
+from sageattention import dispatch, recent, sageattn, sageattn_qk_int8_pv_fp16_cuda, short_calls
 
 pytestmark = [
     pytest.mark.gpu,
@@ -32,6 +32,7 @@ def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
     monkeypatch.setattr(dispatch, "kernel_for", lambda *_: (name, False, False))
     monkeypatch.setattr(short_calls, "SHORT_CALLS", defaultdict(lambda: None))
     monkeypatch.setattr(dispatch, "SERVED", {})
+    monkeypatch.setattr(recent, "KINDS", recent._Kinds())
     return name
 
 
