@@ -1,4 +1,4 @@
-"""Short attention on Hopper: time of our kernels, which quantise or not, and of PyTorch's own attention, and which of them `sageattn` takes.
+"""Short attention on Hopper: time of our kernels, which quantise or not, and of PyTorch's own, and which of them `sageattn` takes.
 
     python bench/short.py [--output FILE.json]
 
@@ -140,7 +140,12 @@ def draw(rows: list[tuple[Problem, Times]], multiprocessors: int, title: str, pa
         axis.set_title(f"head_dim {head_dim}{', causal' if causal else ''}", fontsize=9)
     figure.supxlabel("batch × heads", fontsize=9)
     figure.supylabel("tokens", fontsize=9)
-    figure.colorbar(image, ax=axes, label="time of cuDNN / time of what sageattn takes; line: our kernel in 16 bits; dot: cuDNN's", shrink=0.6)
+    figure.colorbar(
+        image,
+        ax=axes,
+        label="time of cuDNN / time of what sageattn takes; line: our kernel in 16 bits; dot: cuDNN's",
+        shrink=0.6,
+    )
     figure.suptitle(title, fontsize=10)
     figure.savefig(path, metadata={"Date": None})
 

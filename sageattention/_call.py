@@ -29,7 +29,8 @@ def attend(
     smooth_v: bool = False,
     qk_quant_gran: str = "per_thread",
     per_block_mean: bool | None = None,
-    served: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, str, bool, float | None, bool, int], None] | None = None,
+    served: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, str, bool, float | None, bool, int, torch.Tensor | None], None]
+    | None = None,
 ) -> Result:
     """Attention by the kernel that serves `function`; arguments, results and errors are those of the public functions.
 
@@ -47,8 +48,8 @@ def attend(
             _raise_if_out_of_memory(error)
             _refuse_in_words(q, k, v, attn_mask, tensor_layout)
             raise
-        if served is not None and attn_mask is None and not return_lse:
-            served(q, k, v, tensor_layout, is_causal, sm_scale, smooth_k, number)
+        if served is not None and not return_lse:
+            served(q, k, v, tensor_layout, is_causal, sm_scale, smooth_k, number, attn_mask)
         return (out, lse) if return_lse else out
     validation.one_of("tensor_layout", tensor_layout, ("HND", "NHD"))
     validation.one_of("qk_quant_gran", qk_quant_gran, ("per_thread", "per_warp"))

@@ -160,7 +160,7 @@ class Library:
     def fastest(
         self, kernel: str, multiprocessors: int, sizes: tuple[int, ...], is_causal: bool, bias: int = 0, or_16_bit: bool = False
     ) -> str:
-        """What is expected to take least in a kernel's place, as the operator decides it: the kernel itself, "PyTorch", its own attention, or "16 bits".
+        """What is expected to take least, as the operator decides it: a kernel itself, "PyTorch", its own attention, or "16 bits".
 
         Args:
             kernel: its name.

@@ -133,10 +133,11 @@ def sageattn(
             others["scale"] = scale
     if others:
         q, k, v, is_causal, sm_scale = aliases.resolved(sageattn, others, tensor_layout, q, k, v, is_causal, sm_scale)
-    if attn_mask is None and return_lse is False:
-        out = again(q, k, v, tensor_layout, is_causal, sm_scale, smooth_k)
+    if return_lse is False:
+        out = again(q, k, v, tensor_layout, is_causal, sm_scale, smooth_k, attn_mask)
         if out is not None:
             return out
+    if attn_mask is None and return_lse is False:
         out = short_call(q, k, v, tensor_layout, is_causal, sm_scale, smooth_k)
         if out is not None:
             remember(q, k, v, tensor_layout, is_causal, sm_scale, smooth_k, None)

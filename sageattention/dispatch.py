@@ -101,8 +101,8 @@ class Choice(NamedTuple):
         if self.or_pytorch:
             lines.append(
                 "  or PyTorch's own attention by cuDNN, more exact, for sizes that it is expected to be faster at (head_dims over "
-                "128, up to some 1000 queries, or 500 keys), where q, k and v have one head_dim and rows that start on 16 bytes; of attn_masks for a bias of "
-                "each head alone"
+                "128, up to some 1000 queries, or 500 keys), where q, k and v have one head_dim and rows that start on 16 bytes; of "
+                "attn_masks for a bias of each head alone"
             )
         return "\n".join(lines)
 

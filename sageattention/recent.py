@@ -1,4 +1,4 @@
-"""Calls that are like earlier ones, by the shortest way for the host: one look tells it of all three tensors."""
+"""Calls that are like earlier ones, by the shortest way for the host: one look tells it of all tensors."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from . import _ops, dispatch
 from .short_calls import SHORT_CALLS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from typing import Any, Callable, Optional
 
     from .short_calls import Attention
 
-    # What calls have in common: guards that look at _FIRST, k, q and v (k is what differs most often), tensor_layout, is_causal, sm_scale,
-    # smooth_k. And what serves them: PyTorch's attention, or if None the operator, by its factor and the number of its options.
-    # A plain tuple, which is unpacked sooner than one with names.
+    # What calls have in common: guards that look at _FIRST, k (which differs most often), q, v and a mask; whether there is one;
+    # tensor_layout, is_causal, sm_scale, smooth_k. And what serves them: PyTorch's attention, or if None the operator, by its factor and
+    # the number of its options. A plain tuple, which is unpacked sooner than one with names.
     Kind = tuple[
-        Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], bool],
+        Callable[..., bool],
+        bool,
         str,
         bool,
         Optional[float],
@@ -74,27 +74,29 @@ def again(
     is_causal: bool,
     sm_scale: float | None,
     smooth_k: bool,
+    attn_mask: torch.Tensor | None = None,
 ) -> torch.Tensor | None:
     """A call of a kind that is known, served. None: it is of none, or something is unusual."""
     if _is_dynamo_compiling() or (kind := KINDS.newest) is None:
         return None
-    newest, others = kind, None
+    newest, others, masked = kind, None, attn_mask is not None
     try:
-        if q.is_nested or k.is_nested or v.is_nested:
+        if q.is_nested or k.is_nested or v.is_nested or (attn_mask is not None and attn_mask.is_nested):
             return None
         while kind is not None:
-            check, layout, causal, scale, smooth, pytorchs, factor, options = kind
+            check, with_mask, layout, causal, scale, smooth, pytorchs, factor, options = kind
             if (
-                causal is is_causal
+                with_mask is masked
+                and causal is is_causal
                 and smooth is smooth_k
                 and layout == tensor_layout
                 and (scale is sm_scale or (type(sm_scale) is float and scale == sm_scale))
-                and check(_FIRST, k, q, v)
+                and (check(_FIRST, k, q, v, attn_mask) if masked else check(_FIRST, k, q, v))
             ):
                 if kind is not newest:
                     KINDS.before, KINDS.newest = newest, kind
                 if pytorchs is None:
-                    return None if _ops._within_forward_ad() else _ops._attention(q, k, v, None, factor, options)[0]
+                    return None if _ops._within_forward_ad() else _ops._attention(q, k, v, attn_mask, factor, options)[0]
                 # What guards do not look at.
                 if _data_ptr(q) % 16 or _data_ptr(k) % 16 or _data_ptr(v) % 16 or not _is_cudnn_enabled():
                     return None
@@ -118,21 +120,21 @@ def remember(
     sm_scale: float | None,
     smooth_k: bool,
     options: int | None,
+    attn_mask: torch.Tensor | None = None,
 ) -> None:
     """What can be, of a call that the long way has served. The third alike makes a kind, which takes what five of its calls save.
 
     Of calls whose lengths are new each time, such as a language model's, that would be lost: of them k's sizes are kept alone.
 
     Args:
-        q, k, v, tensor_layout, is_causal, sm_scale, smooth_k: of the call.
+        q, k, v, tensor_layout, is_causal, sm_scale, smooth_k, attn_mask: of the call.
         options: what the operator was told that served it; None: PyTorch's attention did.
     """
     size = k.shape
+    tensors = (_FIRST, k, q, v) if attn_mask is None else (_FIRST, k, q, v, attn_mask)
     if (
         _TensorGuards is None
-        or q is k
-        or k is v
-        or v is q  # guards know no tensor that comes twice
+        or len(set(map(id, tensors))) < len(tensors)  # guards know no tensor that comes twice
         or type(size[0]) is not int  # within torch.jit.trace
     ):
         return
@@ -142,18 +144,18 @@ def remember(
             KINDS.clear()
         KINDS[size] = ()
         return
-    known = (size, q.shape, v.shape, tensor_layout, is_causal, sm_scale, smooth_k, options)
+    mask = None if attn_mask is None else (attn_mask.shape, attn_mask.dtype)
+    known = (size, q.shape, v.shape, mask, tensor_layout, is_causal, sm_scale, smooth_k, options)
     if known not in KINDS.once:
         if len(KINDS.once) >= 1024:
             KINDS.once.clear()
         KINDS.once.add(known)
         return
     KINDS.once.discard(known)
-    if q.requires_grad or k.requires_grad or v.requires_grad:
+    if any(x.requires_grad for x in tensors):
         return
-    tensors = (_FIRST, k, q, v)
     try:
-        short = SHORT_CALLS[q.get_device()]
+        short = SHORT_CALLS[q.get_device()] if attn_mask is None else None
         pytorchs = None if short is None else short.attention_of(q, k, v, tensor_layout, is_causal, sm_scale)
         if (pytorchs is None) is (
             options is None
@@ -168,6 +170,6 @@ def remember(
     except (RuntimeError, TypeError, ValueError):  # it has been served all the same
         return
     factor = q.shape[3] ** -0.5 if sm_scale is None else sm_scale
-    kind = (guards.check, tensor_layout, is_causal, sm_scale, smooth_k, pytorchs, factor, options)
+    kind = (guards.check, attn_mask is not None, tensor_layout, is_causal, sm_scale, smooth_k, pytorchs, factor, options)
     KINDS[size] = (kind, *alike[:7])
     KINDS.before, KINDS.newest = KINDS.newest, kind

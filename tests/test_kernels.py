@@ -158,7 +158,11 @@ EXPECTED = {
     ),
     "sm90_qk_f16_pv_f16": WGMMA._replace(
         tensor=("HGMMA.64x64x16.F32{bf16}", "HGMMA.64x{head_dim}x16.F32{bf16}"),
-        others=("UTMALDG.4D", *(name for name in WGMMA.others if "MULTICAST" not in name and name != "ACQBULK"), "STSM.16.M88.4"),
+        others=(
+            "UTMALDG.4D",
+            *(name for name in WGMMA.others if "MULTICAST" not in name and name != "ACQBULK"),
+            "STSM.16.M88.4",
+        ),
     ),
     "sm90_qk_int8_pv_f16": WGMMA,
     "sm90_qk_int8_pv_f16_masked": WGMMA._replace(others=(*WGMMA.others, "LDSM.16.M88.4")),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -182,9 +183,12 @@ def test_sizes_beyond_all_measure() -> None:
 def cpu_has_short_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     """As a Hopper GPU has: PyTorch's attention is the CPU's own then."""
     fastest = _library.library.fastest
-    monkeypatch.setattr(
-        _library.library, "fastest", lambda *arguments, or_16_bit: fastest(*arguments)
-    )  # of these sizes another kernel may be
+
+    def without_16_bits(*arguments: Any, or_16_bit: bool) -> str:  # which would be faster at these sizes
+        del or_16_bit
+        return fastest(*arguments)
+
+    monkeypatch.setattr(_library.library, "fastest", without_16_bits)
     monkeypatch.setitem(SHORT_CALLS, -1, ShortCalls(HOPPER, 128, dispatch.FEW_TOKENS, 132))
     for module in (short_calls, recent):
         monkeypatch.setattr(module, "_is_cudnn_enabled", lambda: True)
@@ -664,7 +668,7 @@ def test_options_of_equal_value_but_other_types(served: str, scale: Any) -> None
 
 @GUARDS
 @pytest.mark.usefixtures("cpu_is_served")
-@pytest.mark.parametrize("more", [{"return_lse": True}, {"attn_mask": torch.ones(300, dtype=torch.bool)}])
+@pytest.mark.parametrize("more", [{"return_lse": True}, {"return_lse": True, "attn_mask": torch.ones(300, dtype=torch.bool)}])
 def test_calls_of_more_than_the_usual_are_not_remembered(more: dict[str, Any], long_way: list[str]) -> None:
     call = usual()
     for _ in range(6):
@@ -674,6 +678,45 @@ def test_calls_of_more_than_the_usual_are_not_remembered(more: dict[str, Any], l
     long_way.clear()
     assert all(map(same, flat(sageattn(**call, **more)), flat(expected)))
     assert long_way == ["attend"]
+
+
+@GUARDS
+@pytest.mark.usefixtures("cpu_is_served")
+@pytest.mark.parametrize("added", [False, True])
+def test_calls_with_a_mask(long_way: list[str], *, added: bool) -> None:
+    """Are kinds of their own: others' masks, of other sizes, strides, dtypes or subclasses, and none, go the long way."""
+    call = usual()
+    without = sageattn(**call)
+    masks = [torch.rand(300) < 0.5 for _ in range(2)]
+    if added:
+        masks = [torch.zeros(300, dtype=torch.bfloat16).masked_fill(~mask, -math.inf) for mask in masks]
+    KINDS.clear()
+    expected = [remember({**call, "attn_mask": mask}) for mask in masks]
+    assert not same(*expected)
+    long_way.clear()
+    for mask, out in zip(masks, expected, strict=True):
+        assert same(again(**call, attn_mask=mask), out)
+        assert same(sageattn(**call, attn_mask=mask), out)
+    assert not long_way
+    mask = masks[0]
+    others: list[Any] = [
+        None,
+        mask.expand(1, 2, 100, 300),
+        torch.stack([mask, mask], dim=1)[:, 0],
+        mask.half() if added else mask.to(torch.bfloat16),
+        torch.nn.Parameter(mask, requires_grad=False),
+        torch.nested.nested_tensor([mask, mask]),
+        mask.to("meta"),
+        mask.tolist(),
+    ]
+    for other in others:
+        assert again(**call, attn_mask=other) is None
+    assert same(sageattn(**call), without)
+    assert same(sageattn(**call, attn_mask=others[1]), expected[0])
+    if added:
+        with torch.enable_grad():
+            wanted = mask.clone().requires_grad_()
+            assert again(**call, attn_mask=wanted) is None
 
 
 @GUARDS

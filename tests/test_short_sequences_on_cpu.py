@@ -6,7 +6,6 @@ The stand-in has five multiprocessors: most calls here have more tiles.
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import fuzz
 import pytest
@@ -71,7 +70,9 @@ def attend(
     return kernels.attention(q, k, v, None, q.shape[-1] ** -0.5 if sm_scale is None else sm_scale, options, seed=seed)
 
 
-def check(kernels: Kernels, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, is_causal: bool = False, seed: int = 0) -> None:
+def check(
+    kernels: Kernels, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, is_causal: bool = False, seed: int = 0
+) -> None:
     """Hold output and log-sum-exp to float64."""
     out, lse = attend(kernels, q, k, v, is_causal=is_causal, seed=seed)
     assert out.isfinite().all()
@@ -176,7 +177,12 @@ def test_which_sizes_are_this_kernels() -> None:
         assert fastest(*sizes) == "16 bits"
     assert fastest(1, 32, 8, 512, 512, 128, is_causal=True) == "16 bits"
     assert fastest(1, 32, 8, 513, 513, 128, is_causal=True) == "16 bits"  # no plan is made
-    for sizes in ((2, 10, 10, 4096, 4096, 64), (1, 24, 24, 4608, 4608, 128), (1, 40, 40, 32760, 512, 128), (2, 32, 32, 1024, 1024, 128)):
+    for sizes in (
+        (2, 10, 10, 4096, 4096, 64),
+        (1, 24, 24, 4608, 4608, 128),
+        (1, 40, 40, 32760, 512, 128),
+        (2, 32, 32, 1024, 1024, 128),
+    ):
         assert fastest(*sizes) == QUANTISES
     assert fastest(1, 8, 8, 256, 256, 160) == "PyTorch"  # wider than its head_dims
 

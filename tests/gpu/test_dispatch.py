@@ -183,8 +183,16 @@ def test_few_tokens(
         (1, 1, 1, 131, 65, 8, False),
     ],
 )
-def test_short_sequences(
-    batch: int, heads: int, kv_heads: int, qo_len: int, kv_len: int, head_dim: int, causal: bool, layout: str, dtype: torch.dtype
+def test_short_sequences_in_16_bits(
+    batch: int,
+    heads: int,
+    kv_heads: int,
+    qo_len: int,
+    kv_len: int,
+    head_dim: int,
+    causal: bool,
+    layout: str,
+    dtype: torch.dtype,
 ) -> None:
     """On Hopper in 16 bits: more exact than what quantises can be."""
     if torch.cuda.get_device_capability() != (9, 0):
@@ -194,7 +202,9 @@ def test_short_sequences(
     a, b, c = (x if layout == "HND" else x.transpose(1, 2).contiguous() for x in (q, k, v))
     multiprocessors = torch.cuda.get_device_properties(0).multi_processor_count
     sizes = (batch, heads, kv_heads, qo_len, kv_len, head_dim)
-    assert _library.library.fastest(explain(a, b, c, layout).kernel, multiprocessors, sizes, causal, or_16_bit=True) == "16 bits"
+    assert (
+        _library.library.fastest(explain(a, b, c, layout).kernel, multiprocessors, sizes, causal, or_16_bit=True) == "16 bits"
+    )
     results: Any = sageattention.sageattn(a, b, c, layout, causal, return_lse=True)
     out, lse = results
     assert out.is_contiguous()
