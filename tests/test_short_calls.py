@@ -757,6 +757,7 @@ def test_kinds_in_turn(served: str, long_way: list[str]) -> None:
         for call, out in zip(calls, expected, strict=True):
             assert same(sageattn(**call), out)
             assert KINDS.newest is not newest
+            assert KINDS.before is newest
             newest = KINDS.newest
     assert not long_way
 

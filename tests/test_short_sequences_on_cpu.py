@@ -185,6 +185,11 @@ def test_which_sizes_are_this_kernels() -> None:
     ):
         assert fastest(*sizes) == QUANTISES
     assert fastest(1, 8, 8, 256, 256, 160) == "PyTorch"  # wider than its head_dims
+    most = 2**31 - 1
+    for is_causal in (False, True):
+        assert fastest(1, most, most, most, most, 128, is_causal=is_causal) == QUANTISES
+        assert fastest(1, 1, 1, 17, most, 64, is_causal=is_causal) in ("16 bits", QUANTISES)
+        assert fastest(1, 1, 1, most, 1, 64, is_causal=is_causal) == "16 bits"
 
 
 def test_the_operator_takes_it(hopper: Kernels) -> None:

@@ -32,9 +32,9 @@ float slowdown(float time, int32_t rows, bool is_causal) {
 
 // How long the tiles of one multiprocessor take, which are handed out in turn.
 float time_of(const AttentionShape& shape, bool is_causal, int32_t rows, int32_t multiprocessors, int64_t multiprocessor, const CostsIn16Bits& costs) {
-  const int64_t heads = int64_t{shape.batch} * shape.q_heads, of_head = (shape.qo_len + rows - 1) / rows, tiles = of_head * heads;
+  const int64_t heads = int64_t{shape.batch} * shape.q_heads, of_head = (shape.qo_len - 1) / rows + 1, tiles = of_head * heads;
   const int64_t mine = (tiles - multiprocessor + multiprocessors - 1) / multiprocessors;
-  const int32_t blocks = (shape.kv_len + Kernel::kBlockN - 1) / Kernel::kBlockN;
+  const int32_t blocks = (shape.kv_len - 1) / Kernel::kBlockN + 1;
   constexpr int64_t kLookedAt = 16;  // at most: of more those are alike that follow each other
   const int64_t step = (mine + kLookedAt - 1) / kLookedAt;
   float time = 0.0f;
@@ -56,7 +56,7 @@ TilesIn16Bits tiles_in_16_bits(const AttentionShape& shape, bool is_causal, int3
   const CostsIn16Bits& costs = head_dim <= 64 ? kCostsTo64 : kCostsTo128;
   TilesIn16Bits best{};
   for (int32_t rows = Kernel::block_m(head_dim); rows > 0; rows -= Kernel::kRows) {
-    const int64_t tiles = int64_t{shape.batch} * shape.q_heads * ((shape.qo_len + rows - 1) / rows);
+    const int64_t tiles = int64_t{shape.batch} * shape.q_heads * ((shape.qo_len - 1) / rows + 1);
     // Short tiles read K and V more often: where these are few, and not where channels are no whole boxes of the copy engine's, which takes longer for such.
     if (best.rows != 0 && rows == Kernel::kRows && (tiles > 4 * multiprocessors || shape.head_dim % 64 != 0 || shape.v_head_dim % 64 != 0)) break;
     // The one with the last tile, the one that has as many or one less, and the one with the longest.
@@ -99,7 +99,7 @@ void attend_in_16_bits(Call& call, const Tensor& out, const Tensor& lse) {
   params.causal = call.options.is_causal ? 1 : 0;
   params.scale_log2 = static_cast<float>(call.sm_scale * kLog2E);
   params.tile_rows = tiles.rows;
-  params.tiles_of_head = (shape.qo_len + tiles.rows - 1) / tiles.rows;
+  params.tiles_of_head = (shape.qo_len - 1) / tiles.rows + 1;
   params.tiles = static_cast<int32_t>(grid_size(int64_t{params.tiles_of_head} * shape.batch * shape.q_heads));
   const auto map = [&](const TensorView& x, int32_t heads, int32_t tokens, int32_t channels) {
     static_assert(Kernel::kRows == Kernel::kBlockN);
