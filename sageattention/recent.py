@@ -157,9 +157,8 @@ def remember(
     try:
         short = SHORT_CALLS[q.get_device()] if attn_mask is None else None
         pytorchs = None if short is None else short.attention_of(q, k, v, tensor_layout, is_causal, sm_scale)
-        if (pytorchs is None) is (
-            options is None
-        ):  # the operator, since these lie askew in memory or cuDNN is turned off for now
+        # If the operator served what is PyTorch's: these lie askew in memory, or cuDNN is turned off for now.
+        if (pytorchs is None) is (options is None):
             return
         # Without the arguments that have names this ends the process.
         guards = _TensorGuards(

@@ -2,8 +2,8 @@
 #pragma once
 
 #include "kernels/attention/wgmma/softmax.cuh"
-#include "kernels/attention/wgmma/store_rows.cuh"
-#include "kernels/element.cuh"
+#include "kernels/ptx/ldmatrix.cuh"
+#include "kernels/swizzle.cuh"
 
 namespace sage {
 
@@ -30,6 +30,10 @@ __device__ __forceinline__ void store_out(const Config::Params& p, const Work& w
                                           const Output& out, const Memory& shared) {
   const int lane = threadIdx.x % 32;
   float inverse[2];
+  const auto pair = [&](int group, int row, float factor) {  // of a group of 8 channels
+    const int i = group * 4 + row * 2;
+    return Pair<Config::Element>::pack(out[i] * factor, out[i + 1] * factor);
+  };
   const auto row_pointer = [&](int token) {
     return static_cast<uint16_t*>(p.out.data) + work.batch * p.out.batch_stride + work.head * p.out.head_stride +
            (work.q_token + token) * p.out.token_stride;
@@ -53,10 +57,7 @@ __device__ __forceinline__ void store_out(const Config::Params& p, const Work& w
       for (int group = 0; group < Config::kHeadDim / 32; ++group) {
         uint32_t pairs[4];
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const int at = (group * 4 + i) * 4 + row * 2;  // of a group of 8 channels
-          pairs[i] = Pair<Config::Element>::pack(out[at] * inverse[row], out[at + 1] * inverse[row]);
-        }
+        for (int i = 0; i < 4; ++i) pairs[i] = pair(group * 4 + i, row, inverse[row]);
         transpose_quad(pairs);
         const int channel = (group * 4 + lane % 4) * 8;
         // Channels come in eights: the copy engine reads no other V.
@@ -68,8 +69,32 @@ __device__ __forceinline__ void store_out(const Config::Params& p, const Work& w
   }
   if constexpr (Staged) {
     const int stage = Shared::kOut + warp_row / 16 * Config::kOutBytes;
-    store_rows<Config::Element, Config::kHeadDim>(out, inverse, row_pointer(first_row), p.out.token_stride, work.qo_len - first_row, p.v_head_dim,
-                                                  shared.at<uint8_t>(stage), shared.address + stage);
+    const int first = lane / 8, channel = lane % 8 * 8;  // of rows four apart
+    const int rows_left = work.qo_len - first_row;
+    uint16_t* destination = row_pointer(first_row) + first * p.out.token_stride + channel;
+    // Matrices of 8 rows and 8 channels: the first rows' and the others', then of the next channels.
+    const uint32_t place = shared.address + stage + swizzled<128>(lane % 16, lane / 16);
+#pragma unroll
+    for (int panel = 0; panel < Config::kHeadDim / 64; ++panel) {
+      __syncwarp();
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        uint32_t pairs[4];
+#pragma unroll
+        for (int j = 0; j < 4; ++j) pairs[j] = pair(panel * 8 + i * 2 + j / 2, j % 2, inverse[j % 2]);
+        ptx::stmatrix_x4(place ^ i * 32, pairs);
+      }
+      __syncwarp();
+      uint4 eights[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) eights[i] = *shared.at<uint4>(stage + swizzled<128>(first + i * 4, channel / 8));
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        if (first + i * 4 < rows_left && panel * 64 + channel < p.v_head_dim) {
+          __stcg(reinterpret_cast<uint4*>(destination + i * 4 * p.out.token_stride + panel * 64), eights[i]);
+        }
+      }
+    }
   }
 }
 
