@@ -801,6 +801,8 @@ def test_a_tensor_that_comes_twice_makes_no_guards(made: list[int]) -> None:
 def test_what_is_forgotten(served: str, long_way: list[str]) -> None:
     del served
     remember(usual())
+    remember({**usual(), "sm_scale": 0.3})
+    assert KINDS.before is not None
     dispatch.forget()
     assert KINDS.newest is KINDS.before is None
     assert not KINDS
@@ -856,6 +858,20 @@ def test_errors_of_calls_that_are_as_before(
     with pytest.raises(expected) as caught:
         sageattn(**usual())
     assert type(caught.value) is expected
+
+
+@GUARDS
+def test_what_two_threads_can_leave(served: str) -> None:
+    """One kind as both of the last two: a call of none comes to an end all the same."""
+    del served
+    call = usual()
+    expected = remember(call)
+    KINDS.before = KINDS.newest
+    looked = threading.Thread(target=again, kwargs={**call, "k": call["k"][:, :, :200]}, daemon=True)
+    looked.start()
+    looked.join(10)
+    assert not looked.is_alive()
+    assert same(again(**call), expected)
 
 
 @GUARDS
