@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from . import _ops, dispatch
-from .short_calls import SHORT_CALLS
+from .short_calls import SHORT_CALLS, _is_cudnn_enabled
 
 if TYPE_CHECKING:
     from typing import Any, Callable, Optional
@@ -36,7 +36,6 @@ _TensorGuards: Any = getattr(getattr(getattr(torch._C, "_dynamo", None), "guards
 
 # What is asked before each call, looked up once; `data_ptr` as the class has it takes a third less than as the tensor has it.
 _is_dynamo_compiling = torch.compiler.is_dynamo_compiling
-_is_cudnn_enabled: Callable[[], bool] = getattr(torch._C, "_get_cudnn_sdp_enabled", torch.backends.cuda.cudnn_sdp_enabled)
 _data_ptr = torch.Tensor.data_ptr
 
 # Guards that look at a nested tensor, or at what torch.vmap makes of it, end the process. So `again` looks for nested ones, and guards

@@ -312,6 +312,7 @@ def test_few_tokens_are_as_many_where_the_operator_says() -> None:
     assert said(few.name, r"where_shared\(int head_dim\) { return head_dim <= 64 \? (\d+)") == few.masked_keys_where_shared
     assert said(few.over_many_keys, r"kMostRows = (\d+);") == few.rows
     assert said(few.over_many_keys, r"kMostRowsWhereShared = (\d+);") == few.rows_where_shared
+    assert said(few.short, r"kLargestHeadDim = (\d+);") == few.short_head_dim
 
 
 @pytest.fixture

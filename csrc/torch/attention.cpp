@@ -26,24 +26,12 @@ Tensor batched(const Tensor& x) {
 
 AttentionParams attention_params(const Call& call, const Tensor& out, const Tensor& lse, const Workspace& workspace) {
   AttentionParams params{};
-  params.q = view(call.q, call.shape.heads_first);
-  params.v = view(call.v, call.shape.heads_first);
-  params.out = view(out, call.shape.heads_first);
+  fill_in(call, out, lse, params);
+  params.heads_together = call.heads_together();
+  params.last_heads = call.last_heads();
   params.k_int8 = workspace.k_int8;
   params.k_scale = workspace.k_scale;
   params.k_mean = workspace.k_mean;
-  params.lse = data_or_null<float>(lse);
-  params.heads_together = call.heads_together();
-  params.last_heads = call.last_heads();
-  params.batch = call.shape.batch;
-  params.q_heads = call.shape.q_heads;
-  params.kv_heads = call.shape.kv_heads;
-  params.qo_len = call.shape.qo_len;
-  params.kv_len = call.shape.kv_len;
-  params.head_dim = call.shape.head_dim;
-  params.v_head_dim = call.shape.v_head_dim;
-  params.causal = call.options.is_causal ? 1 : 0;
-  params.scale_log2 = static_cast<float>(call.sm_scale * kLog2E);
   params.v_quantised = workspace.v;
   params.v_scale = workspace.v_scale;
   params.v_mean = workspace.v_mean;
@@ -83,14 +71,13 @@ void run(Call& call, const Tensor& out, const Tensor& lse, const std::optional<T
   const bool masked = kernel.persistent && attn_mask.has_value();
   if (kernel.in_16_bits) {
     TORCH_CHECK_VALUE(call.sm_scale > 0.0, "sm_scale: the kernel ", kernel.name, " wants a positive number, got ", call.sm_scale);
-    attend_in_16_bits(call, out, lse);
+    const int32_t multiprocessors = runtime::KernelStore::get().device(call.device()).multiprocessors;
+    attend_in_16_bits(call, tiles_in_16_bits(call.shape, call.options.is_causal, multiprocessors).rows, out, lse);
     return;
   }
   if (kernel.persistent) {
-    // Rows that do not start on 16 bytes, and repeated ones, the copy engine cannot read.
-    for (Tensor* tensor : {&call.q, &call.v}) {
-      if (!copy_engine_reads(*tensor, view(*tensor, call.shape.heads_first))) *tensor = copied(*tensor);
-    }
+    make_readable(call, call.q);
+    make_readable(call, call.v);
   }
   const MaskKind mask_kind = !masked                                    ? MaskKind::kNone
                              : looked.mask.type != AttentionMask::kBool ? MaskKind::kAdded
@@ -171,8 +158,7 @@ std::tuple<Tensor, Tensor> attention(const Tensor& q, const Tensor& k, const Ten
   TORCH_CHECK_VALUE(kernel.masks || !attn_mask.has_value(), "attn_mask: the kernel ", kernel.name, " takes none");
   Call call{kernel, shape, q, k, v, {}, {}, sm_scale, options};
   if (const auto result = attention_of_few_tokens(call, attn_mask)) return *result;
-  const Tensor out = call.empty({q.size(0), q.size(1), q.size(2), shape.v_head_dim}, q.scalar_type());
-  const Tensor lse = options.return_lse ? call.empty({shape.batch, shape.q_heads, shape.qo_len}, kFloat) : call.empty({0}, kFloat);
+  const auto [out, lse] = call.outputs();
   run(call, out, lse, attn_mask);
   return {out, lse};
 }

@@ -70,9 +70,6 @@ constexpr AttentionKernel wgmma_in_16_bits(const char* name) {
   using Kernel = Sm90QkF16PvF16;
   AttentionKernel kernel{};
   kernel.name = name;
-  kernel.block_m = &Kernel::block_m;
-  kernel.threads = &Kernel::threads;
-  kernel.shared_bytes = &Kernel::shared_bytes;
   kernel.largest_head_dim = Kernel::kLargestHeadDim;
   kernel.since = 90;
   kernel.that_alone = kernel.v_differs = kernel.in_16_bits = true;

@@ -23,7 +23,7 @@ struct AttentionKernel {
   bool masks;             // a persistent one such as are bool or of Q's dtype
   bool packed;            // takes packed sequences
   bool fp4;               // K in FP4 and the means of Q beside it; Sm120 parameters
-  bool in_16_bits;        // quantises nothing: one launch
+  bool in_16_bits;        // quantises nothing: one launch, by hopper_in_16_bits.h, which knows what the first functions say of others
   bool persistent;        // one block a multiprocessor, each takes tile after tile, alone or in clusters of two; Sm90 parameters
 };
 

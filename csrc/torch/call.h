@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <tuple>
 
 #include "kernels/quant/quant_k_int8.h"
 #include "kernels/quant/quant_kv_fp4.h"
@@ -71,6 +72,11 @@ struct Call {
     return all - std::max(0, all / together - 2) * together;
   }
   Tensor empty(IntArrayRef sizes, ScalarType type) const { return sage::empty(sizes, type, q); }
+  // Output and log-sum-exp, not yet written; of tensors that are not packed.
+  std::tuple<Tensor, Tensor> outputs() const {
+    return {empty({q.size(0), q.size(1), q.size(2), shape.v_head_dim}, q.scalar_type()),
+            options.return_lse ? empty({shape.batch, shape.q_heads, shape.qo_len}, kFloat) : empty({0}, kFloat)};
+  }
 };
 
 template <typename T>
@@ -92,11 +98,35 @@ inline void launch_common(const Call& call, const char* kernel, int64_t blocks, 
                                      params);
 }
 
+// What attention kernels are told alike, whatever they are.
+template <typename Params>
+void fill_in(const Call& call, const Tensor& out, const Tensor& lse, Params& params) {
+  const AttentionShape& shape = call.shape;
+  params.q = view(call.q, shape.heads_first);
+  params.v = view(call.v, shape.heads_first);
+  params.out = view(out, shape.heads_first);
+  params.lse = data_or_null<float>(lse);
+  params.batch = shape.batch;
+  params.q_heads = shape.q_heads;
+  params.kv_heads = shape.kv_heads;
+  params.qo_len = shape.qo_len;
+  params.kv_len = shape.kv_len;
+  params.head_dim = shape.head_dim;
+  params.v_head_dim = shape.v_head_dim;
+  params.causal = call.options.is_causal ? 1 : 0;
+  params.scale_log2 = static_cast<float>(call.sm_scale * kLog2E);
+}
+
 // A copy whose elements lie one after the other.
 inline Tensor copied(const Tensor& x) {
   Tensor copy = empty(x.sizes(), x.scalar_type(), x);
   copy.copy_(x);
   return copy;
+}
+
+// Copies a tensor that the copy engine cannot read: rows that do not start on 16 bytes, and repeated ones.
+inline void make_readable(const Call& call, Tensor& x) {
+  if (!copy_engine_reads(x, view(x, call.shape.heads_first))) x = copied(x);
 }
 
 }  // namespace sage

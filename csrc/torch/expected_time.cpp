@@ -65,25 +65,28 @@ float our_time(const Call& call, Kind kind, int64_t bias, int32_t multiprocessor
 }  // namespace
 
 Fastest fastest(const Call& call, int32_t multiprocessors, int64_t bias, bool in_16_bits, bool by_pytorch) {
-  if (!call.kernel.persistent) return Fastest::kQuantised;
+  if (!call.kernel.persistent) return {Way::kQuantised};
   const AttentionShape& shape = call.shape;
   const Kind kind = bias > 0 ? kBias : call.options.is_causal ? kCausal : kNone;
-  if (kind == kBias && (call.options.is_causal || shape.head_dim > 128)) return Fastest::kQuantised;  // not measured
+  if (kind == kBias && (call.options.is_causal || shape.head_dim > 128)) return {Way::kQuantised};  // not measured
   // Of sizes that it has not seen cuDNN first makes a plan, which takes 30 ms. Few queries are a model's that writes, each time over some keys more;
   // under a causal mask most are of prompts, which have any length, and with a bias of texts.
   constexpr int32_t kFewQueries = 16, kUsual = 64;
   if (shape.qo_len <= kFewQueries || (kind != kNone && (shape.qo_len % kUsual != 0 || shape.kv_len % kUsual != 0))) by_pytorch = false;
   in_16_bits = in_16_bits && kind != kBias;
-  if (!in_16_bits && !by_pytorch) return Fastest::kQuantised;
+  if (!in_16_bits && !by_pytorch) return {Way::kQuantised};
   // With few keys memory is the limit, and quantising them something on top. 129 to 192 are as many to cuDNN as 256.
   const int32_t few_keys = shape.head_dim <= 128 ? 128 : 512, keys = shape.kv_len;
-  if (keys <= few_keys || (keys > 192 && keys <= 256)) return in_16_bits ? Fastest::kIn16Bits : Fastest::kPytorch;
+  const bool few = keys <= few_keys || (keys > 192 && keys <= 256);
+  if (few && !in_16_bits) return {Way::kPytorch};
+  const TilesIn16Bits tiles = in_16_bits ? tiles_in_16_bits(shape, call.options.is_causal, multiprocessors) : TilesIn16Bits{0, std::numeric_limits<float>::infinity()};
+  const Fastest unquantised{Way::kIn16Bits, tiles.rows};
+  if (few) return unquantised;
   const Costs& costs = *std::find_if(std::begin(kCosts), std::end(kCosts) - 1,
                                      [&](const Costs& some) { return shape.head_dim <= some.head_dim; });
   const float quantised = our_time(call, kind, bias, multiprocessors, costs);
-  const float unquantised = in_16_bits ? tiles_in_16_bits(shape, call.options.is_causal, multiprocessors).time : std::numeric_limits<float>::infinity();
-  if (by_pytorch && cudnn_time(shape, kind, multiprocessors, costs) < std::min(kPreference * quantised, kReluctance * unquantised)) return Fastest::kPytorch;
-  return unquantised < (quantised < kShort ? kOneLaunch : 1.0f) * quantised ? Fastest::kIn16Bits : Fastest::kQuantised;
+  if (by_pytorch && cudnn_time(shape, kind, multiprocessors, costs) < std::min(kPreference * quantised, kReluctance * tiles.time)) return {Way::kPytorch};
+  return tiles.time < (quantised < kShort ? kOneLaunch : 1.0f) * quantised ? unquantised : Fastest{Way::kQuantised};
 }
 
 }  // namespace sage

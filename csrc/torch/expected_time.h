@@ -7,7 +7,12 @@
 
 namespace sage {
 
-enum class Fastest : int32_t { kQuantised, kIn16Bits, kPytorch };
+enum class Way : int32_t { kQuantised, kIn16Bits, kPytorch };
+
+struct Fastest {
+  Way way;
+  int32_t tile_rows = 0;  // of kIn16Bits: TilesIn16Bits
+};
 
 // Which of them is expected to take least: with few queries or keys, which do not repay quantising K, one in 16 bits, or cuDNN's attention, as PyTorch calls
 // it, where its tiles of 128 rows happen to fill their rounds and ours do not. Of calls without a mask, or with a bias of so many elements, and of more rows

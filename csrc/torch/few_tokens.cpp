@@ -38,13 +38,13 @@ int64_t warps_at_once(const Call& call) {
 
 // Whether the 16-bit kernel is faster than others of ours, which quantise, and than `instead`. Kernels for Hopper alone, cuDNN's too, share K and V among
 // more rows: with more keys, or queries, they are as fast, unless the call takes no longer than a launch in any case.
-bool is_for_16_bit(const Call& call, Fastest instead, bool masked) {
+bool is_for_16_bit(const Call& call, Way instead, bool masked) {
   using Kernel = Sm80QkF16PvF16;
   const AttentionShape& shape = call.shape;
   const int32_t head_dim = call.head_dim();
-  const bool beside_others = instead != Fastest::kQuantised && !masked;  // with a bias cuDNN was not measured beside this kernel
+  const bool beside_others = instead != Way::kQuantised && !masked;  // with a bias cuDNN was not measured beside this kernel
   const bool shares = beside_others || (call.kernel.persistent && head_dim > 64);
-  const bool looks_first = masked && instead == Fastest::kQuantised && call.kernel.persistent && shape.qo_len <= Kernel::kMostQueriesWhereShared;
+  const bool looks_first = masked && instead == Way::kQuantised && call.kernel.persistent && shape.qo_len <= Kernel::kMostQueriesWhereShared;
   const int32_t most_keys = looks_first ? Kernel::most_masked_keys_where_shared(head_dim) : Kernel::most_keys(head_dim);
   if (shape.qo_len > (shares ? Kernel::kMostQueriesWhereShared : Kernel::kMostQueries) || shape.kv_len > most_keys) return false;
   return rows_are_even(call) && (!beside_others || shape.kv_len <= most_keys / 2 || strips(shape) <= 512);
@@ -65,24 +65,12 @@ bool is_for_split_kv(const Call& call) {
 Sm80QkF16PvF16::Params params_in_16_bit(const Call& call, const std::optional<Tensor>& attn_mask, const Tensor& out, const Tensor& lse) {
   const AttentionShape& shape = call.shape;
   Sm80QkF16PvF16::Params params{};
-  params.q = view(call.q, shape.heads_first);
+  fill_in(call, out, lse, params);
   params.k = view(call.k, shape.heads_first);
-  params.v = view(call.v, shape.heads_first);
-  params.out = view(out, shape.heads_first);
   if (attn_mask.has_value()) {
     params.mask = described(call, *attn_mask);
     params.mask_together = has_even_rows(params.mask, static_cast<int64_t>(attn_mask->element_size())) ? 1 : 0;
   }
-  params.lse = data_or_null<float>(lse);
-  params.batch = shape.batch;
-  params.q_heads = shape.q_heads;
-  params.kv_heads = shape.kv_heads;
-  params.qo_len = shape.qo_len;
-  params.kv_len = shape.kv_len;
-  params.head_dim = shape.head_dim;
-  params.v_head_dim = shape.v_head_dim;
-  params.causal = call.options.is_causal ? 1 : 0;
-  params.scale_log2 = static_cast<float>(call.sm_scale * kLog2E);
   // For as many keys; V's float16 numbers are small beside float32's.
   for (int64_t keys = 1; is_bfloat16(call) && keys < shape.kv_len; keys *= 2) params.level -= 1.0f;
   return params;
@@ -164,17 +152,10 @@ void launch_split_kv(const Call& call, const Sm80QkF16PvF16::Params& params) {
                 &parted);
 }
 
-// To be written.
-std::tuple<Tensor, Tensor> outputs(const Call& call) {
-  const AttentionShape& shape = call.shape;
-  return {call.empty({call.q.size(0), call.q.size(1), call.q.size(2), shape.v_head_dim}, call.q.scalar_type()),
-          call.options.return_lse ? call.empty({shape.batch, shape.q_heads, shape.qo_len}, kFloat) : call.empty({0}, kFloat)};
-}
-
 std::tuple<Tensor, Tensor> attention_in_16_bit(Call& call, const std::optional<Tensor>& attn_mask, bool split_kv) {
   using Kernel = Sm80QkF16PvF16;
   const AttentionShape& shape = call.shape;
-  const auto [out, lse] = outputs(call);
+  const auto [out, lse] = call.outputs();
   Kernel::Params params = params_in_16_bit(call, attn_mask, out, lse);
   call.stream = current_stream(call.device());
   if (split_kv) {
@@ -193,14 +174,14 @@ std::optional<std::tuple<Tensor, Tensor>> attention_of_few_tokens(Call& call, co
   if (call.q.numel() == 0) return std::nullopt;
   if (call.options.or_16_bit && is_for_split_kv(call)) return attention_in_16_bit(call, attn_mask, /*split_kv=*/true);
   const bool masked = attn_mask.has_value();
-  const Fastest which = fastest(call, runtime::KernelStore::get().device(call.device()).multiprocessors, masked ? attn_mask->numel() : 0,
+  const Fastest found = fastest(call, runtime::KernelStore::get().device(call.device()).multiprocessors, masked ? attn_mask->numel() : 0,
                                 call.options.or_16_bit && !masked && can_in_16_bits(call), call.options.or_pytorch && pytorch_can(call, attn_mask));
-  if (call.options.or_16_bit && is_for_16_bit(call, which, masked)) return attention_in_16_bit(call, attn_mask, /*split_kv=*/false);
-  if (which == Fastest::kPytorch) return pytorch_attention(call, attn_mask);
-  if (which == Fastest::kQuantised) return std::nullopt;
-  const auto [out, lse] = outputs(call);
+  if (call.options.or_16_bit && is_for_16_bit(call, found.way, masked)) return attention_in_16_bit(call, attn_mask, /*split_kv=*/false);
+  if (found.way == Way::kPytorch) return pytorch_attention(call, attn_mask);
+  if (found.way == Way::kQuantised) return std::nullopt;
+  const auto [out, lse] = call.outputs();
   call.stream = current_stream(call.device());
-  attend_in_16_bits(call, out, lse);
+  attend_in_16_bits(call, found.tile_rows, out, lse);
   return std::tuple{out, lse};
 }
 

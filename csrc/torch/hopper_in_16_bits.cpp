@@ -74,32 +74,16 @@ bool can_in_16_bits(const Call& call) {
   return std::max(call.shape.head_dim, call.shape.v_head_dim) <= Kernel::kLargestHeadDim && call.sm_scale > 0.0;
 }
 
-void attend_in_16_bits(Call& call, const Tensor& out, const Tensor& lse) {
-  // Rows that do not start on 16 bytes, and repeated ones, the copy engine cannot read.
-  for (Tensor* tensor : {&call.q, &call.k, &call.v}) {
-    if (!copy_engine_reads(*tensor, view(*tensor, call.shape.heads_first))) *tensor = copied(*tensor);
-  }
+void attend_in_16_bits(Call& call, int32_t tile_rows, const Tensor& out, const Tensor& lse) {
+  for (Tensor* tensor : {&call.q, &call.k, &call.v}) make_readable(call, *tensor);
   const AttentionShape& shape = call.shape;
   const int32_t head_dim = call.head_dim(), multiprocessors = runtime::KernelStore::get().device(call.device()).multiprocessors;
-  const TilesIn16Bits tiles = tiles_in_16_bits(shape, call.options.is_causal, multiprocessors);
   Kernel::Params params{};
-  params.q = view(call.q, shape.heads_first);
-  params.v = view(call.v, shape.heads_first);
-  params.out = view(out, shape.heads_first);
-  params.lse = data_or_null<float>(lse);
+  fill_in(call, out, lse, params);
   params.heads_together = call.heads_together();
   params.last_heads = call.last_heads();
-  params.batch = shape.batch;
-  params.q_heads = shape.q_heads;
-  params.kv_heads = shape.kv_heads;
-  params.qo_len = shape.qo_len;
-  params.kv_len = shape.kv_len;
-  params.head_dim = shape.head_dim;
-  params.v_head_dim = shape.v_head_dim;
-  params.causal = call.options.is_causal ? 1 : 0;
-  params.scale_log2 = static_cast<float>(call.sm_scale * kLog2E);
-  params.tile_rows = tiles.rows;
-  params.tiles_of_head = (shape.qo_len - 1) / tiles.rows + 1;
+  params.tile_rows = tile_rows;
+  params.tiles_of_head = (shape.qo_len - 1) / tile_rows + 1;
   params.tiles = static_cast<int32_t>(grid_size(int64_t{params.tiles_of_head} * shape.batch * shape.q_heads));
   const auto map = [&](const TensorView& x, int32_t heads, int32_t tokens, int32_t channels) {
     static_assert(Kernel::kRows == Kernel::kBlockN);

@@ -20,7 +20,7 @@ TilesIn16Bits tiles_in_16_bits(const AttentionShape& shape, bool is_causal, int3
 // Whether it can serve a call without a mask.
 bool can_in_16_bits(const Call& call);
 
-// On the call's stream.
-void attend_in_16_bits(Call& call, const Tensor& out, const Tensor& lse);
+// On the call's stream, in tiles of so many rows.
+void attend_in_16_bits(Call& call, int32_t tile_rows, const Tensor& out, const Tensor& lse);
 
 }  // namespace sage

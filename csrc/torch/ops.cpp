@@ -74,13 +74,14 @@ SAGE_EXPORT const char* sage_kernel_name(int number) noexcept { return sage::att
 // PyTorch's own attention; 0: neither. bias: its elements; 0: there is none.
 SAGE_EXPORT int sage_fastest(int kernel, int multiprocessors, int batch, int q_heads, int kv_heads, int qo_len, int kv_len, int head_dim,
                              bool is_causal, int64_t bias, bool in_16_bits) noexcept {
-  sage::Fastest which = sage::Fastest::kQuantised;
+  sage::Way which = sage::Way::kQuantised;
   attempt([&] {  // what is wrong with sizes the operators say
     sage::AttentionOptions options(0);
     options.is_causal = is_causal;
     const sage::AttentionShape shape{batch, q_heads, kv_heads, qo_len, kv_len, head_dim, head_dim, /*heads_first=*/true};
     which = sage::fastest({sage::attention_kernel(kernel), shape, {}, {}, {}, {}, {}, 1.0, options}, multiprocessors, bias,
-                          in_16_bits && head_dim <= sage::Sm90QkF16PvF16::kLargestHeadDim, /*by_pytorch=*/true);
+                          in_16_bits && head_dim <= sage::Sm90QkF16PvF16::kLargestHeadDim, /*by_pytorch=*/true)
+                .way;
   });
   return static_cast<int>(which);
 }

@@ -13,7 +13,7 @@ import torch
 from accuracy import TOLERANCES, error_by_size, exact, relative_l1
 
 import sageattention
-from sageattention import _library, _ops, dispatch, explain, short_calls
+from sageattention import _library, _ops, dispatch, explain, recent, short_calls
 
 pytestmark = [
     pytest.mark.gpu,
@@ -64,6 +64,7 @@ def test_every_function(
     monkeypatch.setattr(_ops, "attention", spy)
     monkeypatch.setattr(short_calls, "SHORT_CALLS", defaultdict(lambda: None))
     monkeypatch.setattr(dispatch, "SERVED", {})
+    monkeypatch.setattr(recent, "KINDS", recent._Kinds())
     how = {} if accumulators is None else {"pv_accum_dtype": accumulators}
     out = getattr(sageattention, function)(q, k, v, **options, **how)
     assert called == [choice.kernel]
@@ -256,6 +257,7 @@ def test_short_calls_are_the_same_by_either_way(monkeypatch: pytest.MonkeyPatch,
     out = sageattention.sageattn(q, k, v, layout)
     monkeypatch.setattr(short_calls, "SHORT_CALLS", defaultdict(lambda: None))
     monkeypatch.setattr(dispatch, "SERVED", {})
+    monkeypatch.setattr(recent, "KINDS", recent._Kinds())
     assert torch.equal(sageattention.sageattn(q, k, v, layout), out)
 
 

@@ -1,7 +1,7 @@
 // Attention in 16 bits on Hopper's wgmma, in one launch: for sequences that are too short to repay quantising K.
 //
-// Persistent blocks of threads take tiles of the output in turn. One warp has the copy engine fetch each tile's Q, and K and V in blocks of 64 keys, into a ring
-// of stages. Two or three warpgroups compute, 64 rows each: while one's products run on the tensor cores others do their softmax, and within each the P V of
+// Persistent blocks of threads take tiles of the output in turn. One thread has the copy engine fetch each tile's Q, and K and V in blocks of 64 keys, into a
+// ring of stages. Two or three warpgroups compute, 64 rows each: while one's products run on the tensor cores others do their softmax, and within each the P V of
 // one block of keys runs beside the softmax of the next.
 #include "kernels/attention/sm90_qk_f16_pv_f16.h"
 
@@ -11,7 +11,6 @@
 #include "kernels/attention/tile.cuh"
 #include "kernels/attention/wgmma/store_rows.cuh"
 #include "kernels/element.cuh"
-#include "kernels/ptx/cluster.cuh"
 #include "kernels/ptx/cp_async.cuh"
 #include "kernels/ptx/math.cuh"
 #include "kernels/ptx/mbarrier.cuh"
