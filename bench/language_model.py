@@ -33,7 +33,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import sageattention
-from sageattention import _library, dispatch
+from sageattention import dispatch
 
 BOS = 256
 FIRST_QUERIES = 64  # see few keys, so that a large weight on the first says nothing
@@ -155,13 +155,6 @@ def causal(attention: Attention, q: torch.Tensor, k: torch.Tensor, v: torch.Tens
     return out
 
 
-def is_pytorchs(kernel: str, size: Size) -> bool:
-    """Whether `sageattn` takes PyTorch's attention in a kernel's place, on the first GPU."""
-    sizes = (size.batch, size.heads, size.heads, size.context, size.context, size.head_dim)
-    multiprocessors = torch.cuda.get_device_properties(0).multi_processor_count
-    return _library.library.fastest(kernel, multiprocessors, sizes, is_causal=True, or_16_bit=True) == "PyTorch"
-
-
 def methods(device: str, size: Size) -> dict[str, tuple[str, Attend]]:
     """Ours, by name, with the kernel that serves each: public functions with each of their sums, then kernels that none of them takes."""
     q = torch.empty(1, 1, size.context, size.head_dim, dtype=torch.bfloat16, device=device)
@@ -173,8 +166,6 @@ def methods(device: str, size: Size) -> dict[str, tuple[str, Attend]]:
             except ValueError:  # not on this GPU
                 continue
             kernel = explained.kernel
-            if explained.or_pytorch and is_pytorchs(kernel, size):
-                kernel = "PyTorch's, for so few"
             options = {"is_causal": True, **({"pv_accum_dtype": which} if which else {})}
             if kernel not in [served for served, _ in list(found.values())[1:]]:  # after sageattn, each kernel once
                 found[f"{function} {which or ''}".strip()] = (kernel, partial(getattr(sageattention, function), **options))

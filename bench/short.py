@@ -1,4 +1,4 @@
-"""Short attention on Hopper: time of our kernels, which quantise or not, and of PyTorch's own, and which of them `sageattn` takes.
+"""Short attention on Hopper: time of our kernels, which quantise or not, and of PyTorch's by cuDNN, and which of ours `sageattn` takes.
 
     python bench/short.py [--output FILE.json]
 
@@ -34,6 +34,7 @@ QUANTISED, IN_16_BITS = "sm90_qk_int8_pv_f16", "sm90_qk_f16_pv_f16"
 # That a call is repeated for. In 0.02 the card draws more than its limit, which flatters cuDNN's by a tenth and ours by a fiftieth.
 SECONDS = 0.1
 
+MASKS = ("bool of keys", "bool", "numbers of each head")
 HEADS = (8, 16, 24, 40, 64, 128)
 TOKENS = (512, 768, 1024, 1280, 1536, 2048, 3072)
 
@@ -47,25 +48,37 @@ class Problem(NamedTuple):
     kv_len: int
     head_dim: int
     causal: bool = False
+    mask: str = "none"  # one of _library.MASKS
 
     def taken(self, multiprocessors: int) -> str:
         """What `sageattn` takes: a field of `Times`."""
         sizes = (1, self.heads, self.kv_heads, self.qo_len, self.kv_len, self.head_dim)
-        which = _library.library.fastest(QUANTISED, multiprocessors, sizes, self.causal, or_16_bit=True)
-        return {QUANTISED: "quantised", "16 bits": "in_16_bits", "PyTorch": "pytorch"}[which]
+        faster = _library.library.faster_in_16_bits(QUANTISED, multiprocessors, sizes, self.causal, self.mask)
+        return "in_16_bits" if faster else "quantised"
+
+    def attn_mask(self) -> torch.Tensor | None:
+        """Keys past nine tenths hidden; those after a query; or a number for each score."""
+        if self.mask == "none":
+            return None
+        if self.mask == "bool of keys":
+            return torch.arange(self.kv_len, device="cuda")[None, None, None] < self.kv_len - self.kv_len // 10
+        if self.mask == "bool":
+            return torch.ones(1, 1, self.qo_len, self.kv_len, device="cuda", dtype=torch.bool).tril()
+        assert self.mask == "numbers of each head"
+        return torch.randn(1, self.heads, self.qo_len, self.kv_len, device="cuda", dtype=torch.bfloat16)
 
 
 class Times(NamedTuple):
     """Microseconds of a call."""
 
     quantised: float
-    in_16_bits: float | None  # head_dims to 128
+    in_16_bits: float
     pytorch: float
 
     @property
     def least(self) -> float:
-        """Of the fastest."""
-        return min(time for time in self if time is not None)
+        """Of the faster one of ours."""
+        return min(self.quantised, self.in_16_bits)
 
     def of(self, which: str) -> float:
         """Of one of the fields."""
@@ -74,7 +87,7 @@ class Times(NamedTuple):
 
 
 def problems() -> Iterator[Problem]:
-    """Self-attention of many sizes, then fewer of other head_dims, of two lengths, and of grouped heads.
+    """Self-attention of many sizes, then fewer of other head_dims, of two lengths, of grouped heads, and under masks.
 
     None of few queries, which are the 16-bit kernels'.
     """
@@ -92,6 +105,12 @@ def problems() -> Iterator[Problem]:
     grouped = (32, 8), (28, 4), (64, 8)
     for head_dim, tokens, (heads, kv_heads), causal in product((64, 128), (512, 1024, 2048), grouped, (False, True)):
         yield Problem(heads, kv_heads, tokens, tokens, head_dim, causal)
+    for mask, head_dim, tokens, heads in product(MASKS, (64, 128), (128, 256, 512, 1024, 2048), (16, 64)):
+        yield Problem(heads, heads, tokens, tokens, head_dim, mask=mask)
+    for mask, head_dim in product(MASKS, (64, 128)):
+        yield Problem(32, 32, 4096, 300, head_dim, mask=mask)
+    for mask, tokens in product(MASKS, (256, 1024)):
+        yield Problem(16, 16, tokens, tokens, 160, mask=mask)
 
 
 def microseconds(call: Callable[[], object]) -> float:
@@ -106,23 +125,25 @@ def measured(problem: Problem) -> Times:
         torch.randn(1, problem.kv_heads, problem.kv_len, problem.head_dim, device="cuda", dtype=torch.bfloat16) for _ in "kv"
     )
 
+    mask = problem.attn_mask()
+
     def pytorchs() -> object:
         with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
             return torch.nn.functional.scaled_dot_product_attention(
-                q, k, v, is_causal=problem.causal, enable_gqa=problem.heads != problem.kv_heads
+                q, k, v, mask, is_causal=problem.causal, enable_gqa=problem.heads != problem.kv_heads
             )
 
     def by(kernel: str) -> float:
-        return round(microseconds(partial(ours(kernel), q, k, v, problem.causal)), 1)
+        return round(microseconds(partial(ours(kernel, mask), q, k, v, problem.causal)), 1)
 
-    return Times(by(QUANTISED), by(IN_16_BITS) if problem.head_dim <= 128 else None, round(microseconds(pytorchs), 1))
+    return Times(by(QUANTISED), by(IN_16_BITS), round(microseconds(pytorchs), 1))
 
 
-MARKS = {"quantised": "", "in_16_bits": "_", "pytorch": "."}
+MARKS = {"quantised": "", "in_16_bits": "_"}
 
 
 def draw(rows: list[tuple[Problem, Times]], multiprocessors: int, title: str, path: Path) -> None:
-    """Of self-attention, PyTorch's time over that of what is taken; a line where that does not quantise, a dot where it is PyTorch's."""
+    """Of self-attention, PyTorch's time over that of what is taken; a line where that does not quantise."""
     mpl.use("Agg")
     mpl.rcParams["svg.hashsalt"] = "sageattention"  # the same numbers give the same bytes
     ratios = {problem: times.pytorch / times.of(problem.taken(multiprocessors)) for problem, times in rows}
@@ -143,7 +164,7 @@ def draw(rows: list[tuple[Problem, Times]], multiprocessors: int, title: str, pa
     figure.colorbar(
         image,
         ax=axes,
-        label="time of cuDNN / time of what sageattn takes; line: our kernel in 16 bits; dot: cuDNN's",
+        label="time of cuDNN / time of what sageattn takes; line: our kernel in 16 bits",
         shrink=0.6,
     )
     figure.suptitle(title, fontsize=10)
@@ -156,7 +177,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=ROOT / "build" / "short.json", help="default: build/short.json")
     arguments = parser.parse_args()
     if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
-        sys.exit("short: needs a GPU of compute capability 9.0, whose calls sageattn shares with PyTorch")
+        sys.exit("short: needs a GPU of compute capability 9.0, whose kernels these are")
     multiprocessors = torch.cuda.get_device_properties(0).multi_processor_count
     rows = [(problem, measured(problem)) for problem in track(list(problems()), "calls", console=Console(stderr=True))]
     where = environment("python bench/short.py")

@@ -68,9 +68,9 @@ def attend(
         _refuse_in_words(q, k, v, attn_mask, tensor_layout)
         raise
     if key is not None:
-        kernel, or_pytorch, or_16_bit = _choice(function, pv_accum_dtype, q.shape[3], q, v, attn_mask, packed=False)
+        kernel, or_16_bit = _choice(function, pv_accum_dtype, q.shape[3], q, v, attn_mask, packed=False)
         dispatch.SERVED[key] = _ops.number_of(
-            kernel, tensor_layout == "HND", is_causal, smooth_k, smooth_v, return_lse, or_pytorch, or_16_bit=or_16_bit, **more
+            kernel, tensor_layout == "HND", is_causal, smooth_k, smooth_v, return_lse, or_16_bit=or_16_bit, **more
         )
     return result
 
@@ -184,11 +184,11 @@ def _attend(
     dtype = q.dtype
     if dtype == torch.float32:
         q, k, v = (_as_bfloat16(x) for x in (q, k, v))
-    kernel, or_pytorch, or_16_bit = _choice(function, pv_accum_dtype, head_dim, q, v, attn_mask, packed=False)
+    kernel, or_16_bit = _choice(function, pv_accum_dtype, head_dim, q, v, attn_mask, packed=False)
     # fmt: off
     try:
         out, lse = _ops.attention(
-            q, k, v, attn_mask, tensor_layout, is_causal, factor, smooth_k, smooth_v, return_lse, or_pytorch, kernel, *more,
+            q, k, v, attn_mask, tensor_layout, is_causal, factor, smooth_k, smooth_v, return_lse, kernel, *more,
             or_16_bit=or_16_bit,
         )
     except RuntimeError as error:
@@ -256,7 +256,7 @@ def _choice(
     attn_mask: torch.Tensor | None,
     *,
     packed: bool,
-) -> tuple[str, bool, bool]:
+) -> tuple[str, bool]:
     v_head_dim = v.shape[-1]
     # Branches, so that torch.compile makes constants of what it may not know.
     largest = head_dim if head_dim > v_head_dim else v_head_dim

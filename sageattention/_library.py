@@ -100,6 +100,10 @@ def check_abi(build: Build, installed: str, cxx11_abi: bool) -> None:
     raise ImportError(message)
 
 
+# Of keys: the same to all rows. csrc/torch/mask.h has the same order.
+MASKS = ("none", "bool of keys", "bool", "numbers of keys", "numbers", "numbers of each head")
+
+
 class Library:
     """`_C`: what it exports, called through `ctypes`. No text goes through LibTorch's stable ABI of 2.9, so these are no operators."""
 
@@ -114,7 +118,8 @@ class Library:
             self._c = ctypes.CDLL(str(self.path))
             for name in ("register_operators", "set_kernel_directory", "kernel_architecture", "kernel_name"):
                 getattr(self._c, f"sage_{name}").restype = ctypes.c_char_p
-            self._c.sage_fastest.argtypes = [*[ctypes.c_int] * 8, ctypes.c_bool, ctypes.c_int64, ctypes.c_bool]
+            self._c.sage_faster_in_16_bits.argtypes = [*[ctypes.c_int] * 8, ctypes.c_bool, ctypes.c_int]
+            self._c.sage_faster_in_16_bits.restype = ctypes.c_bool
         except (OSError, AttributeError) as error:
             message = f"{__package__}: {self.path} cannot be loaded ({error}); reinstall the package"
             raise ImportError(message) from error
@@ -157,21 +162,19 @@ class Library:
         self._check(self._c.sage_kernel_architecture(device, ctypes.byref(folder)))
         return (folder.value or b"").decode()
 
-    def fastest(
-        self, kernel: str, multiprocessors: int, sizes: tuple[int, ...], is_causal: bool, bias: int = 0, or_16_bit: bool = False
-    ) -> str:
-        """What is expected to take least, as the operator decides it: a kernel itself, "PyTorch", its own attention, or "16 bits".
+    def faster_in_16_bits(
+        self, kernel: str, multiprocessors: int, sizes: tuple[int, ...], is_causal: bool, mask: str = "none"
+    ) -> bool:
+        """Whether Hopper's kernel in 16 bits is expected to be faster, as the operator decides it.
 
         Args:
-            kernel: its name.
+            kernel: than which.
             multiprocessors: of the GPU.
             sizes: batch, q_heads, kv_heads, qo_len, kv_len, head_dim: each at least 1, below 2^31.
             is_causal: as of the functions.
-            bias: elements of an attn_mask that is added, of each head; 0: there is none.
-            or_16_bit: whether that may be Hopper's kernel in 16 bits.
+            mask: one of `MASKS`, as far as an attn_mask's strides tell it.
         """
-        which: int = self._c.sage_fastest(self.kernels[kernel], multiprocessors, *sizes, is_causal, bias, or_16_bit)
-        return (kernel, "16 bits", "PyTorch")[which]
+        return bool(self._c.sage_faster_in_16_bits(self.kernels[kernel], multiprocessors, *sizes, is_causal, MASKS.index(mask)))
 
     @staticmethod
     def _check(failure: bytes | None) -> None:

@@ -27,7 +27,6 @@ class Options(NamedTuple):
     smooth_k: bool
     smooth_v: bool
     return_lse: bool
-    or_pytorch: bool
     per_block_mean: bool
     or_16_bit: bool
 
@@ -39,7 +38,6 @@ def number_of(
     smooth_k: bool,
     smooth_v: bool,
     return_lse: bool,
-    or_pytorch: bool = False,
     per_block_mean: bool = True,
     or_16_bit: bool = False,
 ) -> int:
@@ -50,16 +48,15 @@ def number_of(
         | smooth_k << 2
         | smooth_v << 3
         | return_lse << 4
-        | or_pytorch << 5
-        | per_block_mean << 6
-        | or_16_bit << 7
-        | NUMBERS[kernel] << 8
+        | per_block_mean << 5
+        | or_16_bit << 6
+        | NUMBERS[kernel] << 7
     )
 
 
 def options_of(number: int) -> Options:
     """The `Options` of a number."""
-    return Options(KERNELS[number >> 8], *(number >> bit & 1 == 1 for bit in range(len(Options._fields) - 1)))
+    return Options(KERNELS[number >> 7], *(number >> bit & 1 == 1 for bit in range(len(Options._fields) - 1)))
 
 
 @torch.library.register_fake(ATTENTION)
@@ -177,7 +174,6 @@ def attention(
     smooth_k: bool,
     smooth_v: bool,
     return_lse: bool,
-    or_pytorch: bool,
     kernel: str,
     per_block_mean: bool = True,
     *,
@@ -185,9 +181,7 @@ def attention(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The operator `attention`: csrc/torch/attention.h."""
     heads_first = _LAYOUTS[tensor_layout]
-    options = number_of(
-        kernel, heads_first, is_causal, smooth_k, smooth_v, return_lse, or_pytorch, per_block_mean, or_16_bit=or_16_bit
-    )
+    options = number_of(kernel, heads_first, is_causal, smooth_k, smooth_v, return_lse, per_block_mean, or_16_bit=or_16_bit)
     return run(q, k, v, attn_mask, sm_scale, options)
 
 

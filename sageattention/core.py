@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, overload
 from . import aliases, validation
 from ._call import attend, attend_packed
 from .recent import again, remember
-from .short_calls import short_call
 from .validation import REQUIRED
 
 if TYPE_CHECKING:
@@ -88,8 +87,8 @@ def sageattn(
     """Attention with 8-bit scores, in place of `torch.nn.functional.scaled_dot_product_attention`.
 
     Takes the kernel that `sageattention.explain` names, the fastest for the GPU at no less than the documented accuracy: for
-    few tokens that is one of 16 bits, on Hopper, for sizes at which it is faster, PyTorch's own attention. On CPU tensors it runs the
-    reference, which does the kernels' arithmetic step by step. Forward only. Inputs are not changed.
+    few tokens that is one of 16 bits. On CPU tensors it runs the reference, which does the kernels' arithmetic step by step. Forward
+    only. Inputs are not changed.
 
     Args:
         q: [batch, q_heads, qo_len, head_dim] ("HND") or [batch, qo_len, q_heads, head_dim] ("NHD"), float16, bfloat16 or
@@ -136,11 +135,6 @@ def sageattn(
     if return_lse is False:
         out = again(q, k, v, tensor_layout, is_causal, sm_scale, smooth_k, attn_mask)
         if out is not None:
-            return out
-    if attn_mask is None and return_lse is False:
-        out = short_call(q, k, v, tensor_layout, is_causal, sm_scale, smooth_k)
-        if out is not None:
-            remember(q, k, v, tensor_layout, is_causal, sm_scale, smooth_k, None)
             return out
     # Where V is rounded to FP8, its mean is taken off first: it costs nothing that could be measured.
     return attend(

@@ -41,10 +41,6 @@ __all__ = [
     "kernel_for",
 ]
 
-# The cuDNN that was measured, and later ones; and with head_dims beyond 128.
-MEASURED_CUDNN = 91000
-MEASURED_CUDNN_OF_WIDE_HEADS = 91900
-
 FIRST = TABLE[0].function  # what others are served as, and asked about where none is named
 
 # The values of `pv_accum_dtype` that each function has.
@@ -72,7 +68,6 @@ class Choice(NamedTuple):
     reason: str
     gpu: str  # compute capability, or "CPU"
     passed_over: tuple[str, ...]  # the kernels for this GPU that come before it in the table, each with what it lacks
-    or_pytorch: bool = False  # or PyTorch's own attention, for sizes that it is expected to be faster at
     or_16_bit: bool = False  # few tokens are another kernel's, which does not quantise
 
     def __str__(self) -> str:
@@ -80,14 +75,9 @@ class Choice(NamedTuple):
         lines = [f"{self.kernel} on {where}: {self.reason}", *(f"  not {line}" for line in self.passed_over)]
         if self.or_16_bit and FEW_TOKENS is not None:
             shared = KERNELS[self.kernel].gpus == "9.0 alone"  # Hopper's own kernels share K and V among more rows
-            masked = (
-                f", {FEW_TOKENS.queries_where_shared} and {FEW_TOKENS.masked_keys_where_shared} under an attn_mask"
-                if shared
-                else ""
-            )
             lines.append(
-                f"  up to {FEW_TOKENS.queries} queries and {FEW_TOKENS.keys} keys{masked} (fewer of head_dims over 64): "
-                f"{FEW_TOKENS.name}, in 16 bits, faster there and more exact, where rows start on 16 bytes"
+                f"  up to {FEW_TOKENS.queries_where_shared if shared else FEW_TOKENS.queries} queries and {FEW_TOKENS.keys} keys (fewer "
+                f"of head_dims over 64): {FEW_TOKENS.name}, in 16 bits, faster there and more exact, where rows start on 16 bytes"
             )
             rows = FEW_TOKENS.rows_where_shared if shared else FEW_TOKENS.rows
             lines.append(
@@ -95,26 +85,19 @@ class Choice(NamedTuple):
             )
             if shared:
                 lines.append(
-                    f"  up to some 1000 queries, or 500 keys, of head_dims to {FEW_TOKENS.short_head_dim}, without an attn_mask: "
+                    f"  up to some 1000 queries, or 500 keys, and under an attn_mask that adds a number to each score of each head: "
                     f"{FEW_TOKENS.short}, likewise, for sizes that it is expected to be faster at"
                 )
-        if self.or_pytorch:
-            lines.append(
-                "  or PyTorch's own attention by cuDNN, more exact, for sizes that it is expected to be faster at (head_dims over "
-                "128, up to some 1000 queries, or 500 keys), where q, k and v have one head_dim and rows that start on 16 bytes; of "
-                "attn_masks for a bias of each head alone"
-            )
         return "\n".join(lines)
 
 
-def choose(request: Request, gpu: Gpu, present: frozenset[str] | None = None, *, cudnn: int = MEASURED_CUDNN) -> Choice:
+def choose(request: Request, gpu: Gpu, present: frozenset[str] | None = None) -> Choice:
     """The kernel for a request on a GPU.
 
     Args:
         request: what is asked.
         gpu: the GPU, or `CPU`.
         present: the kernels that this installation has for the GPU; None: all.
-        cudnn: the version of cuDNN that PyTorch has; 0: none.
 
     Raises:
         ValueError: none serves it; names what each lacks and which functions can serve it.
@@ -125,12 +108,6 @@ def choose(request: Request, gpu: Gpu, present: frozenset[str] | None = None, *,
     for row in [row for row in rows if GPUS[row.gpus](gpu)] or [row for row in rows if not GPUS[KERNELS[row.kernel].gpus](gpu)]:
         lack = _lack(row.kernel, request, gpu, present)
         if lack is None:
-            or_pytorch = (
-                KERNELS[row.kernel].or_pytorch
-                and request.function == FIRST
-                and not request.packed
-                and cudnn >= (MEASURED_CUDNN if request.head_dim <= 128 else MEASURED_CUDNN_OF_WIDE_HEADS)
-            )
             or_16_bit = (
                 FEW_TOKENS is not None
                 and request.function == FIRST
@@ -138,7 +115,7 @@ def choose(request: Request, gpu: Gpu, present: frozenset[str] | None = None, *,
                 and gpu != CPU
                 and (present is None or FEW_TOKENS.kernels(shared=KERNELS[row.kernel].gpus == "9.0 alone") <= present)
             )
-            return Choice(row.kernel, row.reason, name, tuple(passed_over), or_pytorch, or_16_bit)
+            return Choice(row.kernel, row.reason, name, tuple(passed_over), or_16_bit)
         passed_over.append(f"{row.kernel}: {lack}")
     others = [
         row.function + (f" with pv_accum_dtype={row.pv_accum_dtype!r}" if row.function == request.function else "")
@@ -184,8 +161,8 @@ def kernel_for(
     uneven: bool,
     device: str,
     index: int | None,
-) -> tuple[str, bool, bool]:
-    """The kernel for a call on the device of its tensors, and whether short ones are PyTorch's or the 16-bit kernel's: `choose`, kept.
+) -> tuple[str, bool]:
+    """The kernel for a call on the device of its tensors, and whether short ones are those' in 16 bits: `choose`, kept.
 
     Raises:
         ValueError: none serves it.
@@ -204,28 +181,10 @@ def _remembered(
     uneven: bool,
     device: str,
     index: int | None,
-) -> tuple[str, bool, bool]:
+) -> tuple[str, bool]:
     request = Request(function, pv_accum_dtype, head_dim, other_mask, packed, uneven)
-    choice = choose(request, *gpu_of(device, index), cudnn=_cudnn())
-    return choice.kernel, choice.or_pytorch, choice.or_16_bit
-
-
-def _cudnn() -> int:
-    """The version of cuDNN; 0 where there is no GPU for it, or where its attention is not called as operators of the stable ABI call it."""
-    if not torch.cuda.is_available():
-        return 0
-    if _library.build.stable_abi and not _cudnn_is_known(torch.ops.aten._scaled_dot_product_cudnn_attention.default._schema):
-        return 0
-    return torch.backends.cudnn.version() or 0 if torch.backends.cudnn.is_available() else 0
-
-
-def _cudnn_is_known(schema: torch.FunctionSchema) -> bool:
-    """Whether csrc/torch/abi/stable.h calls this operator of PyTorch, which is none of its stable ABI's, with what it takes."""
-    taken, given = (" ".join(str(one.type) for one in some) for some in (schema.arguments, schema.returns))
-    return (taken, given) == (
-        "Tensor Tensor Tensor Optional[Tensor] bool float bool bool Optional[float]",
-        "Tensor Tensor Tensor Tensor int int Tensor Tensor Tensor",
-    )
+    choice = choose(request, *gpu_of(device, index))
+    return choice.kernel, choice.or_16_bit
 
 
 # What the operator was told for calls that it has served, by what such calls have in common: `_call.attend`.
@@ -336,5 +295,5 @@ def explain(
         uneven=q.shape[-1] % 8 != 0 or v.shape[-1] % 8 != 0,
     )
     if architecture is None:
-        return choose(request, *gpu_of(q.device.type, q.device.index), cudnn=_cudnn())
+        return choose(request, *gpu_of(q.device.type, q.device.index))
     return choose(request, Gpu(validation.capability("architecture", architecture)))

@@ -284,7 +284,7 @@ def call(kernel: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torc
     few = kernel not in _ops.NUMBERS
     kernel = next(iter(dispatch.KERNELS)) if few else kernel  # which the others come before
     out: torch.Tensor = _ops.attention(
-        q, k, v, None, "HND", False, q.shape[-1] ** -0.5, True, False, False, False, kernel, or_16_bit=few
+        q, k, v, None, "HND", False, q.shape[-1] ** -0.5, True, False, False, kernel, or_16_bit=few
     )[0]
     return out
 

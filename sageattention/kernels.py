@@ -38,9 +38,6 @@ class Kernel(NamedTuple):
     error: float  # largest relative L1 error against float64: randn, 4096 tokens, head_dim 128
     uneven: bool = True  # head_dims that are no multiple of 8
     other_masks: bool = True  # masks that are added, of another dtype than q's
-    # Where few queries or keys, or its rounds of tiles, make PyTorch's own attention by cuDNN faster, as was measured (bench/notes.md), it
-    # gives way to that, if that can do what is asked. Which calls these are is the operator's to say: csrc/torch/expected_time.cpp.
-    or_pytorch: bool = False
 
 
 class Row(NamedTuple):
@@ -60,13 +57,11 @@ class FewTokens(NamedTuple):
     error: float  # as a `Kernel`'s, but of 16 tokens, head_dim 64; of the other, of 4096 keys
     queries: int  # up to which it may
     keys: int  # of head_dims up to 64: fewer of wider ones
-    masked_keys_where_shared: int  # under a mask on Hopper, of as many queries as are said next
-    queries_where_shared: int  # up to which it may on Hopper, but under masks of head_dims up to 64
+    queries_where_shared: int  # up to which it may on Hopper
     over_many_keys: str  # the kernel that serves any number of keys
     rows: int  # queries times heads that share K and V, up to which that one may
     rows_where_shared: int  # on Hopper
-    short: str  # the kernel that serves short sequences without a mask on Hopper
-    short_head_dim: int  # up to which it may
+    short: str  # the kernel that serves short sequences on Hopper
 
     def kernels(self, *, shared: bool) -> frozenset[str]:
         """Their names; `shared`: on Hopper."""

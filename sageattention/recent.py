@@ -7,16 +7,13 @@ from typing import TYPE_CHECKING
 import torch
 
 from . import _ops, dispatch
-from .short_calls import SHORT_CALLS, _is_cudnn_enabled
 
 if TYPE_CHECKING:
     from typing import Any, Callable, Optional
 
-    from .short_calls import Attention
-
     # What calls have in common: guards that look at _FIRST, k (which differs most often), q, v and a mask; whether there is one;
-    # tensor_layout, is_causal, sm_scale, smooth_k. And what serves them: PyTorch's attention, or if None the operator, by its factor and
-    # the number of its options. A plain tuple, which is unpacked sooner than one with names.
+    # tensor_layout, is_causal, sm_scale, smooth_k. And what the operator is told of them: its factor and the number of its options. A
+    # plain tuple, which is unpacked sooner than one with names.
     Kind = tuple[
         Callable[..., bool],
         bool,
@@ -24,9 +21,8 @@ if TYPE_CHECKING:
         bool,
         Optional[float],
         bool,
-        Optional[Attention],
         float,
-        Optional[int],
+        int,
     ]
 
 # What torch.compile tells tensors by: type, dispatch keys together with what surrounds the call (autocast, inference mode,
@@ -34,9 +30,8 @@ if TYPE_CHECKING:
 # missing nothing is remembered.
 _TensorGuards: Any = getattr(getattr(getattr(torch._C, "_dynamo", None), "guards", None), "TensorGuards", None)
 
-# What is asked before each call, looked up once; `data_ptr` as the class has it takes a third less than as the tensor has it.
+# What is asked before each call, looked up once.
 _is_dynamo_compiling = torch.compiler.is_dynamo_compiling
-_data_ptr = torch.Tensor.data_ptr
 
 # Guards that look at a nested tensor, or at what torch.vmap makes of it, end the process. So `again` looks for nested ones, and guards
 # at this first, which within torch.func's transforms is not as it was: then they look no further.
@@ -83,7 +78,7 @@ def again(
         if q.is_nested or k.is_nested or v.is_nested or (attn_mask is not None and attn_mask.is_nested):
             return None
         while kind is not None:
-            check, with_mask, layout, causal, scale, smooth, pytorchs, factor, options = kind
+            check, with_mask, layout, causal, scale, smooth, factor, options = kind
             if (
                 with_mask is masked
                 and causal is is_causal
@@ -94,12 +89,7 @@ def again(
             ):
                 if kind is not newest:
                     KINDS.before, KINDS.newest = newest, kind
-                if pytorchs is None:
-                    return None if _ops._within_forward_ad() else _ops._attention(q, k, v, attn_mask, factor, options)[0]
-                # What guards do not look at.
-                if _data_ptr(q) % 16 or _data_ptr(k) % 16 or _data_ptr(v) % 16 or not _is_cudnn_enabled():
-                    return None
-                return pytorchs(q, k, v)
+                return None if _ops._within_forward_ad() else _ops._attention(q, k, v, attn_mask, factor, options)[0]
             if others is None:
                 # The same twice, which two threads can leave, would be looked at without an end.
                 if kind is newest and (kind := KINDS.before) is not None and kind is not newest:
@@ -119,7 +109,7 @@ def remember(
     is_causal: bool,
     sm_scale: float | None,
     smooth_k: bool,
-    options: int | None,
+    options: int,
     attn_mask: torch.Tensor | None = None,
 ) -> None:
     """What can be, of a call that the long way has served. The third alike makes a kind, which takes what five of its calls save.
@@ -128,7 +118,7 @@ def remember(
 
     Args:
         q, k, v, tensor_layout, is_causal, sm_scale, smooth_k, attn_mask: of the call.
-        options: what the operator was told that served it; None: PyTorch's attention did.
+        options: what the operator was told that served it.
     """
     size = k.shape
     if _TensorGuards is None or type(size[0]) is not int:  # within torch.jit.trace
@@ -153,11 +143,6 @@ def remember(
     if any(x.requires_grad for x in tensors):
         return
     try:
-        short = SHORT_CALLS[q.get_device()] if attn_mask is None else None
-        pytorchs = None if short is None else short.attention_of(q, k, v, tensor_layout, is_causal, sm_scale)
-        # If the operator served what is PyTorch's: these lie askew in memory, or cuDNN is turned off for now.
-        if (pytorchs is None) is (options is None):
-            return
         # Without the arguments that have names this ends the process.
         guards = _TensorGuards(
             *tensors,
@@ -167,6 +152,6 @@ def remember(
     except (RuntimeError, TypeError, ValueError):  # it has been served all the same
         return
     factor = q.shape[3] ** -0.5 if sm_scale is None else sm_scale
-    kind = (guards.check, attn_mask is not None, tensor_layout, is_causal, sm_scale, smooth_k, pytorchs, factor, options)
+    kind = (guards.check, attn_mask is not None, tensor_layout, is_causal, sm_scale, smooth_k, factor, options)
     KINDS[size] = (kind, *alike[:7])
     KINDS.before, KINDS.newest = KINDS.newest, kind

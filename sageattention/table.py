@@ -9,7 +9,7 @@ KERNELS = {
     "sm80_qk_int8_pv_f16_accum_f16": Kernel("8.6 to 8.9 and 12.x", 0.0115),
     "sm89_qk_int8_pv_f8": Kernel("8.9 and 12.x", 0.0385),
     "sm89_qk_int8_pv_f8_accum_f16": Kernel("8.9 and 12.x", 0.0385),
-    "sm90_qk_int8_pv_f16": Kernel("9.0 alone", 0.0115, uneven=False, other_masks=False, or_pytorch=True),
+    "sm90_qk_int8_pv_f16": Kernel("9.0 alone", 0.0115, uneven=False, other_masks=False),
 }
 
 FLOAT32_SUMS = "float32 sums instead, as exact: kernels with float16 sums are for 8.6 to 8.9 and 12.x"
@@ -79,13 +79,11 @@ FEW_TOKENS = FewTokens(
     0.0025,
     queries=1024,
     keys=96,
-    masked_keys_where_shared=128,
     queries_where_shared=128,
     over_many_keys="sm80_qk_f16_pv_f16_split_kv",
     rows=64,
     rows_where_shared=32,
     short="sm90_qk_f16_pv_f16",
-    short_head_dim=128,
 )
 
 # What to do where none of these kernels runs.

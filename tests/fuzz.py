@@ -95,7 +95,7 @@ def calls(seed: int, device: str, problem: Problem) -> Iterator[Call]:
             if packed is not None:
                 run = _bound(_ops.attention_varlen, (q, k, v, *lengths, *options, which), {})
             else:
-                run = _bound(_ops.attention, (q, k, v, problem.mask, problem.tensor_layout, *options, False, which), {})
+                run = _bound(_ops.attention, (q, k, v, problem.mask, problem.tensor_layout, *options, which), {})
             yield Call(words, which, smooth_k, smooth_v, run)
             continue
         named: dict[str, Any] = {"is_causal": problem.is_causal, "smooth_k": smooth_k, "return_lse": lse}
@@ -124,13 +124,11 @@ def calls(seed: int, device: str, problem: Problem) -> Iterator[Call]:
             )
         except ValueError:  # not on this GPU, and the message says so
             continue
-        fastest = _fastest(problem, explained) if explained.or_16_bit or explained.or_pytorch else explained.kernel
-        in_16_bit = explained.or_16_bit and (_may_be_in_16_bits(problem) or fastest == "16 bits")
-        by_pytorch = explained.or_pytorch and fastest == "PyTorch"
-        if (by_pytorch or in_16_bit) and "huge" in problem.words:
+        in_16_bit = explained.or_16_bit and (_may_be_in_16_bits(problem) or _is_faster_in_16_bits(problem, explained.kernel))
+        if in_16_bit and "huge" in problem.words:
             continue  # which give NaN where a product overflows
         yield Call(
-            f"{words} -> {'PyTorch or ' if by_pytorch else ''}{'16 bits or ' if in_16_bit else ''}{explained.kernel}",
+            f"{words} -> {'16 bits or ' if in_16_bit else ''}{explained.kernel}",
             explained.kernel,
             smooth_k,
             bool(named.get("smooth_v", function == "sageattn")),
@@ -141,23 +139,29 @@ def calls(seed: int, device: str, problem: Problem) -> Iterator[Call]:
 def _may_be_in_16_bits(problem: Problem) -> bool:
     few = dispatch.FEW_TOKENS
     (_, heads, queries, _), (_, kv_heads, keys, _) = problem.q.shape, problem.k.shape
-    most_keys = few.keys if problem.mask is None else few.masked_keys_where_shared
-    return bool((queries <= few.queries and keys <= most_keys) or heads * queries <= few.rows * kv_heads)
+    return bool((queries <= few.queries and keys <= few.keys) or heads * queries <= few.rows * kv_heads)
 
 
-def _fastest(problem: Problem, explained: dispatch.Choice) -> str:
-    """As the operator expects it, but for few queries."""
+def _is_faster_in_16_bits(problem: Problem, kernel: str) -> bool:
+    """As the operator expects it."""
     batch, heads, queries, head_dim = problem.q.shape
     sizes = (batch, heads, problem.k.shape[1], queries, problem.k.shape[2], max(head_dim, problem.v.shape[-1]))
-    if 0 in sizes or heads * queries <= dispatch.FEW_TOKENS.rows_where_shared * problem.k.shape[1]:
-        return explained.kernel
-    bias = 0
-    if problem.mask is not None:
-        if problem.mask.dtype != problem.q.dtype or problem.mask.dim() < 3 or 1 in problem.mask.shape[-3:-1]:
-            return explained.kernel
-        bias = problem.mask.numel()
+    if 0 in sizes:
+        return False
     multiprocessors = torch.cuda.get_device_properties(problem.q.device).multi_processor_count
-    return _library.library.fastest(explained.kernel, multiprocessors, sizes, problem.is_causal, bias, explained.or_16_bit)
+    return _library.library.faster_in_16_bits(kernel, multiprocessors, sizes, problem.is_causal, form_of(problem))
+
+
+def form_of(problem: Problem) -> str:
+    """Of the mask, one of `_library.MASKS`."""
+    if problem.mask is None:
+        return "none"
+    whole = (*problem.q.shape[:3], problem.k.shape[2])
+    _, of_heads, of_rows, _ = (s if n > 1 else 0 for n, s in zip(whole, problem.mask.expand(whole).stride(), strict=True))
+    kind = "bool" if problem.mask.dtype == torch.bool else "numbers"
+    if of_rows == 0:
+        return f"{kind} of keys"
+    return f"{kind} of each head" if kind == "numbers" and of_heads != 0 else kind
 
 
 def _bound(function: Callable[..., Any], arguments: tuple[Any, ...], named: dict[str, Any]) -> Callable[[], Any]:

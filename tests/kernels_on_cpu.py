@@ -132,13 +132,15 @@ class Kernels:
 
     def compile(self, kernel: str, head_dim: int, dtype: torch.dtype, *, masked: bool, or_16_bit: bool = False) -> None:
         """What a call of an attention kernel launches, or one that is for the 16-bit kernel."""
-        head_dim = 64 if head_dim <= 64 else 128 if head_dim <= 128 else 256
         variant = f"{kernel}_masked" if masked and f"{kernel}_masked" in SOURCES else kernel
         suffix, element = TYPES[dtype]
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             waited_for: list[Future[Any]] = [pool.submit(operators, stable_abi=self.stable_abi)]
-            for stem in FEW_TOKENS if or_16_bit else [variant, *BEFORE[kernel], *(["mask_tiles"] if masked else [])]:
-                instance = f"{stem}-d{head_dim}-{suffix}" if "head_dim" in SOURCES[stem] else stem
+            for stem in (
+                FEW_TOKENS if or_16_bit else [variant, *BEFORE[kernel], *(["mask_tiles"] if masked and BEFORE[kernel] else [])]
+            ):
+                own = next((one for one in SOURCES[stem].get("head_dim", ()) if head_dim <= one), 0)
+                instance = f"{stem}-d{own}-{suffix}" if own else stem
                 path = self.folder / self.architecture / f"{instance}.so"
                 if path.is_file():
                     continue
@@ -146,7 +148,7 @@ class Kernels:
                 source = SOURCES[stem]["source"]
                 given = {
                     "__CUDA_ARCH__": f"{self.architecture[3:].rstrip('a')}0",
-                    "SAGE_HEAD_DIM": head_dim,
+                    "SAGE_HEAD_DIM": own or 64,
                     "SAGE_DTYPE": element,
                     "KERNEL": stem,
                     "KERNEL_SOURCE": f'"kernels/{source}"',

@@ -44,7 +44,7 @@ def attend(
     """Output and log-sum-exp of one kernel."""
     scale = inputs.q.shape[-1] ** -0.5
     out: tuple[torch.Tensor, torch.Tensor] = _ops.attention(
-        *inputs, mask, "HND", is_causal, scale, smooth_k, smooth_v, True, False, kernel
+        *inputs, mask, "HND", is_causal, scale, smooth_k, smooth_v, True, kernel
     )
     return out
 

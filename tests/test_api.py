@@ -551,7 +551,7 @@ class TestKernelFilesOnAGpu:
         assert _library.library.kernel_architecture(0) == "compute_80"
         # The folder of PTX has this kernel and not Hopper's: what is installed is asked of the manifest, not of this folder.
         scale = head_dim**-0.5
-        out, _ = _ops.attention(q, k, v, None, "HND", True, scale, True, False, False, False, "sm80_qk_int8_pv_f16")
+        out, _ = _ops.attention(q, k, v, None, "HND", True, scale, True, False, False, "sm80_qk_int8_pv_f16")
         torch.testing.assert_close(out, expected, rtol=1e-2, atol=1e-2)
 
 

@@ -132,29 +132,6 @@ def test_each_inability_leads_to_the_next_row() -> None:
         assert f"  not {HOPPER}: {lack}" in str(choice).splitlines()
 
 
-def test_short_sequences_are_pytorchs_where_it_is_faster_and_more_exact() -> None:
-    """The operator looks at lengths; whether it may is decided here."""
-    hopper = dispatch.Gpu((9, 0))
-
-    def asked(gpu: dispatch.Gpu = hopper, cudnn: int = dispatch.MEASURED_CUDNN, **request: Any) -> bool:
-        return dispatch.choose(dispatch.Request("sageattn")._replace(**request), gpu, cudnn=cudnn).or_pytorch
-
-    assert asked()
-    assert not asked(dispatch.Gpu((8, 9)))
-    assert not asked(dispatch.CPU)
-    assert not asked(cudnn=dispatch.MEASURED_CUDNN - 1)
-    assert not asked(cudnn=0)
-    assert not asked(function="sageattn_qk_int8_pv_fp16_cuda", pv_accum_dtype="fp32")
-    lacks: list[dict[str, Any]] = [{"other_mask": True}, {"packed": True}, {"uneven": True}]
-    for lack in lacks:
-        assert not asked(**lack)
-    assert not asked(head_dim=192)
-    assert asked(head_dim=192, cudnn=dispatch.MEASURED_CUDNN_OF_WIDE_HEADS)
-    text = str(explain(Q, K, V, architecture="9.0"))
-    assert "or PyTorch's own attention by cuDNN, more exact, for sizes that it is expected to be faster at" in text
-    assert "PyTorch's" not in str(explain(Q, K, V, architecture="8.9"))
-
-
 @pytest.mark.parametrize(("function", "allowed"), [("sageattn", True), ("sageattn_qk_int8_pv_fp16_cuda", False)])
 def test_the_operator_is_told(function: str, allowed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     called: list[Any] = []
@@ -172,9 +149,8 @@ def test_the_operator_is_told(function: str, allowed: bool, monkeypatch: pytest.
             frozenset(dispatch.KERNELS) | dispatch.FEW_TOKENS.kernels(shared=True),
         ),
     )
-    monkeypatch.setattr(dispatch, "_cudnn", lambda: dispatch.MEASURED_CUDNN)
     getattr(sageattention, function)(Q, K, V)
-    assert [(arguments[0], *arguments[-2:]) for arguments in called] == [(allowed, allowed, HOPPER)]
+    assert [(arguments[0], arguments[-1]) for arguments in called] == [(allowed, HOPPER)]
 
 
 def test_a_kernel_that_is_not_installed_leads_to_the_next_row() -> None:
@@ -290,7 +266,7 @@ def test_few_tokens_are_the_16_bit_kernels() -> None:
     assert few.name in str(explain(Q, K, V, architecture="8.9"))
     assert f"up to {few.rows} queries times heads" in str(explain(Q, K, V, architecture="8.9"))
     assert f"up to {few.rows_where_shared} queries times heads" in str(explain(Q, K, V, architecture="9.0"))
-    assert f"and {few.masked_keys_where_shared} under an attn_mask" in str(explain(Q, K, V, architecture="9.0"))
+    assert f"up to {few.queries_where_shared} queries and {few.keys} keys" in str(explain(Q, K, V, architecture="9.0"))
     other = str(explain(Q, K, V, attn_mask=torch.zeros(1), architecture="9.0"))  # of another dtype: not Hopper's own kernel
     assert f"up to {few.rows} queries times heads" in other
     assert "under an attn_mask" not in other
@@ -309,10 +285,8 @@ def test_few_tokens_are_as_many_where_the_operator_says() -> None:
     assert said(few.name, r"kMostQueries = (\d+);") == few.queries
     assert said(few.name, r"kMostQueriesWhereShared = (\d+);") == few.queries_where_shared
     assert said(few.name, r"most_keys\(int head_dim\) { return head_dim <= 64 \? (\d+)") == few.keys
-    assert said(few.name, r"where_shared\(int head_dim\) { return head_dim <= 64 \? (\d+)") == few.masked_keys_where_shared
     assert said(few.over_many_keys, r"kMostRows = (\d+);") == few.rows
     assert said(few.over_many_keys, r"kMostRowsWhereShared = (\d+);") == few.rows_where_shared
-    assert said(few.short, r"kLargestHeadDim = (\d+);") == few.short_head_dim
 
 
 @pytest.fixture
@@ -361,14 +335,7 @@ def test_compile_for_a_gpu(monkeypatch: pytest.MonkeyPatch, dynamic: bool) -> No
     assert out.shape == q.shape
     (call,) = [node for node in graphs[0].graph.nodes if node.target is torch.ops.sageattention.attention.default]
     asked = _ops.options_of(call.args[5])
-    assert (asked.or_pytorch, asked.kernel, asked.return_lse) == (False, F8_SUMS, True)
-
-
-def test_the_stable_abi_knows_cudnns_attention() -> None:
-    """As PyTorch has it; where it takes something else, what the operator hands over would be read as that."""
-    schema = torch.ops.aten._scaled_dot_product_cudnn_attention.default._schema
-    assert dispatch._cudnn_is_known(schema)
-    assert not dispatch._cudnn_is_known(torch.ops.aten._scaled_dot_product_flash_attention.default._schema)
+    assert (asked.kernel, asked.return_lse) == (F8_SUMS, True)
 
 
 @pytest.mark.usefixtures("an_ada_gpu")

@@ -81,6 +81,14 @@ WGMMA = Expected(
     ),
     shared="shared_bytes",
 )
+WGMMA_IN_16_BITS = WGMMA._replace(
+    tensor=("HGMMA.64x64x16.F32{bf16}", "HGMMA.64x{head_dim}x16.F32{bf16}"),
+    others=(
+        "UTMALDG.4D",
+        *(name for name in WGMMA.others if "MULTICAST" not in name and name != "ACQBULK"),
+        "STSM.16.M88.4",
+    ),
+)
 
 # A new kernel gets its line here.
 EXPECTED = {
@@ -110,7 +118,6 @@ EXPECTED = {
         lambda d, _: 768 // (2 * d), (), ("LDG.E.128", "STG.E.128", "F2FP"), since_90=("PREEXIT", "ACQBULK")
     ),
     "mask_tiles": Expected(lambda _, c: 4 if c == 90 else 3, (), ("LDG.E.EF.128", "LDG.E.U8", "LDG.E.U16", "LDG.E", "STG.E")),
-    "hidden_rows": Expected(lambda *_: 8, (), ("LDG.E.U16", "STG.E.128"), since_90=("ACQBULK",)),
     # A warp by itself: no shared memory but for Q at head_dim 256, where registers are short.
     "sm80_qk_f16_pv_f16": Expected(
         lambda d, _: 4 if d <= 64 else 2 if d <= 128 else 1,
@@ -156,13 +163,9 @@ EXPECTED = {
         since_90=("ACQBULK",),
         shared="shared_bytes",
     ),
-    "sm90_qk_f16_pv_f16": WGMMA._replace(
-        tensor=("HGMMA.64x64x16.F32{bf16}", "HGMMA.64x{head_dim}x16.F32{bf16}"),
-        others=(
-            "UTMALDG.4D",
-            *(name for name in WGMMA.others if "MULTICAST" not in name and name != "ACQBULK"),
-            "STSM.16.M88.4",
-        ),
+    "sm90_qk_f16_pv_f16": WGMMA_IN_16_BITS,
+    "sm90_qk_f16_pv_f16_masked": WGMMA_IN_16_BITS._replace(
+        others=(*WGMMA_IN_16_BITS.others, "LDSM.16.M88.4", "LDGSTS.E", "LDGSTS.E.BYPASS.128")
     ),
     "sm90_qk_int8_pv_f16": WGMMA,
     "sm90_qk_int8_pv_f16_masked": WGMMA._replace(others=(*WGMMA.others, "LDSM.16.M88.4")),
@@ -174,6 +177,10 @@ STACK = {
     "sm80_qk_f16_pv_f16_split_kv-d64-fp16": 8,
     "sm90_qk_f16_pv_f16-d64-bf16": 32,
     "sm90_qk_f16_pv_f16-d64-fp16": 32,
+    "sm90_qk_f16_pv_f16_masked-d64-bf16": 32,
+    "sm90_qk_f16_pv_f16_masked-d64-fp16": 32,
+    "sm90_qk_f16_pv_f16_masked-d256-bf16": 16,
+    "sm90_qk_f16_pv_f16_masked-d256-fp16": 8,
     "sm90_qk_int8_pv_f16-d128-fp16": 16,
     "sm90_qk_int8_pv_f16-d256-fp16": 8,
 }

@@ -37,7 +37,7 @@ def attend(
 ) -> Pair:
     """A kernel's reference, whichever `sageattn` would take."""
     scale = q.shape[-1] ** -0.5
-    out, lse = _ops.attention(q, k, v, attn_mask, "HND", is_causal, scale, smooth_k, smooth_v, True, False, kernel)
+    out, lse = _ops.attention(q, k, v, attn_mask, "HND", is_causal, scale, smooth_k, smooth_v, True, kernel)
     return out, lse
 
 

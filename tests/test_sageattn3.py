@@ -246,7 +246,7 @@ def test_explain() -> None:
     assert explain(Q, K, V).gpu == "CPU"
     for architecture in ("12.0", "12.1"):
         choice = explain(Q, K, V, architecture=architecture)
-        assert (choice.kernel, choice.gpu, choice.or_pytorch) == (KERNEL, architecture, False)
+        assert (choice.kernel, choice.gpu) == (KERNEL, architecture)
     assert explain(PACKED["q"], PACKED["k"], PACKED["v"], architecture="12.0").kernel == KERNEL
     with pytest.raises(ValueError, match="function: expected one of 'sageattn3_blackwell', 'sageattn3_varlen', got 'sageattn'"):
         explain(Q, K, V, function="sageattn")
@@ -307,7 +307,7 @@ def test_compiles_whole(backend: str) -> None:
 
 def test_shapes_without_computing() -> None:
     q, k, v = (x.to("meta") for x in (Q, K, V))
-    out, lse = _ops.attention(q, k, v, None, "HND", False, 0.1, True, True, True, False, KERNEL, True)
+    out, lse = _ops.attention(q, k, v, None, "HND", False, 0.1, True, True, True, KERNEL, True)
     assert (out.shape, lse.shape) == (Q.shape, Q.shape[:3])
 
 

@@ -6,6 +6,7 @@ The stand-in has five multiprocessors: most calls here have more tiles.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import fuzz
 import pytest
@@ -18,7 +19,7 @@ from sageattention import _library, _ops
 pytestmark = pytest.mark.slow
 
 KERNEL, QUANTISES = "sm90_qk_f16_pv_f16", "sm90_qk_int8_pv_f16"
-TYPES = {64: torch.float16, 128: torch.bfloat16}  # that are compiled, by head_dim
+TYPES = {64: torch.float16, 128: torch.bfloat16, 192: torch.float16, 256: torch.bfloat16}  # that are compiled, by head_dim
 LIMITS = {torch.float16: 0.0006, torch.bfloat16: 0.004}  # P and the output are rounded once each
 
 
@@ -46,11 +47,15 @@ CALLS = [
     ((1, 2, 1, 600, 140, 128, 128), False),
     ((1, 2, 1, 500, 600, 128, 72), True),
     ((1, 3, 3, 65, 64, 128, 128), True),
+    ((1, 4, 2, 250, 333, 160, 160), False),
+    ((2, 4, 2, 300, 200, 192, 136), True),
+    ((1, 4, 2, 250, 333, 256, 256), False),
+    ((2, 4, 2, 300, 200, 200, 256), True),
 ]
 
 
 def tensors(sizes: tuple[int, ...]) -> list[torch.Tensor]:
-    dtype = TYPES[64 if max(sizes[5:]) <= 64 else 128]
+    dtype = TYPES[(max(sizes[5:]) + 63) // 64 * 64]
     return [x.to(dtype) for x in inputs(*sizes)]
 
 
@@ -59,6 +64,7 @@ def attend(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
     *,
     is_causal: bool = False,
     sm_scale: float | None = None,
@@ -67,18 +73,33 @@ def attend(
     seed: int = 0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     options = _ops.number_of(kernel, layout == "HND", is_causal, True, False, True)
-    return kernels.attention(q, k, v, None, q.shape[-1] ** -0.5 if sm_scale is None else sm_scale, options, seed=seed)
+    return kernels.attention(q, k, v, attn_mask, q.shape[-1] ** -0.5 if sm_scale is None else sm_scale, options, seed=seed)
 
 
 def check(
-    kernels: Kernels, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, is_causal: bool = False, seed: int = 0
+    kernels: Kernels,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    *,
+    is_causal: bool = False,
+    sm_scale: float | None = None,
+    seed: int = 0,
 ) -> None:
     """Hold output and log-sum-exp to float64."""
-    out, lse = attend(kernels, q, k, v, is_causal=is_causal, seed=seed)
+    out, lse = attend(kernels, q, k, v, attn_mask, is_causal=is_causal, sm_scale=sm_scale, seed=seed)
     assert out.isfinite().all()
-    expected, expected_lse = exact(q, k, v, is_causal=is_causal)
+    if attn_mask is not None and attn_mask.dtype != torch.bool:
+        attn_mask = attn_mask.double().masked_fill(
+            attn_mask <= (-65504 if attn_mask.dtype == torch.float16 else -5e5), -math.inf
+        )
+    expected, expected_lse = exact(q, k, v, is_causal=is_causal, sm_scale=sm_scale, attn_mask=attn_mask)
     assert relative_l1(out, expected) <= LIMITS[q.dtype]
-    assert ((lse - expected_lse).abs() <= 0.01 + 1e-6 * expected_lse.abs()).all()
+    seen = expected_lse > -math.inf
+    assert torch.equal(lse > -math.inf, seen)
+    assert (out[~seen] == 0).all()
+    assert ((lse - expected_lse)[seen].abs() <= 0.01 + 1e-6 * expected_lse[seen].abs()).all()
 
 
 @pytest.mark.parametrize(("sizes", "is_causal"), CALLS)
@@ -99,6 +120,83 @@ def test_any_order_of_threads(hopper: Kernels, sizes: tuple[int, ...], is_causal
     first = attend(hopper, q, k, v, is_causal=is_causal)
     for seed in range(1, 6):
         for one, other in zip(attend(hopper, q, k, v, is_causal=is_causal, seed=seed), first, strict=True):
+            assert torch.equal(fuzz.bits(one), fuzz.bits(other)), seed
+
+
+def some_hidden(*shape: int) -> torch.Tensor:
+    return randn(*shape, seed=6) < 0.3
+
+
+def hidden_rows(*shape: int) -> torch.Tensor:
+    """Of which each third one sees no key."""
+    mask = some_hidden(*shape)
+    mask[..., ::3, :] = False
+    return mask
+
+
+def numbers(*shape: int) -> torch.Tensor:
+    """That are added: also what hides, in each way in which programs say it."""
+    mask = randn(*shape, seed=7) * 3
+    mask[randn(*shape, seed=8) > 1] = -1e9
+    mask[randn(*shape, seed=9) > 1.5] = -math.inf
+    mask[..., 5:9, :] = -1e30
+    mask[..., 11, :] = -4e4
+    return mask
+
+
+# Sizes and causal as above; the mask, in the tensors' dtype where it is of numbers.
+MASKED: dict[str, tuple[tuple[int, ...], bool, Callable[[], torch.Tensor]]] = {
+    "padding": ((2, 4, 2, 130, 208, 64, 64), False, lambda: some_hidden(2, 1, 1, 208)),
+    "padding, rows of 4": ((2, 2, 2, 130, 300, 80, 128), False, lambda: some_hidden(2, 1, 1, 300)),
+    "padding, odd": ((2, 2, 2, 70, 77, 64, 64), False, lambda: some_hidden(2, 1, 1, 77)),
+    "one for all": ((1, 3, 1, 250, 320, 128, 128), False, lambda: hidden_rows(250, 320)),
+    "odd rows": ((2, 2, 1, 100, 143, 64, 56), False, lambda: hidden_rows(2, 1, 100, 143)),
+    "askew": ((1, 2, 2, 70, 150, 128, 72), False, lambda: some_hidden(1, 2, 150, 70).transpose(2, 3)),
+    "a key": ((1, 1, 1, 70, 200, 64, 64), False, lambda: some_hidden(70, 1)),
+    "and causal": ((2, 2, 2, 300, 300, 64, 64), True, lambda: some_hidden(2, 1, 300, 300)),
+    "bytes that are not 1": ((1, 1, 1, 64, 96, 64, 64), False, lambda: (some_hidden(64, 96).byte() * 130).view(torch.bool)),
+    "numbers of each head": ((1, 4, 4, 190, 192, 64, 64), False, lambda: numbers(1, 4, 190, 192)),
+    "numbers, rows of 4": ((2, 2, 1, 130, 226, 128, 128), False, lambda: numbers(1, 2, 130, 226)),
+    "numbers, odd": ((1, 2, 2, 70, 131, 64, 64), False, lambda: numbers(2, 70, 131)),
+    "numbers, few rows": ((1, 2, 2, 20, 130, 80, 80), False, lambda: numbers(1, 1, 20, 130)),
+    "numbers of keys": ((2, 1, 1, 140, 250, 40, 64), False, lambda: numbers(12, 250)[3].expand(2, 1, 140, 250)),
+    "numbers, askew": ((1, 2, 2, 70, 150, 128, 72), False, lambda: numbers(1, 2, 150, 70).transpose(2, 3)),
+    "numbers and causal": ((1, 2, 1, 500, 600, 128, 72), True, lambda: numbers(1, 2, 500, 600)),
+    "of wide heads": ((1, 4, 2, 190, 200, 160, 192), False, lambda: hidden_rows(190, 200)),
+    "numbers, of the widest": ((1, 4, 2, 190, 200, 256, 256), False, lambda: numbers(1, 4, 190, 200)),
+}
+
+
+def masked(name: str) -> tuple[list[torch.Tensor], bool]:
+    """Tensors, and whether causal."""
+    sizes, is_causal, mask = MASKED[name]
+    q, k, v = tensors(sizes)
+    attn_mask = mask()
+    return [q, k, v, attn_mask if attn_mask.dtype == torch.bool else attn_mask.to(q.dtype)], is_causal
+
+
+@pytest.mark.parametrize("name", MASKED)
+def test_masks(hopper: Kernels, name: str) -> None:
+    call, is_causal = masked(name)
+    check(hopper, *call, is_causal=is_causal)
+    assert [name for name, *_ in hopper.launches()] == [f"{KERNEL}_masked"]
+    if call[3].dtype != torch.bool:
+        check(hopper, *call, is_causal=is_causal, sm_scale=0.01)
+
+
+@pytest.mark.parametrize("name", MASKED)
+def test_threads_wait_for_each_other_under_masks(judged: Kernels, name: str) -> None:
+    call, is_causal = masked(name)
+    for seed in range(2):
+        check(judged, *call, is_causal=is_causal, seed=seed)
+
+
+@pytest.mark.parametrize("name", ["padding, rows of 4", "one for all", "numbers of each head", "numbers and causal"])
+def test_any_order_of_threads_under_masks(hopper: Kernels, name: str) -> None:
+    call, is_causal = masked(name)
+    first = attend(hopper, *call, is_causal=is_causal)
+    for seed in range(1, 6):
+        for one, other in zip(attend(hopper, *call, is_causal=is_causal, seed=seed), first, strict=True):
             assert torch.equal(fuzz.bits(one), fuzz.bits(other)), seed
 
 
@@ -123,13 +221,14 @@ def test_scores_beyond_float32(hopper: Kernels) -> None:
     torch.testing.assert_close(lse, expected_lse, rtol=1e-6, atol=1e-4)
 
 
-def test_what_is_no_number_stays_in_its_row(hopper: Kernels) -> None:
+@pytest.mark.parametrize("row", [3, 13, 128])
+def test_what_is_no_number_stays_in_its_row(hopper: Kernels, row: int) -> None:
     q, k, v = tensors((1, 2, 2, 130, 150, 64, 64))
     expected = attend(hopper, q, k, v)[0]
-    q[0, 0, 3, 5] = math.nan
+    q[0, 0, row, 5] = math.nan
     out = attend(hopper, q, k, v)[0]
-    assert out[0, 0, 3].isnan().all()
-    out[0, 0, 3] = expected[0, 0, 3]
+    assert out[0, 0, row].isnan().all()
+    out[0, 0, row] = expected[0, 0, row]
     assert torch.equal(out, expected)
 
 
@@ -162,47 +261,58 @@ def test_what_the_kernel_refuses(hopper: Kernels, sm_scale: float) -> None:
 def test_which_sizes_are_this_kernels() -> None:
     """Of layers that models have, on a GPU of 132 multiprocessors."""
 
-    def fastest(*sizes: int, is_causal: bool = False) -> str:
-        return _library.library.fastest(QUANTISES, 132, sizes, is_causal, or_16_bit=True)
+    def faster(*sizes: int, is_causal: bool = False, mask: str = "none") -> bool:
+        return _library.library.faster_in_16_bits(QUANTISES, 132, sizes, is_causal, mask)
 
     for sizes in (
         (2, 20, 20, 1024, 1024, 64),  # SDXL, 32²
         (2, 10, 10, 4096, 77, 64),
         (2, 8, 8, 1024, 1024, 80),  # Stable Diffusion 1.5
+        (2, 8, 8, 256, 256, 160),
         (2, 8, 8, 4096, 77, 40),
         (32, 16, 16, 577, 577, 64),  # ViT-L/14
         (1, 8, 8, 1024, 1024, 128),
         (8, 16, 16, 256, 256, 128),
     ):
-        assert fastest(*sizes) == "16 bits"
-    assert fastest(1, 32, 8, 512, 512, 128, is_causal=True) == "16 bits"
-    assert fastest(1, 32, 8, 513, 513, 128, is_causal=True) == "16 bits"  # no plan is made
+        assert faster(*sizes)
+    assert faster(1, 32, 8, 512, 512, 128, is_causal=True)
+    assert faster(1, 32, 8, 513, 513, 128, is_causal=True)
     for sizes in (
         (2, 10, 10, 4096, 4096, 64),
         (1, 24, 24, 4608, 4608, 128),
         (1, 40, 40, 32760, 512, 128),
         (2, 32, 32, 1024, 1024, 128),
     ):
-        assert fastest(*sizes) == QUANTISES
-    assert fastest(1, 8, 8, 256, 256, 160) == "PyTorch"  # wider than its head_dims
+        assert not faster(*sizes)
+    assert faster(1, 64, 64, 512, 512, 64, mask="numbers of each head")  # T5-XXL
+    assert faster(2, 16, 16, 4096, 300, 72, mask="bool of keys")  # PixArt-Σ
+    assert not faster(2, 24, 24, 4608, 4608, 128, mask="bool of keys")
+    assert not faster(1, 24, 24, 4096, 4096, 128, mask="numbers")  # which hide, as a rule
     most = 2**31 - 1
     for is_causal in (False, True):
-        assert fastest(1, most, most, most, most, 128, is_causal=is_causal) == QUANTISES
-        assert fastest(1, 1, 1, 17, most, 64, is_causal=is_causal) in ("16 bits", QUANTISES)
-        assert fastest(1, 1, 1, most, 1, 64, is_causal=is_causal) == "16 bits"
+        assert not faster(1, most, most, most, most, 128, is_causal=is_causal)
+        assert faster(1, 1, 1, 17, most, 64, is_causal=is_causal) in (False, True)
+        assert faster(1, 1, 1, most, 1, 64, is_causal=is_causal)
 
 
 def test_the_operator_takes_it(hopper: Kernels) -> None:
-    """In the place of the kernel that quantises, where lengths are short, for any strides; not under a mask, of a scale below 0, nor unasked."""
+    """In the place of the kernel that quantises, where lengths are short; not of a scale below 0, nor unasked."""
     q, k, v = (randn(1, 3, 200, 128, seed=seed).bfloat16() for seed in range(3))
-    hopper.compile(KERNEL, 128, torch.bfloat16, masked=False)
-    hopper.compile(QUANTISES, 128, torch.bfloat16, masked=False)
+    for masked in (False, True):
+        hopper.compile(KERNEL, 128, torch.bfloat16, masked=masked)
+        hopper.compile(QUANTISES, 128, torch.bfloat16, masked=masked)
 
-    def launched(sm_scale: float, *, or_16_bit: bool) -> list[str]:
+    def launched(sm_scale: float, *, or_16_bit: bool, mask: torch.Tensor | None = None) -> list[str]:
         options = _ops.number_of(QUANTISES, True, False, True, False, True, or_16_bit=or_16_bit)
-        hopper.attention(q, k, v, None, sm_scale, options)
+        hopper.attention(q, k, v, mask, sm_scale, options)
         return [name for name, *_ in hopper.launches()]
 
     assert launched(0.1, or_16_bit=True) == [KERNEL]
     assert launched(-0.1, or_16_bit=True) == ["quant_k_int8", QUANTISES]
     assert launched(0.1, or_16_bit=False) == ["quant_k_int8", QUANTISES]
+    seen = some_hidden(200, 200)
+    for mask in (seen, torch.zeros(200, 200).masked_fill(~seen, -math.inf).bfloat16()):
+        assert launched(0.1, or_16_bit=True, mask=mask) == [f"{KERNEL}_masked"]
+        assert launched(-0.1, or_16_bit=True, mask=mask) == ["mask_tiles", "quant_k_int8", f"{QUANTISES}_masked"]
+    with pytest.raises((TypeError, RuntimeError), match="takes dtype bool or that of q"):
+        launched(0.1, or_16_bit=True, mask=torch.zeros(200, 200))

@@ -90,7 +90,7 @@ int32_t kernel_head_dim(int32_t head_dim) { return head_dim <= 64 ? 64 : head_di
 std::string instance_name(const char* stem, int32_t kernel_head_dim, const Tensor& tensor) {
   std::string name;
   name.reserve(64);  // one allocation: every call makes this name, for each of its launches
-  name.append(stem).append(kernel_head_dim == 64 ? "-d64" : kernel_head_dim == 128 ? "-d128" : "-d256");
+  name.append(stem).append("-d").append(std::to_string(kernel_head_dim));
   return name.append(tensor.scalar_type() == kHalf ? "-fp16" : "-bf16");
 }
 

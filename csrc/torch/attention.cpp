@@ -64,17 +64,18 @@ void run(Call& call, const Tensor& out, const Tensor& lse, const std::optional<T
   }
   const AttentionKernel& kernel = call.kernel;
   call.stream = current_stream(call.device());
+  if (kernel.in_16_bits) {
+    TORCH_CHECK_VALUE(call.sm_scale > 0.0, "sm_scale: the kernel ", kernel.name, " wants a positive number, got ", call.sm_scale);
+    const int32_t multiprocessors = runtime::KernelStore::get().device(call.device()).multiprocessors;
+    const MaskForm form = attn_mask.has_value() ? form_of(described(call, *attn_mask)) : MaskForm::kNone;
+    attend_in_16_bits(call, attn_mask, tiles_in_16_bits(call.shape, call.options.is_causal, form, multiprocessors).rows, out, lse);
+    return;
+  }
   LookedAt looked;
   if (attn_mask.has_value()) looked = look_at_mask(call, *attn_mask);
   runtime::KernelStore& store = runtime::KernelStore::get();
   const int32_t head_dim = call.head_dim();
   const bool masked = kernel.persistent && attn_mask.has_value();
-  if (kernel.in_16_bits) {
-    TORCH_CHECK_VALUE(call.sm_scale > 0.0, "sm_scale: the kernel ", kernel.name, " wants a positive number, got ", call.sm_scale);
-    const int32_t multiprocessors = runtime::KernelStore::get().device(call.device()).multiprocessors;
-    attend_in_16_bits(call, tiles_in_16_bits(call.shape, call.options.is_causal, multiprocessors).rows, out, lse);
-    return;
-  }
   if (kernel.persistent) {
     make_readable(call, call.q);
     make_readable(call, call.v);
@@ -155,7 +156,6 @@ std::tuple<Tensor, Tensor> attention(const Tensor& q, const Tensor& k, const Ten
   const AttentionKernel& kernel = attention_kernel(options.kernel);
   const AttentionShape shape = check_attention(q, k, v, options.heads_first, kernel.largest_head_dim);
   TORCH_CHECK_VALUE(shape.kv_len >= 1 || q.numel() == 0, "k: expected at least one token, got none");
-  TORCH_CHECK_VALUE(kernel.masks || !attn_mask.has_value(), "attn_mask: the kernel ", kernel.name, " takes none");
   Call call{kernel, shape, q, k, v, {}, {}, sm_scale, options};
   if (const auto result = attention_of_few_tokens(call, attn_mask)) return *result;
   const auto [out, lse] = call.outputs();

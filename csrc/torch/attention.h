@@ -18,14 +18,12 @@ struct AttentionOptions {
         smooth_k(bits & 4),
         smooth_v(bits & 8),
         return_lse(bits & 16),
-        or_pytorch(bits & 32),
-        per_block_mean(bits & 64),
-        or_16_bit(bits & 128),
-        kernel(bits >> 8) {}
+        per_block_mean(bits & 32),
+        or_16_bit(bits & 64),
+        kernel(bits >> 7) {}
 
   bool heads_first, is_causal, smooth_k, smooth_v;
   bool return_lse;      // else log-sum-exp is an empty tensor
-  bool or_pytorch;      // PyTorch's own attention, for sizes at which it is faster: they are known here in compiled graphs too
   bool per_block_mean;  // FP4 kernels subtract a mean of Q for each 128 rows, else one of all
   bool or_16_bit;       // for few tokens sm80_qk_f16_pv_f16, for few queries sm80_qk_f16_pv_f16_split_kv, for short sequences sm90_qk_f16_pv_f16: then faster
   int64_t kernel;       // the attention kernel's number in attention_kernels.cpp: which one suits is decided in Python

@@ -28,7 +28,7 @@ constexpr AttentionKernel mma_sync(const char* name, int32_t since, const char* 
   kernel.v_block_bytes = [](int32_t head_dim) { return static_cast<int32_t>(Kernel::kBlockN * head_dim * Kernel::kValueBytes); };
   kernel.v_scale_bytes = &Kernel::scale_bytes;
   kernel.v_smooths = Kernel::kUnsmoothedBytes > 0;
-  kernel.v_differs = kernel.masks = kernel.packed = true;
+  kernel.v_differs = kernel.packed = true;
   return kernel;
 }
 
@@ -48,7 +48,7 @@ constexpr AttentionKernel fp4(const char* name) {
   kernel.quant_v = "quant_kv_fp4";
   kernel.v_block_bytes = [](int32_t head_dim) { return static_cast<int32_t>(Fp4::v_block(head_dim)); };
   kernel.v_scale_bytes = &Kernel::scale_bytes;
-  kernel.fp4 = kernel.v_smooths = kernel.v_differs = kernel.masks = kernel.packed = true;
+  kernel.fp4 = kernel.v_smooths = kernel.v_differs = kernel.packed = true;
   return kernel;
 }
 
@@ -62,15 +62,14 @@ constexpr AttentionKernel wgmma(const char* name, const char* masked) {
   kernel.shared_bytes = &Kernel::shared_bytes;
   kernel.largest_head_dim = 256;
   kernel.since = 90;
-  kernel.that_alone = kernel.v_differs = kernel.masks = kernel.packed = kernel.persistent = true;
+  kernel.that_alone = kernel.v_differs = kernel.packed = kernel.persistent = true;
   return kernel;
 }
 
 constexpr AttentionKernel wgmma_in_16_bits(const char* name) {
-  using Kernel = Sm90QkF16PvF16;
   AttentionKernel kernel{};
   kernel.name = name;
-  kernel.largest_head_dim = Kernel::kLargestHeadDim;
+  kernel.largest_head_dim = 256;
   kernel.since = 90;
   kernel.that_alone = kernel.v_differs = kernel.in_16_bits = true;
   return kernel;

@@ -8,7 +8,7 @@ namespace sage {
 
 struct AttentionKernel {
   const char* name;    // as kernels/attention/ spells it
-  const char* masked;  // the one that takes masks, where that is another
+  const char* masked;  // the one that takes masks, where that is another; those for Hopper alone such as are bool or of Q's dtype
   int32_t (*block_m)(int32_t head_dim);  // rows of the output of a tile
   int32_t (*threads)(int32_t head_dim);
   int32_t (*shared_bytes)(int32_t head_dim);
@@ -20,7 +20,6 @@ struct AttentionKernel {
   int32_t (*v_scale_bytes)(int32_t head_dim);  // of its scales
   bool v_smooths;         // takes V less its mean
   bool v_differs;         // V's head_dim may differ from Q's and K's
-  bool masks;             // a persistent one such as are bool or of Q's dtype
   bool packed;            // takes packed sequences
   bool fp4;               // K in FP4 and the means of Q beside it; Sm120 parameters
   bool in_16_bits;        // quantises nothing: one launch, by hopper_in_16_bits.h, which knows what the first functions say of others

@@ -10,7 +10,6 @@
 #include "torch/expected_time.h"
 #include "torch/hopper_in_16_bits.h"
 #include "torch/mask.h"
-#include "torch/pytorch_attention.h"
 
 namespace sage {
 
@@ -36,18 +35,15 @@ int64_t warps_at_once(const Call& call) {
   return int64_t{runtime::KernelStore::get().device(call.device()).multiprocessors} * Sm80QkF16PvF16::warps_per_sm(call.head_dim());
 }
 
-// Whether the 16-bit kernel is faster than others of ours, which quantise, and than `instead`. Kernels for Hopper alone, cuDNN's too, share K and V among
-// more rows: with more keys, or queries, they are as fast, unless the call takes no longer than a launch in any case.
-bool is_for_16_bit(const Call& call, Way instead, bool masked) {
+// Whether the 16-bit kernel is faster than others of ours. Those for Hopper alone, of which `beside_hoppers` quantises nothing either, share K and V among more
+// rows: with more keys, or queries, they are as fast, unless the call takes no longer than a launch in any case.
+bool is_for_16_bit(const Call& call, bool beside_hoppers) {
   using Kernel = Sm80QkF16PvF16;
   const AttentionShape& shape = call.shape;
-  const int32_t head_dim = call.head_dim();
-  const bool beside_others = instead != Way::kQuantised && !masked;  // with a bias cuDNN was not measured beside this kernel
-  const bool shares = beside_others || (call.kernel.persistent && head_dim > 64);
-  const bool looks_first = masked && instead == Way::kQuantised && call.kernel.persistent && shape.qo_len <= Kernel::kMostQueriesWhereShared;
-  const int32_t most_keys = looks_first ? Kernel::most_masked_keys_where_shared(head_dim) : Kernel::most_keys(head_dim);
+  const int32_t head_dim = call.head_dim(), most_keys = Kernel::most_keys(head_dim);
+  const bool shares = beside_hoppers || (call.kernel.persistent && head_dim > 64);
   if (shape.qo_len > (shares ? Kernel::kMostQueriesWhereShared : Kernel::kMostQueries) || shape.kv_len > most_keys) return false;
-  return rows_are_even(call) && (!beside_others || shape.kv_len <= most_keys / 2 || strips(shape) <= 512);
+  return rows_are_even(call) && (!beside_hoppers || shape.kv_len <= most_keys / 2 || strips(shape) <= 512);
 }
 
 // Rows that share K and V: of a group of heads.
@@ -173,15 +169,15 @@ std::tuple<Tensor, Tensor> attention_in_16_bit(Call& call, const std::optional<T
 std::optional<std::tuple<Tensor, Tensor>> attention_of_few_tokens(Call& call, const std::optional<Tensor>& attn_mask) {
   if (call.q.numel() == 0) return std::nullopt;
   if (call.options.or_16_bit && is_for_split_kv(call)) return attention_in_16_bit(call, attn_mask, /*split_kv=*/true);
-  const bool masked = attn_mask.has_value();
-  const Fastest found = fastest(call, runtime::KernelStore::get().device(call.device()).multiprocessors, masked ? attn_mask->numel() : 0,
-                                call.options.or_16_bit && !masked && can_in_16_bits(call), call.options.or_pytorch && pytorch_can(call, attn_mask));
-  if (call.options.or_16_bit && is_for_16_bit(call, found.way, masked)) return attention_in_16_bit(call, attn_mask, /*split_kv=*/false);
-  if (found.way == Way::kPytorch) return pytorch_attention(call, attn_mask);
-  if (found.way == Way::kQuantised) return std::nullopt;
+  const bool in_16_bits = call.options.or_16_bit && call.kernel.persistent && can_in_16_bits(call, attn_mask);
+  if (call.options.or_16_bit && is_for_16_bit(call, in_16_bits)) return attention_in_16_bit(call, attn_mask, /*split_kv=*/false);
+  if (!in_16_bits) return std::nullopt;
+  const MaskForm form = attn_mask.has_value() ? form_of(described(call, *attn_mask)) : MaskForm::kNone;
+  const int32_t rows = faster_in_16_bits(call, form, runtime::KernelStore::get().device(call.device()).multiprocessors);
+  if (rows == 0) return std::nullopt;
   const auto [out, lse] = call.outputs();
   call.stream = current_stream(call.device());
-  attend_in_16_bits(call, found.tile_rows, out, lse);
+  attend_in_16_bits(call, attn_mask, rows, out, lse);
   return std::tuple{out, lse};
 }
 

@@ -1,4 +1,4 @@
-// Calls of so few tokens that quantising does not repay: in 16 bits, by a kernel of ours or by PyTorch's attention.
+// Calls of so few tokens that quantising does not repay: in 16 bits.
 #pragma once
 
 #include <optional>

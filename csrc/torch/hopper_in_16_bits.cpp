@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "kernels/attention/sm90_qk_f16_pv_f16.h"
+#include "kernels/attention/sm90_qk_f16_pv_f16_masked.h"
 #include "runtime/tensor_map.h"
 
 namespace sage {
@@ -11,8 +11,11 @@ namespace {
 
 using Kernel = Sm90QkF16PvF16;
 
-// Microseconds on an H200, fitted to 1,300 times (bench/notes.md): of a tile's block of 64 keys and of what it takes beside, by how many warpgroups have rows.
-// One after the other, or two at the same time by the two teams of a block of threads.
+// The kernel's own that serves these.
+int32_t head_dim_of(const AttentionShape& shape) { return (std::max(shape.head_dim, shape.v_head_dim) + 63) / 64 * 64; }
+
+// Microseconds on an H200, fitted to 1,300 times of head_dims to 128, and 300 of wider ones (bench/notes.md): of a tile's block of 64 keys and of what it takes
+// beside, by how many warpgroups have rows. One after the other, or two at the same time by the two teams of a block of threads.
 struct TileCosts {
   float block, tile;
   float blocks_of_two, two_tiles;
@@ -20,12 +23,37 @@ struct TileCosts {
 struct CostsIn16Bits {
   float start;  // of any call
   TileCosts tiles[3];
+  struct {
+    float block, blocks_of_two;  // times as long
+    float tile;                  // longer
+  } masks[2];  // of bools, of numbers: fitted to 970 times
 };
-constexpr CostsIn16Bits kCostsTo64{4.02f, {{0.448f, 0.445f, 0.641f, 1.164f}, {0.620f, 0.483f, 1.007f, 1.547f}}};
-constexpr CostsIn16Bits kCostsTo128{3.09f, {{0.613f, 1.498f, 1.226f, 2.996f}, {0.830f, 1.920f, 1.660f, 3.840f}, {1.071f, 2.287f, 2.142f, 4.574f}}};
+constexpr CostsIn16Bits kCostsIn16Bits[] = {  // of head_dims to 64, 128, 192, 256
+    {4.02f, {{0.448f, 0.445f, 0.641f, 1.164f}, {0.620f, 0.483f, 1.007f, 1.547f}}, {{1.70f, 1.41f, 1.0f}, {1.93f, 1.66f, 0.7f}}},
+    {3.09f,
+     {{0.613f, 1.498f, 1.226f, 2.996f}, {0.830f, 1.920f, 1.660f, 3.840f}, {1.071f, 2.287f, 2.142f, 4.574f}},
+     {{1.25f, 1.25f, 1.5f}, {1.45f, 1.45f, 1.1f}}},
+    {0.97f, {{0.705f, 4.14f, 1.41f, 8.28f}, {0.987f, 4.88f, 1.974f, 9.76f}}, {{1.11f, 1.11f, 1.4f}, {1.37f, 1.37f, 1.0f}}},
+    {0.0f, {{0.885f, 5.6f, 1.77f, 11.2f}, {1.34f, 6.0f, 2.68f, 12.0f}}, {{1.07f, 1.07f, 1.8f}, {1.29f, 1.29f, 1.1f}}},
+};
 
-// Long calls take longer, as the card's clock falls; under a causal mask warpgroups of a tile wait for each other besides.
-float slowdown(float time, int32_t rows, bool is_causal) {
+CostsIn16Bits costs_of(int32_t head_dim, MaskForm mask) {
+  CostsIn16Bits costs = kCostsIn16Bits[head_dim / 64 - 1];
+  if (mask == MaskForm::kNone) return costs;
+  const auto& more = costs.masks[mask == MaskForm::kBool || mask == MaskForm::kBoolOfKeys ? 0 : 1];
+  for (TileCosts& of : costs.tiles) {
+    of.block *= more.block;
+    of.blocks_of_two *= more.blocks_of_two;
+    of.tile += more.tile;
+    of.two_tiles += more.tile * static_cast<float>(2 / Kernel::teams(head_dim));
+  }
+  return costs;
+}
+
+// Long calls take longer, as the card's clock falls; under a causal mask warpgroups of a tile wait for each other besides, and where heads are wide and tiles
+// many, these for their Q.
+float slowdown(float time, int32_t rows, bool is_causal, bool wide) {
+  if (is_causal && wide) return std::clamp(0.008f * (time - 45.0f), 0.0f, 0.25f);
   if (is_causal) return rows > 128 ? std::min(0.25f, 0.0013f * time) : std::min(0.12f, 0.0006f * time);
   return std::clamp((rows > 128 ? 0.0017f : 0.0008f) * (time - 40.0f), 0.0f, rows > 128 ? 0.12f : 0.08f);
 }
@@ -51,33 +79,35 @@ float time_of(const AttentionShape& shape, bool is_causal, int32_t rows, int32_t
 
 }  // namespace
 
-TilesIn16Bits tiles_in_16_bits(const AttentionShape& shape, bool is_causal, int32_t multiprocessors) {
-  const int32_t head_dim = kernel_head_dim(std::max(shape.head_dim, shape.v_head_dim));
-  const CostsIn16Bits& costs = head_dim <= 64 ? kCostsTo64 : kCostsTo128;
+TilesIn16Bits tiles_in_16_bits(const AttentionShape& shape, bool is_causal, MaskForm mask, int32_t multiprocessors) {
+  const int32_t head_dim = head_dim_of(shape);
+  const CostsIn16Bits costs = costs_of(head_dim, mask);
   TilesIn16Bits best{};
   for (int32_t rows = Kernel::block_m(head_dim); rows > 0; rows -= Kernel::kRows) {
     const int64_t tiles = int64_t{shape.batch} * shape.q_heads * ((shape.qo_len - 1) / rows + 1);
-    // Short tiles read K and V more often: where these are few, and not where channels are no whole boxes of the copy engine's, which takes longer for such.
-    if (best.rows != 0 && rows == Kernel::kRows && (tiles > 4 * multiprocessors || shape.head_dim % 64 != 0 || shape.v_head_dim % 64 != 0)) break;
+    // Short tiles read K and V more often: where these are few, and not of head_dims to 128 whose channels are no whole boxes of the copy engine's, which takes
+    // longer for such.
+    const bool uneven = head_dim <= 128 && (shape.head_dim % 64 != 0 || shape.v_head_dim % 64 != 0);
+    if (best.rows != 0 && rows == Kernel::kRows && (tiles > 4 * multiprocessors || uneven)) break;
     // The one with the last tile, the one that has as many or one less, and the one with the longest.
     const int64_t last = (tiles - 1) % multiprocessors, next = tiles > multiprocessors ? (last + 1) % multiprocessors : last;
     float time = 0.0f;
     for (const int64_t one : {int64_t{0}, last, next}) time = std::max(time, time_of(shape, is_causal, rows, multiprocessors, one, costs));
     time += costs.start;
-    time *= 1.0f + slowdown(time, rows, is_causal);
+    time *= 1.0f + slowdown(time, rows, is_causal, head_dim > 128);
     if (best.rows == 0 || time < best.time) best = {rows, time};
   }
   return best;
 }
 
-bool can_in_16_bits(const Call& call) {
-  return std::max(call.shape.head_dim, call.shape.v_head_dim) <= Kernel::kLargestHeadDim && call.sm_scale > 0.0;
+bool can_in_16_bits(const Call& call, const std::optional<Tensor>& attn_mask) {
+  return call.sm_scale > 0.0 && (!attn_mask.has_value() || attn_mask->scalar_type() == kBool || attn_mask->scalar_type() == call.q.scalar_type());
 }
 
-void attend_in_16_bits(Call& call, int32_t tile_rows, const Tensor& out, const Tensor& lse) {
+void attend_in_16_bits(Call& call, const std::optional<Tensor>& attn_mask, int32_t tile_rows, const Tensor& out, const Tensor& lse) {
   for (Tensor* tensor : {&call.q, &call.k, &call.v}) make_readable(call, *tensor);
   const AttentionShape& shape = call.shape;
-  const int32_t head_dim = call.head_dim(), multiprocessors = runtime::KernelStore::get().device(call.device()).multiprocessors;
+  const int32_t head_dim = head_dim_of(shape), multiprocessors = runtime::KernelStore::get().device(call.device()).multiprocessors;
   Kernel::Params params{};
   fill_in(call, out, lse, params);
   params.heads_together = call.heads_together();
@@ -85,6 +115,13 @@ void attend_in_16_bits(Call& call, int32_t tile_rows, const Tensor& out, const T
   params.tile_rows = tile_rows;
   params.tiles_of_head = (shape.qo_len - 1) / tile_rows + 1;
   params.tiles = static_cast<int32_t>(grid_size(int64_t{params.tiles_of_head} * shape.batch * shape.q_heads));
+  if (attn_mask.has_value()) {
+    check_type(call, *attn_mask);
+    params.mask = described(call, *attn_mask);
+    params.mask.tile_rows = tile_rows;  // of tiles that nobody has looked at
+    const auto size = static_cast<int32_t>(attn_mask->element_size());
+    params.mask_bytes = has_even_rows(params.mask, size) ? 16 : has_even_rows(params.mask, size, 4) ? 4 : size;
+  }
   const auto map = [&](const TensorView& x, int32_t heads, int32_t tokens, int32_t channels) {
     static_assert(Kernel::kRows == Kernel::kBlockN);
     return runtime::encode_tensor_map(call.device(), x, shape.batch, heads, tokens, channels, Kernel::kBlockN);
@@ -92,8 +129,12 @@ void attend_in_16_bits(Call& call, int32_t tile_rows, const Tensor& out, const T
   params.q_map = map(params.q, shape.q_heads, shape.qo_len, shape.head_dim);
   params.k_map = map(view(call.k, shape.heads_first), shape.kv_heads, shape.kv_len, shape.head_dim);
   params.v_map = map(params.v, shape.kv_heads, shape.kv_len, shape.v_head_dim);
-  launch(call, "sm90_qk_f16_pv_f16", std::min(params.tiles, multiprocessors), Kernel::threads(head_dim), /*overlaps_previous=*/false, &params,
-         Kernel::shared_bytes(head_dim));
+  const bool masked = attn_mask.has_value();
+  const char* name = masked ? "sm90_qk_f16_pv_f16_masked" : "sm90_qk_f16_pv_f16";
+  runtime::KernelStore::get().launch({instance_name(name, head_dim, call.q), name, call.device(), call.stream,
+                                      static_cast<uint32_t>(std::min(params.tiles, multiprocessors)), static_cast<uint32_t>(Kernel::threads(head_dim)),
+                                      static_cast<uint32_t>(masked ? Sm90QkF16PvF16Masked::shared_bytes(head_dim) : Kernel::shared_bytes(head_dim)), /*overlaps_previous=*/false},
+                                     &params);
 }
 
 }  // namespace sage

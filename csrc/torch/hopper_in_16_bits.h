@@ -2,8 +2,10 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 
 #include "torch/call.h"
+#include "torch/mask.h"
 #include "torch/tensor.h"
 
 namespace sage {
@@ -14,13 +16,13 @@ struct TilesIn16Bits {
   float time;
 };
 
-// The best, for head_dims to 128.
-TilesIn16Bits tiles_in_16_bits(const AttentionShape& shape, bool is_causal, int32_t multiprocessors);
+// The best.
+TilesIn16Bits tiles_in_16_bits(const AttentionShape& shape, bool is_causal, MaskForm mask, int32_t multiprocessors);
 
-// Whether it can serve a call without a mask.
-bool can_in_16_bits(const Call& call);
+// Whether it can serve a call.
+bool can_in_16_bits(const Call& call, const std::optional<Tensor>& attn_mask);
 
 // On the call's stream, in tiles of so many rows.
-void attend_in_16_bits(Call& call, int32_t tile_rows, const Tensor& out, const Tensor& lse);
+void attend_in_16_bits(Call& call, const std::optional<Tensor>& attn_mask, int32_t tile_rows, const Tensor& out, const Tensor& lse);
 
 }  // namespace sage

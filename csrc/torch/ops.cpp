@@ -7,7 +7,6 @@
 #include <string>
 #include <vector>
 
-#include "kernels/attention/sm90_qk_f16_pv_f16.h"
 #include "runtime/kernel_store.h"
 #include "torch/attention.h"
 #include "torch/attention_kernels.h"
@@ -70,18 +69,16 @@ SAGE_EXPORT const char* sage_kernel_architecture(int device, const char** folder
 // The name of the attention kernel of a number; null past the last.
 SAGE_EXPORT const char* sage_kernel_name(int number) noexcept { return sage::attention_kernel_name(number); }
 
-// What is expected to take least in the place of the kernel of a number, on a GPU of so many multiprocessors: 1: Hopper's in 16 bits, if that may be; 2:
-// PyTorch's own attention; 0: neither. bias: its elements; 0: there is none.
-SAGE_EXPORT int sage_fastest(int kernel, int multiprocessors, int batch, int q_heads, int kv_heads, int qo_len, int kv_len, int head_dim,
-                             bool is_causal, int64_t bias, bool in_16_bits) noexcept {
-  sage::Way which = sage::Way::kQuantised;
+// Whether Hopper's kernel in 16 bits is expected to be faster than the kernel of a number, on a GPU of so many multiprocessors. mask: a MaskForm.
+SAGE_EXPORT bool sage_faster_in_16_bits(int kernel, int multiprocessors, int batch, int q_heads, int kv_heads, int qo_len, int kv_len, int head_dim,
+                                        bool is_causal, int mask) noexcept {
+  bool faster = false;
   attempt([&] {  // what is wrong with sizes the operators say
     sage::AttentionOptions options(0);
     options.is_causal = is_causal;
     const sage::AttentionShape shape{batch, q_heads, kv_heads, qo_len, kv_len, head_dim, head_dim, /*heads_first=*/true};
-    which = sage::fastest({sage::attention_kernel(kernel), shape, {}, {}, {}, {}, {}, 1.0, options}, multiprocessors, bias,
-                          in_16_bits && head_dim <= sage::Sm90QkF16PvF16::kLargestHeadDim, /*by_pytorch=*/true)
-                .way;
+    const sage::Call call{sage::attention_kernel(kernel), shape, {}, {}, {}, {}, {}, 1.0, options};
+    faster = sage::faster_in_16_bits(call, static_cast<sage::MaskForm>(mask), multiprocessors) > 0;
   });
-  return static_cast<int>(which);
+  return faster;
 }

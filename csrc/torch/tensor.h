@@ -6,7 +6,6 @@
 //   ScalarType        kByte, kChar, kInt, kHalf, kBFloat16, kFloat, kBool
 //   IntArrayRef       sizes or strides
 //   empty             a tensor on another one's device
-//   cudnn_attention   PyTorch's attention by cuDNN: output and log-sum-exp
 //   register_operators
 //   TORCH_CHECK_VALUE, TORCH_CHECK_TYPE   throw what Python sees as ValueError and TypeError; as RuntimeError with the stable ABI
 #pragma once

@@ -74,7 +74,7 @@ def attend(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     scale = q.shape[-1] ** -0.5 if sm_scale is None else sm_scale
     out: tuple[torch.Tensor, torch.Tensor] = _ops.attention(
-        q, k, v, attn_mask, tensor_layout, is_causal, scale, smooth_k, smooth_v, True, False, KERNEL, per_block_mean
+        q, k, v, attn_mask, tensor_layout, is_causal, scale, smooth_k, smooth_v, True, KERNEL, per_block_mean
     )
     return out
 

@@ -55,7 +55,7 @@ def test_workspace_is_the_8_bit_copies_and_their_scales(kernel: str, head_dim: i
     k, v = (torch.randn(2, 4, 5000, head_dim, device="cuda", dtype=dtype) for _ in range(2))
 
     def call() -> tuple[torch.Tensor, torch.Tensor]:
-        out, lse = _ops.attention(q, k, v, None, "HND", False, 0.1, smooth, smooth, True, False, kernel)
+        out, lse = _ops.attention(q, k, v, None, "HND", False, 0.1, smooth, smooth, True, kernel)
         return out, lse
 
     call()  # loading a kernel takes memory of the driver's own

@@ -38,7 +38,7 @@ def attend(
         torch.full((size,), math.nan, device="cuda")
     scale = q.shape[-1] ** -0.5
     out: tuple[torch.Tensor, torch.Tensor] = sageattention._ops.attention(
-        q, k, v, mask, "HND", causal, scale, True, smooth_v, True, False, kernel
+        q, k, v, mask, "HND", causal, scale, True, smooth_v, True, kernel
     )
     return out
 

@@ -108,10 +108,11 @@ struct Block {
   std::map<int, std::vector<InStep>> in_step;  // by a warpgroup's number
 };
 
-// 16 bytes on their way to shared memory.
+// Bytes on their way to shared memory.
 struct Copy {
   uint8_t* destination;
-  const void* source;  // null: zeros
+  const void* source;
+  int bytes, source_bytes;  // zeros beyond these
 };
 
 // A product of tensor cores that has been started, as a lane knows it.
@@ -285,17 +286,18 @@ inline int pass_any(Gate& gate, int threads, bool x) {
 inline int barrier(bool x) { return pass_any(current->block->gate, fibers.size() / blocks.size(), x); }
 
 // Copies are made as late as they may be: when the thread waits for them.
-inline void start_copy(uint32_t destination, const void* source, bool valid) {
-  if (reinterpret_cast<uintptr_t>(source) % 16 != 0) fail("misaligned copy");
-  current->copies.back().push_back({at(destination, 16), valid ? source : nullptr});
+inline void start_copy(uint32_t destination, const void* source, int bytes, int source_bytes) {
+  if (reinterpret_cast<uintptr_t>(source) % bytes != 0) fail("misaligned copy");
+  if (source_bytes < 0 || source_bytes > bytes) fail("copy of " + std::to_string(source_bytes) + " of " + std::to_string(bytes) + " bytes");
+  current->copies.back().push_back({at(destination, bytes), source, bytes, source_bytes});
 }
 inline void commit_copies() { current->copies.emplace_back(); }
 inline void wait_for_copies(size_t pending) {
   auto& groups = current->copies;
   while (groups.size() > pending + 1) {
     for (const Copy& copy : groups.front()) {
-      if (copy.source == nullptr) std::memset(copy.destination, 0, 16);
-      else std::memcpy(copy.destination, copy.source, 16);
+      std::memcpy(copy.destination, copy.source, copy.source_bytes);
+      std::memset(copy.destination + copy.source_bytes, 0, copy.bytes - copy.source_bytes);
     }
     groups.erase(groups.begin());
   }

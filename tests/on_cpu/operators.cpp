@@ -15,7 +15,6 @@
 #include "torch/hopper_in_16_bits.cpp"
 #include "torch/mask.cpp"
 #include "torch/ops.cpp"
-#include "torch/pytorch_attention.cpp"
 #include "torch/quantise.cpp"
 #include "torch/tiling.cpp"
 

@@ -1,6 +1,9 @@
 // Rows of an attention mask, and what an element says.
 #pragma once
 
+#include <cuda/std/type_traits>
+
+#include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
 #include "kernels/attention/params.h"
@@ -35,6 +38,20 @@ __device__ __forceinline__ float mask_value(int type, const uint8_t* element) {
   const uint32_t bits = *reinterpret_cast<const uint16_t*>(element);
   if (type == AttentionMask::kHalf) return mask_value(AttentionMask::kHalf, bits);
   return mask_value(AttentionMask::kBfloat16, bits);
+}
+
+// Two elements, of whose bits those that hide become -infinity's.
+template <typename Element>
+__device__ __forceinline__ uint32_t hidden_to_infinity(uint32_t pair) {
+  uint32_t hidden, infinity;
+  if constexpr (cuda::std::is_same_v<Element, __half>) {
+    hidden = __hle2_mask(reinterpret_cast<const __half2&>(pair), __float2half2_rn(-65504.0f));
+    infinity = 0xfc00fc00u;
+  } else {
+    hidden = __hle2_mask(reinterpret_cast<const __nv_bfloat162&>(pair), __float2bfloat162_rn(-501760.0f));  // the first one below -5e5
+    infinity = 0xff80ff80u;
+  }
+  return (pair & ~hidden) | (infinity & hidden);
 }
 
 }  // namespace sage

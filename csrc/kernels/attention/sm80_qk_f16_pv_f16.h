@@ -17,8 +17,6 @@ struct Sm80QkF16PvF16 {
 
   // Up to which it is faster than kernels that quantise; and how many queries may be its where others share K and V among more: bench/notes.md.
   static constexpr int most_keys(int head_dim) { return head_dim <= 64 ? 96 : head_dim <= 128 ? 64 : 32; }
-  // Under a mask, which Hopper's own are preceded by a look at.
-  static constexpr int most_masked_keys_where_shared(int head_dim) { return head_dim <= 64 ? 128 : head_dim <= 128 ? 96 : 32; }
   static constexpr int kMostQueries = 1024;
   static constexpr int kMostQueriesWhereShared = 128;
 

@@ -15,18 +15,28 @@ __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
-// Copies 16 bytes, or writes 16 zeros when `valid` is false (the source is then not read).
+// Copies the first `source_bytes` of so many, and writes zeros for the others, which are not read.
+template <int Bytes>
+__device__ __forceinline__ void cp_async(uint32_t shared_destination, const void* source, int source_bytes) {
+  static_assert(Bytes == 4 || Bytes == 16);
+  if constexpr (Bytes == 16) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(shared_destination), "l"(source), "r"(source_bytes) : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;\n" ::"r"(shared_destination), "l"(source), "r"(source_bytes) : "memory");
+  }
+}
 __device__ __forceinline__ void cp_async_16(uint32_t shared_destination, const void* source, bool valid) {
-  const int source_bytes = valid ? 16 : 0;
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(shared_destination), "l"(source),
-               "r"(source_bytes)
-               : "memory");
+  cp_async<16>(shared_destination, source, valid ? 16 : 0);
 }
 
 __device__ __forceinline__ void store_shared_16(uint32_t shared_destination, const uint32_t (&bits)[4]) {
   asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};\n" ::"r"(shared_destination), "r"(bits[0]), "r"(bits[1]),
                "r"(bits[2]), "r"(bits[3])
                : "memory");
+}
+
+__device__ __forceinline__ void store_shared_word(uint32_t shared_destination, uint32_t bits) {
+  asm volatile("st.shared.b32 [%0], %1;\n" ::"r"(shared_destination), "r"(bits) : "memory");
 }
 
 __device__ __forceinline__ void store_shared_float(uint32_t shared_destination, float value) {

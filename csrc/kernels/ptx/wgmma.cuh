@@ -42,16 +42,19 @@ __device__ __forceinline__ void wgmma_hold(float (&d)[N]) {
   SAGE_PLACES_32 ", " \
   "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
   "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-#define SAGE_PLACES_128 \
+#define SAGE_PLACES_96 \
   SAGE_PLACES_64 ", " \
   "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, " \
-  "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, " \
+  "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
+#define SAGE_PLACES_128 \
+  SAGE_PLACES_96 ", " \
   "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, " \
   "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 #define SAGE_REGISTERS_8(c, d, i) c(d[i]), c(d[i + 1]), c(d[i + 2]), c(d[i + 3]), c(d[i + 4]), c(d[i + 5]), c(d[i + 6]), c(d[i + 7])
 #define SAGE_REGISTERS_32(c, d, i) \
   SAGE_REGISTERS_8(c, d, i), SAGE_REGISTERS_8(c, d, i + 8), SAGE_REGISTERS_8(c, d, i + 16), SAGE_REGISTERS_8(c, d, i + 24)
 #define SAGE_REGISTERS_64(c, d, i) SAGE_REGISTERS_32(c, d, i), SAGE_REGISTERS_32(c, d, i + 32)
+#define SAGE_REGISTERS_96(c, d, i) SAGE_REGISTERS_64(c, d, i), SAGE_REGISTERS_32(c, d, i + 64)
 #define SAGE_REGISTERS_128(c, d, i) SAGE_REGISTERS_64(c, d, i), SAGE_REGISTERS_64(c, d, i + 64)
 
 // D (64 x 64, s32) = A (64 x 32, s8, registers) * B (32 x 64, s8, shared) + D, or without D where accumulate is false.
@@ -165,6 +168,16 @@ __device__ __forceinline__ void wgmma_f32(float (&d)[N], const uint32_t (&a)[4],
         "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" SAGE_PLACES_64 "}, {%64, %65, %66, %67}, %68, 1, 1, 1, 1;\n"
         : SAGE_REGISTERS_64("+f", d, 0)
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.bits()));
+  } else if constexpr (N == 96 && kHalf) {
+    asm volatile(
+        "wgmma.mma_async.sync.aligned.m64n192k16.f32.f16.f16 {" SAGE_PLACES_96 "}, {%96, %97, %98, %99}, %100, 1, 1, 1, 1;\n"
+        : SAGE_REGISTERS_96("+f", d, 0)
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.bits()));
+  } else if constexpr (N == 96) {
+    asm volatile(
+        "wgmma.mma_async.sync.aligned.m64n192k16.f32.bf16.bf16 {" SAGE_PLACES_96 "}, {%96, %97, %98, %99}, %100, 1, 1, 1, 1;\n"
+        : SAGE_REGISTERS_96("+f", d, 0)
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.bits()));
   } else if constexpr (N == 128 && kHalf) {
     asm volatile(
         "wgmma.mma_async.sync.aligned.m64n256k16.f32.f16.f16 {" SAGE_PLACES_128 "}, {%128, %129, %130, %131}, %132, 1, 1, 1, 1;\n"
@@ -176,16 +189,18 @@ __device__ __forceinline__ void wgmma_f32(float (&d)[N], const uint32_t (&a)[4],
         : SAGE_REGISTERS_128("+f", d, 0)
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.bits()));
   } else {
-    static_assert(N == 32 || N == 64 || N == 128);
+    static_assert(N == 32 || N == 64 || N == 96 || N == 128);
   }
 }
 
 #undef SAGE_PLACES_32
 #undef SAGE_PLACES_64
+#undef SAGE_PLACES_96
 #undef SAGE_PLACES_128
 #undef SAGE_REGISTERS_8
 #undef SAGE_REGISTERS_32
 #undef SAGE_REGISTERS_64
+#undef SAGE_REGISTERS_96
 #undef SAGE_REGISTERS_128
 
 }  // namespace sage::ptx

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/_scaled_dot_product_cudnn_attention.h>
 #include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
 #include <torch/library.h>
@@ -25,14 +24,6 @@ using at::kInt;
 
 inline Tensor empty(IntArrayRef sizes, ScalarType type, const Tensor& beside) {
   return at::empty(sizes, beside.options().dtype(type));
-}
-
-// The operator itself: which backends a caller has allowed, and autocast, change nothing.
-inline std::pair<Tensor, Tensor> cudnn_attention(const Tensor& q, const Tensor& k, const Tensor& v, const std::optional<Tensor>& bias,
-                                                 bool return_lse, bool is_causal, double sm_scale) {
-  const auto result =
-      at::_scaled_dot_product_cudnn_attention(q, k, v, bias, return_lse, 0.0, is_causal, false, sm_scale);
-  return {std::get<0>(result), std::get<1>(result)};
 }
 
 // An operator: its schema, and what computes it.

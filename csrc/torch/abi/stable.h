@@ -219,23 +219,6 @@ struct Boxed<function> {
   }
 };
 
-// The operator itself: which backends a caller has allowed, and autocast, change nothing. The dispatcher of this ABI cannot call it: results
-// of different types come back as one another's (PyTorch 2.9 to 2.11). The C function that compiled models call can, which is libtorch_cuda's.
-inline std::pair<Tensor, Tensor> cudnn_attention(const Tensor& q, const Tensor& k, const Tensor& v, const std::optional<Tensor>& bias,
-                                                 bool return_lse, bool is_causal, double sm_scale) {
-  static const auto function = torch_cuda<decltype(&aoti_torch_cuda__scaled_dot_product_cudnn_attention)>(
-      "aoti_torch_cuda__scaled_dot_product_cudnn_attention");
-  // Of nine results, of which two are numbers, the first two are ours; the others' tensors may be undefined ones.
-  AtenTensorHandle tensors[7] = {};
-  int64_t longest[2];
-  AtenTensorHandle given = bias.has_value() ? bias->get() : nullptr;
-  SAGE_CHECK_CALL(function(q.get(), k.get(), v.get(), bias.has_value() ? &given : nullptr, return_lse, /*dropout_p=*/0.0, is_causal,
-                           /*return_debug_mask=*/0, &sm_scale, &tensors[0], &tensors[1], &tensors[2], &tensors[3], &longest[0],
-                           &longest[1], &tensors[4], &tensors[5], &tensors[6]));
-  for (size_t i = return_lse ? 2 : 1; i < std::size(tensors); ++i) aoti_torch_delete_tensor_object(tensors[i]);
-  return {Tensor(tensors[0]), return_lse ? Tensor(tensors[1]) : Tensor()};
-}
-
 // An operator: its schema, and what computes it.
 struct Operator {
   const char* name;

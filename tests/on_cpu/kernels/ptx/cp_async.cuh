@@ -9,12 +9,17 @@ inline uint8_t* dynamic_shared() { return gpu::current->block->shared; }
 inline uint32_t shared_address(const void* pointer) {
   return gpu::own_address((static_cast<const uint8_t*>(pointer) - gpu::shared) % gpu::kMostShared);
 }
-inline void cp_async_16(uint32_t destination, const void* source, bool valid) { gpu::start_copy(destination, source, valid); }
+template <int Bytes>
+void cp_async(uint32_t destination, const void* source, int source_bytes) {
+  gpu::start_copy(destination, source, Bytes, source_bytes);
+}
+inline void cp_async_16(uint32_t destination, const void* source, bool valid) { cp_async<16>(destination, source, valid ? 16 : 0); }
 inline void cp_async_commit() { gpu::commit_copies(); }
 template <int Pending>
 void cp_async_wait() { gpu::wait_for_copies(Pending); }
 
 inline void store_shared_16(uint32_t destination, const uint32_t (&bits)[4]) { std::memcpy(gpu::at(destination, 16), bits, 16); }
+inline void store_shared_word(uint32_t destination, uint32_t bits) { std::memcpy(gpu::at(destination, 4), &bits, 4); }
 inline void store_shared_float(uint32_t destination, float value) { std::memcpy(gpu::at(destination, 4), &value, 4); }
 template <typename T>
 T load_shared(uint32_t source) {
