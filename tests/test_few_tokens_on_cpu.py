@@ -343,24 +343,21 @@ def test_what_is_left_to_others(kernels: Kernels, sizes: tuple[int, ...]) -> Non
         attention(kernels, *of_type(kernel, inputs(*sizes)))
 
 
-@pytest.mark.parametrize("sizes", [(2, 2, 2, 70, 128, 64, 64), (1, 1, 1, 128, 113, 40, 40), (1, 2, 1, 65, 96, 128, 128)])
-def test_more_keys_under_a_mask_on_hopper(tmp_path: Path, sizes: tuple[int, ...]) -> None:
-    """Whose own kernels are preceded by a look at the mask."""
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize(("queries", "keys", "head_dim"), [(128, 48, 64), (128, 30, 128), (16, 96, 64)])
+def test_fewer_on_hopper(tmp_path: Path, queries: int, keys: int, head_dim: int, *, masked: bool) -> None:
+    """Whose own kernel in 16 bits serves more, with a mask or without."""
     kernels, hopper = Kernels(tmp_path, "sm_90a"), "sm90_qk_int8_pv_f16"
-    q, k, v = of_type(128 if sizes[5] > 64 else 64, inputs(*sizes))
-    mask = (torch.arange(sizes[4]) < sizes[4] - 20).expand(sizes[0], 1, 1, sizes[4])
+    mask = (torch.arange(keys) < keys - 5).expand(1, 1, 1, keys) if masked else None
+    sizes = (1, 33, 33, queries, keys, head_dim, head_dim)
+    q, k, v = of_type(head_dim, inputs(*sizes))
     out, _ = attention(kernels, q, k, v, mask, instead_of=hopper)
     assert error_by_size(out, q, k, v, attn_mask=mask) <= LIMITS[q.dtype] * 1.2
-    for instead_of, attn_mask in ((hopper, None), (INSTEAD_OF, mask)):
-        with pytest.raises(RuntimeError, match=r"sm90_qk_f16_pv_f16|mask_tiles"):
-            attention(kernels, q, k, v, attn_mask, instead_of=instead_of)
-
-
-@pytest.mark.parametrize(("queries", "keys", "head_dim"), [(129, 128, 64), (70, 129, 64), (70, 97, 128), (70, 33, 256)])
-def test_no_more_keys_under_a_mask_on_hopper(kernels: Kernels, tmp_path: Path, queries: int, keys: int, head_dim: int) -> None:
-    q, k, v = of_type(head_dim, inputs(1, 1, 1, queries, keys, head_dim, head_dim))
-    with pytest.raises(RuntimeError, match=r"mask_tiles"):
-        attention(Kernels(tmp_path, "sm_90a"), q, k, v, torch.ones(keys, dtype=torch.bool), instead_of="sm90_qk_int8_pv_f16")
+    for more in ((1, 66, 66, 129, keys, head_dim, head_dim), (1, 66, 66, 128, 97, head_dim, head_dim)):
+        attn_mask = torch.ones(more[4], dtype=torch.bool) if masked else None
+        q, k, v = of_type(head_dim, inputs(*more))
+        with pytest.raises(RuntimeError, match=f"sm90_qk_f16_pv_f16{'_masked' if masked else ''}-d"):
+            attention(kernels, q, k, v, attn_mask, instead_of=hopper)
 
 
 def test_what_adds_parts_up_waits_for_them(tmp_path: Path) -> None:

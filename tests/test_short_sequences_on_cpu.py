@@ -285,7 +285,7 @@ def test_which_sizes_are_this_kernels() -> None:
     ):
         assert not faster(*sizes)
     assert faster(1, 64, 64, 512, 512, 64, mask="numbers of each head")  # T5-XXL
-    assert faster(2, 16, 16, 4096, 300, 72, mask="bool of keys")  # PixArt-Σ
+    assert faster(32, 16, 16, 512, 512, 64, mask="bool of keys")  # BERT-large
     assert not faster(2, 24, 24, 4608, 4608, 128, mask="bool of keys")
     assert not faster(1, 24, 24, 4096, 4096, 128, mask="numbers")  # which hide, as a rule
     most = 2**31 - 1
