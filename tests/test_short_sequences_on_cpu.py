@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from random import Random
 
 import fuzz
 import pytest
@@ -95,8 +96,8 @@ def check(
             attn_mask <= (-65504 if attn_mask.dtype == torch.float16 else -5e5), -math.inf
         )
     expected, expected_lse = exact(q, k, v, is_causal=is_causal, sm_scale=sm_scale, attn_mask=attn_mask)
-    assert relative_l1(out, expected) <= LIMITS[q.dtype]
     seen = expected_lse > -math.inf
+    assert not seen.any() or relative_l1(out, expected) <= LIMITS[q.dtype]
     assert torch.equal(lse > -math.inf, seen)
     assert (out[~seen] == 0).all()
     assert ((lse - expected_lse)[seen].abs() <= 0.01 + 1e-6 * expected_lse[seen].abs()).all()
@@ -189,6 +190,38 @@ def test_threads_wait_for_each_other_under_masks(judged: Kernels, name: str) -> 
     call, is_causal = masked(name)
     for seed in range(2):
         check(judged, *call, is_causal=is_causal, seed=seed)
+
+
+def random_mask(random: Random, whole: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Of any form: some dimensions broadcast or expanded, others turned or part of a wider tensor."""
+    sizes = [random.choice([n, n, 1]) for n in whole]
+    hidden = torch.rand(sizes, generator=torch.Generator().manual_seed(random.randrange(2**31))) < random.choice(
+        [0.0, 0.1, 0.5, 0.95, 1.0]
+    )
+    if random.random() < 0.5:
+        mask = ~hidden
+    else:
+        scale = random.choice([0.1, 3.0, 100.0])
+        least = random.choice([-math.inf, -1e9, torch.finfo(dtype).min, -1e4])
+        mask = (randn(*sizes, seed=random.randrange(99)) * scale).masked_fill(hidden, least).to(dtype)
+    if random.random() < 0.3:
+        wide = torch.zeros(*sizes[:3], sizes[3] + random.randrange(1, 9), dtype=mask.dtype)
+        start = random.randrange(wide.shape[3] - sizes[3] + 1)
+        wide[..., start : start + sizes[3]] = mask
+        mask = wide[..., start : start + sizes[3]]
+    if random.random() < 0.2:
+        mask = mask.transpose(2, 3).contiguous().transpose(2, 3)
+    return mask.expand(whole) if random.random() < 0.3 else mask
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_any_mask(hopper: Kernels, seed: int) -> None:
+    random = Random(seed)
+    head_dim = random.choice([64, 128])
+    kv_heads, queries, keys = random.choice([1, 2]), random.randrange(1, 280), random.randrange(1, 280)
+    q, k, v = tensors((random.choice([1, 2]), 2 * kv_heads, kv_heads, queries, keys, head_dim, head_dim))
+    mask = random_mask(random, (*q.shape[:3], keys), q.dtype)
+    check(hopper, q, k, v, mask, is_causal=random.random() < 0.3, seed=seed)
 
 
 @pytest.mark.parametrize("name", ["padding, rows of 4", "one for all", "numbers of each head", "numbers and causal"])
