@@ -33,9 +33,8 @@ def ours(kernel: str, attn_mask: torch.Tensor | None = None) -> Attention:
     """`sageattn` on a kernel of our choosing."""
 
     def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> torch.Tensor:
-        return sageattention._ops.attention(q, k, v, attn_mask, "HND", causal, q.shape[-1] ** -0.5, True, False, False, kernel)[
-            0
-        ]
+        scale = q.shape[-1] ** -0.5
+        return sageattention._ops.attention(q, k, v, attn_mask, "HND", causal, scale, True, False, False, kernel)[0]
 
     return attention
 

@@ -20,8 +20,8 @@ void check_tensor(const char* name, const Tensor& tensor, const Tensor& q) {
 
 }  // namespace
 
-AttentionShape check_attention(const Tensor& q, const Tensor& k, const Tensor& v,
-                               bool heads_first, int64_t largest_head_dim) {
+AttentionShape check_attention(const Tensor& q, const Tensor& k, const Tensor& v, bool heads_first) {
+  constexpr int64_t kLargestHeadDim = 256;  // of all kernels
   TORCH_CHECK_TYPE(q.scalar_type() == kHalf || q.scalar_type() == kBFloat16,
                    "q: expected dtype float16 or bfloat16, got ", q.scalar_type());
   check_tensor("q", q, q);
@@ -32,9 +32,9 @@ AttentionShape check_attention(const Tensor& q, const Tensor& k, const Tensor& v
                     k.sizes(), ", got ", v.sizes());
   TORCH_CHECK_VALUE(k.size(0) == q.size(0) && k.size(3) == q.size(3), "k: expected batch ", q.size(0),
                     " and head_dim ", q.size(3), " as q, got ", k.sizes());
-  TORCH_CHECK_VALUE(q.size(3) >= 1 && q.size(3) <= largest_head_dim, "q: expected head_dim 1 to ", largest_head_dim,
+  TORCH_CHECK_VALUE(q.size(3) >= 1 && q.size(3) <= kLargestHeadDim, "q: expected head_dim 1 to ", kLargestHeadDim,
                     ", got ", q.size(3));
-  TORCH_CHECK_VALUE(v.size(3) >= 1 && v.size(3) <= largest_head_dim, "v: expected head_dim 1 to ", largest_head_dim,
+  TORCH_CHECK_VALUE(v.size(3) >= 1 && v.size(3) <= kLargestHeadDim, "v: expected head_dim 1 to ", kLargestHeadDim,
                     ", got ", v.size(3));
   const int64_t kv_heads = k.size(head_dimension);
   TORCH_CHECK_VALUE(kv_heads >= 1 && q.size(head_dimension) % kv_heads == 0, "k: expected heads that divide q's ",

@@ -23,8 +23,7 @@ struct AttentionShape {
 };
 
 // Throws ValueError or TypeError for what would be unsafe to run.
-AttentionShape check_attention(const Tensor& q, const Tensor& k, const Tensor& v,
-                               bool heads_first, int64_t largest_head_dim);
+AttentionShape check_attention(const Tensor& q, const Tensor& k, const Tensor& v, bool heads_first);
 
 // cu_seqlens of packed sequences: int32, contiguous, on q's device. Their values are the device's and stay unread.
 void check_cu_seqlens(const char* name, const Tensor& cu_seqlens, const Tensor& q);

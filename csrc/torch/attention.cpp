@@ -67,8 +67,8 @@ void run(Call& call, const Tensor& out, const Tensor& lse, const std::optional<T
   if (kernel.in_16_bits) {
     TORCH_CHECK_VALUE(call.sm_scale > 0.0, "sm_scale: the kernel ", kernel.name, " wants a positive number, got ", call.sm_scale);
     const int32_t multiprocessors = runtime::KernelStore::get().device(call.device()).multiprocessors;
-    const MaskForm form = attn_mask.has_value() ? form_of(described(call, *attn_mask)) : MaskForm::kNone;
-    attend_in_16_bits(call, attn_mask, tiles_in_16_bits(call.shape, call.options.is_causal, form, multiprocessors).rows, out, lse);
+    const TilesIn16Bits tiles = tiles_in_16_bits(call.shape, call.options.is_causal, form_of(call, attn_mask), multiprocessors);
+    attend_in_16_bits(call, attn_mask, tiles.rows, out, lse);
     return;
   }
   LookedAt looked;
@@ -154,7 +154,7 @@ std::tuple<Tensor, Tensor> attention(const Tensor& q, const Tensor& k, const Ten
                                      double sm_scale, int64_t bits) {
   const AttentionOptions options(bits);
   const AttentionKernel& kernel = attention_kernel(options.kernel);
-  const AttentionShape shape = check_attention(q, k, v, options.heads_first, kernel.largest_head_dim);
+  const AttentionShape shape = check_attention(q, k, v, options.heads_first);
   TORCH_CHECK_VALUE(shape.kv_len >= 1 || q.numel() == 0, "k: expected at least one token, got none");
   Call call{kernel, shape, q, k, v, {}, {}, sm_scale, options};
   if (const auto result = attention_of_few_tokens(call, attn_mask)) return *result;
@@ -180,7 +180,7 @@ std::tuple<Tensor, Tensor> attention_varlen(const Tensor& q, const Tensor& k, co
     TORCH_CHECK_VALUE(tensor->dim() == 3, "q, k, v: expected [tokens, heads, head_dim], got ", tensor->sizes());
   }
   Call call{kernel, {}, batched(q), batched(k), batched(v), cu_seqlens_q, cu_seqlens_k, sm_scale, options};
-  call.shape = check_attention(call.q, call.k, call.v, /*heads_first=*/false, kernel.largest_head_dim);
+  call.shape = check_attention(call.q, call.k, call.v, /*heads_first=*/false);
   call.shape.batch = static_cast<int32_t>(cu_seqlens_q.size(0) - 1);
   const Tensor out = call.empty({q.size(0), q.size(1), v.size(2)}, q.scalar_type());
   const Tensor lse = options.return_lse ? call.empty({q.size(1), q.size(0)}, kFloat) : call.empty({0}, kFloat);

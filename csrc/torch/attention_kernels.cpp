@@ -22,7 +22,6 @@ constexpr AttentionKernel mma_sync(const char* name, int32_t since, const char* 
   kernel.block_m = [](int32_t) { return static_cast<int32_t>(Kernel::kBlockM); };
   kernel.threads = &Kernel::threads;
   kernel.shared_bytes = &Kernel::shared_bytes;
-  kernel.largest_head_dim = 256;
   kernel.since = since;
   kernel.quant_v = quant_v;
   kernel.v_block_bytes = [](int32_t head_dim) { return static_cast<int32_t>(Kernel::kBlockN * head_dim * Kernel::kValueBytes); };
@@ -39,7 +38,6 @@ constexpr AttentionKernel fp4(const char* name) {
   kernel.block_m = [](int32_t) { return static_cast<int32_t>(Kernel::kBlockM); };
   kernel.threads = &Kernel::threads;
   kernel.shared_bytes = &Kernel::shared_bytes;
-  kernel.largest_head_dim = 256;
 #ifdef SAGE_EMULATE_FP4
   kernel.since = 80;
 #else
@@ -60,7 +58,6 @@ constexpr AttentionKernel wgmma(const char* name, const char* masked) {
   kernel.block_m = &Kernel::block_m;
   kernel.threads = &Kernel::threads;
   kernel.shared_bytes = &Kernel::shared_bytes;
-  kernel.largest_head_dim = 256;
   kernel.since = 90;
   kernel.that_alone = kernel.v_differs = kernel.packed = kernel.persistent = true;
   return kernel;
@@ -69,7 +66,6 @@ constexpr AttentionKernel wgmma(const char* name, const char* masked) {
 constexpr AttentionKernel wgmma_in_16_bits(const char* name) {
   AttentionKernel kernel{};
   kernel.name = name;
-  kernel.largest_head_dim = 256;
   kernel.since = 90;
   kernel.that_alone = kernel.v_differs = kernel.in_16_bits = true;
   return kernel;

@@ -12,7 +12,6 @@ struct AttentionKernel {
   int32_t (*block_m)(int32_t head_dim);  // rows of the output of a tile
   int32_t (*threads)(int32_t head_dim);
   int32_t (*shared_bytes)(int32_t head_dim);
-  int32_t largest_head_dim;
   int32_t since;          // the architecture whose instructions it needs: 89
   bool that_alone;        // they are no other architecture's
   const char* quant_v;    // the kernel that it takes V from; null: V as it is

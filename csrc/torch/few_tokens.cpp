@@ -172,8 +172,7 @@ std::optional<std::tuple<Tensor, Tensor>> attention_of_few_tokens(Call& call, co
   const bool in_16_bits = call.options.or_16_bit && call.kernel.persistent && can_in_16_bits(call, attn_mask);
   if (call.options.or_16_bit && is_for_16_bit(call, in_16_bits)) return attention_in_16_bit(call, attn_mask, /*split_kv=*/false);
   if (!in_16_bits) return std::nullopt;
-  const MaskForm form = attn_mask.has_value() ? form_of(described(call, *attn_mask)) : MaskForm::kNone;
-  const int32_t rows = faster_in_16_bits(call, form, runtime::KernelStore::get().device(call.device()).multiprocessors);
+  const int32_t rows = faster_in_16_bits(call, form_of(call, attn_mask), runtime::KernelStore::get().device(call.device()).multiprocessors);
   if (rows == 0) return std::nullopt;
   const auto [out, lse] = call.outputs();
   call.stream = current_stream(call.device());

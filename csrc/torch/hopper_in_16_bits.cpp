@@ -101,7 +101,7 @@ TilesIn16Bits tiles_in_16_bits(const AttentionShape& shape, bool is_causal, Mask
 }
 
 bool can_in_16_bits(const Call& call, const std::optional<Tensor>& attn_mask) {
-  return call.sm_scale > 0.0 && (!attn_mask.has_value() || attn_mask->scalar_type() == kBool || attn_mask->scalar_type() == call.q.scalar_type());
+  return call.sm_scale > 0.0 && (!attn_mask.has_value() || has_hoppers_type(call, *attn_mask));
 }
 
 void attend_in_16_bits(Call& call, const std::optional<Tensor>& attn_mask, int32_t tile_rows, const Tensor& out, const Tensor& lse) {
@@ -116,7 +116,7 @@ void attend_in_16_bits(Call& call, const std::optional<Tensor>& attn_mask, int32
   params.tiles_of_head = (shape.qo_len - 1) / tile_rows + 1;
   params.tiles = static_cast<int32_t>(grid_size(int64_t{params.tiles_of_head} * shape.batch * shape.q_heads));
   if (attn_mask.has_value()) {
-    check_type(call, *attn_mask);
+    check_hoppers_type(call, *attn_mask);
     params.mask = described(call, *attn_mask);
     params.mask.tile_rows = tile_rows;  // of tiles that nobody has looked at
     const auto size = static_cast<int32_t>(attn_mask->element_size());
@@ -130,11 +130,8 @@ void attend_in_16_bits(Call& call, const std::optional<Tensor>& attn_mask, int32
   params.k_map = map(view(call.k, shape.heads_first), shape.kv_heads, shape.kv_len, shape.head_dim);
   params.v_map = map(params.v, shape.kv_heads, shape.kv_len, shape.v_head_dim);
   const bool masked = attn_mask.has_value();
-  const char* name = masked ? "sm90_qk_f16_pv_f16_masked" : "sm90_qk_f16_pv_f16";
-  runtime::KernelStore::get().launch({instance_name(name, head_dim, call.q), name, call.device(), call.stream,
-                                      static_cast<uint32_t>(std::min(params.tiles, multiprocessors)), static_cast<uint32_t>(Kernel::threads(head_dim)),
-                                      static_cast<uint32_t>(masked ? Sm90QkF16PvF16Masked::shared_bytes(head_dim) : Kernel::shared_bytes(head_dim)), /*overlaps_previous=*/false},
-                                     &params);
+  launch_instance(call, masked ? "sm90_qk_f16_pv_f16_masked" : "sm90_qk_f16_pv_f16", head_dim, std::min(params.tiles, multiprocessors), Kernel::threads(head_dim),
+                  /*overlaps_previous=*/false, &params, masked ? Sm90QkF16PvF16Masked::shared_bytes(head_dim) : Kernel::shared_bytes(head_dim));
 }
 
 }  // namespace sage

@@ -27,12 +27,6 @@ Tensor with_even_rows(const Tensor& mask, int64_t keys) {
 
 }  // namespace
 
-MaskForm form_of(const AttentionMask& mask) {
-  if (mask.type == AttentionMask::kBool) return mask.row_stride == 0 ? MaskForm::kBoolOfKeys : MaskForm::kBool;
-  if (mask.row_stride == 0) return MaskForm::kNumbersOfKeys;
-  return mask.head_stride == 0 ? MaskForm::kNumbers : MaskForm::kNumbersOfHeads;
-}
-
 bool has_even_rows(const AttentionMask& mask, int64_t element_size, int64_t bytes) {
   return reinterpret_cast<uintptr_t>(mask.data) % bytes == 0 && mask.batch_stride % bytes == 0 && mask.head_stride % bytes == 0 &&
          mask.row_stride % bytes == 0 && mask.key_stride == element_size;
@@ -65,9 +59,21 @@ AttentionMask described(const Call& call, const Tensor& attn_mask) {
   return mask;
 }
 
-void check_type(const Call& call, const Tensor& attn_mask) {
-  TORCH_CHECK_TYPE(attn_mask.scalar_type() == kBool || attn_mask.scalar_type() == call.q.scalar_type(), "attn_mask: the kernel ", call.kernel.name,
-                   " takes dtype bool or that of q, ", call.q.scalar_type(), ", got ", attn_mask.scalar_type());
+MaskForm form_of(const Call& call, const std::optional<Tensor>& attn_mask) {
+  if (!attn_mask.has_value()) return MaskForm::kNone;
+  const AttentionMask mask = described(call, *attn_mask);
+  if (mask.type == AttentionMask::kBool) return mask.row_stride == 0 ? MaskForm::kBoolOfKeys : MaskForm::kBool;
+  if (mask.row_stride == 0) return MaskForm::kNumbersOfKeys;
+  return mask.head_stride == 0 ? MaskForm::kNumbers : MaskForm::kNumbersOfHeads;
+}
+
+bool has_hoppers_type(const Call& call, const Tensor& attn_mask) {
+  return attn_mask.scalar_type() == kBool || attn_mask.scalar_type() == call.q.scalar_type();
+}
+
+void check_hoppers_type(const Call& call, const Tensor& attn_mask) {
+  TORCH_CHECK_TYPE(has_hoppers_type(call, attn_mask), "attn_mask: the kernel ", call.kernel.name, " takes dtype bool or that of q, ", call.q.scalar_type(),
+                   ", got ", attn_mask.scalar_type());
 }
 
 LookedAt look_at_mask(const Call& call, const Tensor& attn_mask) {
@@ -76,7 +82,7 @@ LookedAt look_at_mask(const Call& call, const Tensor& attn_mask) {
   LookedAt looked;
   looked.data = attn_mask;
   AttentionMask mask = described(call, attn_mask);
-  if (bits) check_type(call, attn_mask);
+  if (bits) check_hoppers_type(call, attn_mask);
   const auto element_size = static_cast<int64_t>(attn_mask.element_size());
   if (bits && mask.type != AttentionMask::kBool && !has_even_rows(mask, element_size)) {
     looked.data = with_even_rows(attn_mask, shape.kv_len);

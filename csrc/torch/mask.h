@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 
 #include "kernels/attention/params.h"
 #include "torch/call.h"
@@ -18,16 +19,17 @@ struct LookedAt {
 
 // What a mask says, as far as its strides tell: of keys, the same to all rows, of each score, or of each score and head.
 enum class MaskForm : int32_t { kNone, kBoolOfKeys, kBool, kNumbersOfKeys, kNumbers, kNumbersOfHeads };
-MaskForm form_of(const AttentionMask& mask);
 
 // Throws ValueError or TypeError for what no kernel takes.
 AttentionMask described(const Call& call, const Tensor& attn_mask);
+MaskForm form_of(const Call& call, const std::optional<Tensor>& attn_mask);
 
 // Whether rows start on so many bytes and their keys lie one after the other: the copy engine, and vectors, read such.
 bool has_even_rows(const AttentionMask& mask, int64_t element_size, int64_t bytes = 16);
 
-// Throws TypeError for a mask that Hopper's kernels do not take.
-void check_type(const Call& call, const Tensor& attn_mask);
+// Whether Hopper's kernels take a mask of this dtype; throws TypeError if not.
+bool has_hoppers_type(const Call& call, const Tensor& attn_mask);
+void check_hoppers_type(const Call& call, const Tensor& attn_mask);
 
 // The same as described, and has the mask looked at: mask_tiles.cu.
 LookedAt look_at_mask(const Call& call, const Tensor& attn_mask);
