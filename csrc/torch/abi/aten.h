@@ -7,7 +7,6 @@
 #include <torch/library.h>
 
 #include <optional>
-#include <utility>
 
 namespace sage {
 

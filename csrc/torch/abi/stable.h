@@ -2,7 +2,6 @@
 #pragma once
 
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
-#include <torch/csrc/inductor/aoti_torch/generated/c_shim_cuda.h>
 
 #include <cstdint>
 #include <cstring>
@@ -15,8 +14,6 @@
 #include <tuple>
 #include <utility>
 #include <vector>
-
-#include "torch/torch_cuda.h"
 
 // That of aten::fill_, which the header does not have, since it is generated: generated/c_shim_aten.h.
 extern "C" AOTI_TORCH_EXPORT AOTITorchError aoti_torch_aten_fill__Scalar(AtenTensorHandle self, double value);
