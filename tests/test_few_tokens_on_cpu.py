@@ -18,7 +18,7 @@ from sageattention import _ops
 
 pytestmark = pytest.mark.slow
 
-INSTEAD_OF = "sm80_qk_int8_pv_f16"
+INSTEAD_OF, HOPPERS = "sm80_qk_int8_pv_f16", "sm90_qk_int8_pv_f16"
 TYPES = {64: torch.float16, 128: torch.bfloat16, 256: torch.bfloat16}  # that are compiled, by head_dim
 LIMITS = {torch.float16: 0.0006, torch.bfloat16: 0.004}  # P and the output are rounded once each
 
@@ -46,9 +46,18 @@ def attention(
     return kernels.attention(q, k, v, attn_mask, q.shape[-1] ** -0.5 if sm_scale is None else sm_scale, options, seed=seed)
 
 
-def check(kernels: Kernels, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, seed: int = 0, **options: Any) -> None:
+def check(
+    kernels: Kernels,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    instead_of: str = INSTEAD_OF,
+    seed: int = 0,
+    **options: Any,
+) -> None:
     """Hold output and log-sum-exp to float64."""
-    out, lse = attention(kernels, q, k, v, **options, seed=seed)
+    out, lse = attention(kernels, q, k, v, **options, instead_of=instead_of, seed=seed)
     assert out.isfinite().all()
     assert error_by_size(out, q, k, v, **options) <= LIMITS[q.dtype] * max(1.0, k.shape[2] / 96) ** 0.5
     expected = exact(q, k, v, **options)[1]
@@ -347,26 +356,76 @@ def test_what_is_left_to_others(kernels: Kernels, sizes: tuple[int, ...]) -> Non
 @pytest.mark.parametrize(("queries", "keys", "head_dim"), [(128, 48, 64), (128, 30, 128), (16, 96, 64)])
 def test_fewer_on_hopper(tmp_path: Path, queries: int, keys: int, head_dim: int, *, masked: bool) -> None:
     """Whose own kernel in 16 bits serves more, with a mask or without."""
-    kernels, hopper = Kernels(tmp_path, "sm_90a"), "sm90_qk_int8_pv_f16"
+    kernels = Kernels(tmp_path, "sm_90a")
     mask = (torch.arange(keys) < keys - 5).expand(1, 1, 1, keys) if masked else None
     sizes = (1, 33, 33, queries, keys, head_dim, head_dim)
     q, k, v = of_type(head_dim, inputs(*sizes))
-    out, _ = attention(kernels, q, k, v, mask, instead_of=hopper)
+    out, _ = attention(kernels, q, k, v, mask, instead_of=HOPPERS)
     assert error_by_size(out, q, k, v, attn_mask=mask) <= LIMITS[q.dtype] * 1.2
     for more in ((1, 66, 66, 129, keys, head_dim, head_dim), (1, 66, 66, 128, 97, head_dim, head_dim)):
         attn_mask = torch.ones(more[4], dtype=torch.bool) if masked else None
         q, k, v = of_type(head_dim, inputs(*more))
         with pytest.raises(RuntimeError, match=f"sm90_qk_f16_pv_f16{'_masked' if masked else ''}-d"):
-            attention(kernels, q, k, v, attn_mask, instead_of=hopper)
+            attention(kernels, q, k, v, attn_mask, instead_of=HOPPERS)
+
+
+IN_CLUSTERS = [
+    ((1, 4, 2, 5, 1200, 40, 56), 8),
+    ((2, 2, 1, 3, 1250, 64, 64), 8),
+    ((2, 2, 1, 9, 100, 200, 256), 4),
+    ((3, 2, 1, 3, 100, 256, 256), 4),
+]
+
+
+@pytest.fixture(scope="module")
+def judged(tmp_path_factory: pytest.TempPathFactory) -> Kernels:
+    """On Hopper; unordered accesses to shared memory are errors."""
+    return Kernels(tmp_path_factory.mktemp("races"), "sm_90a", races=True)
+
+
+@pytest.mark.parametrize(("sizes", "warps"), IN_CLUSTERS)
+def test_clusters_add_up_their_parts(judged: Kernels, sizes: tuple[int, ...], warps: int) -> None:
+    """In one launch, and the same bits in any order of threads."""
+    head_dim = max(sizes[5:])
+    q, k, v = of_type(64 if head_dim <= 64 else 128 if head_dim <= 128 else 256, inputs(*sizes))
+    mask = randn(1, 1, sizes[3], sizes[4], seed=3) > 0
+    mask[:, :, :1] = False
+    for attn_mask in (None, mask):
+        results = []
+        for seed in range(3):
+            check(judged, q, k, v, attn_mask=attn_mask, instead_of=HOPPERS, seed=seed)
+            strips = -(-sizes[1] // sizes[2] * sizes[3] // 16) * sizes[0] * sizes[2]
+            assert judged.launches() == [("sm80_qk_f16_pv_f16_split_kv", strips * 2, 32 * warps, 2)]
+            results.append(attention(judged, q, k, v, attn_mask, instead_of=HOPPERS, seed=seed))
+        for out, lse in results[1:]:
+            assert torch.equal(fuzz.bits(out), fuzz.bits(results[0][0]))
+            assert torch.equal(fuzz.bits(lse), fuzz.bits(results[0][1]))
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ("  ptx::cluster_sync();\n  const int fours", "  __syncthreads();\n  const int fours"),
+        ("  ptx::cluster_sync();  // the other", "  // the other"),
+    ],
+)
+def test_blocks_of_a_cluster_wait_for_each_other(judged: Kernels, tmp_path: Path, right: str, wrong: str) -> None:
+    q, k, v = of_type(64, inputs(*IN_CLUSTERS[0][0]))
+    attention(judged, q, k, v, instead_of=HOPPERS)
+    faulty = judged.copy(tmp_path / "faulty", "sm80_qk_f16_pv_f16_split_kv")
+    faulty.change("attention/sm80_qk_f16_pv_f16_split_kv.cu", right, wrong)
+    with pytest.raises(RuntimeError, match="sm80_qk_f16_pv_f16_split_kv"):
+        for seed in range(4):
+            attention(faulty, q, k, v, instead_of=HOPPERS, seed=seed)
 
 
 def test_what_adds_parts_up_waits_for_them(tmp_path: Path) -> None:
     """It starts before the kernel that leaves the parts. Without its wait it adds up what was there."""
-    q, k, v = (x.bfloat16() for x in inputs(1, 4, 1, 1, 3000, 128, 128))
+    q, k, v = (x.bfloat16() for x in inputs(1, 4, 1, 1, 3000, 128, 128))  # 16 parts
     exact_out = exact(q, k, v)[0]
 
     def error(kernels: Kernels) -> float:
-        out, _ = attention(kernels, q, k, v, instead_of="sm90_qk_int8_pv_f16")
+        out, _ = attention(kernels, q, k, v, instead_of=HOPPERS)
         return relative_l1(out, exact_out)
 
     hopper = Kernels(tmp_path / "right", "sm_90a")

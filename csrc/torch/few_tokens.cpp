@@ -75,19 +75,26 @@ Sm80QkF16PvF16::Params params_in_16_bit(const Call& call, const std::optional<Te
 // How a strip's keys are shared out: among so many warps of so many blocks of threads.
 struct SplitKv {
   int32_t warps = 1, parts = 1;
+
+  // Whether these blocks are a cluster, which adds parts up itself: on Hopper, the only GPU with clusters that was measured.
+  bool is_cluster(const Call& call) const {
+    using Kernel = Sm80QkF16PvF16SplitKv;
+    return call.kernel.persistent && parts == Kernel::kPartsOfCluster && warps == Kernel::most_warps(call.head_dim());
+  }
 };
 
-// Microseconds on an H200, fitted to what 380 sizes took (bench/notes.md).
+// Microseconds on an H200, fitted to what 380 sizes took, and 255 in clusters (bench/notes.md).
 struct SplitKvCosts {
   int32_t head_dim;               // up to which
   float block, block_where_full;  // of keys, for a warp; and where as many run as can at once
   float warp;                     // of several of a block of threads
-  float add_up, part, rows;       // of adding parts up: at all, for each, and for a thousand rows of each
+  float add_up, part, rows;       // of adding parts up by a kernel: at all, for each, and for a thousand rows of each
+  float cluster;                  // by a cluster
 };
 constexpr SplitKvCosts kSplitKvCosts[] = {
-    {64, 0.4f, 1.8f, 0.22f, 2.15f, 0.1f, 0.04f},
-    {128, 0.4f, 1.0f, 0.26f, 1.35f, 0.04f, 0.37f},
-    {256, 1.65f, 4.9f, 0.83f, 2.1f, 0.04f, 1.46f},
+    {64, 0.4f, 1.8f, 0.22f, 2.15f, 0.1f, 0.04f, 1.6f},
+    {128, 0.4f, 1.0f, 0.26f, 1.35f, 0.04f, 0.37f, 0.5f},
+    {256, 1.65f, 4.9f, 0.83f, 2.1f, 0.04f, 1.46f, 0.15f},
 };
 
 // What takes least time. Of numbers of parts some will do.
@@ -106,14 +113,16 @@ SplitKv split_kv_of(const Call& call, int64_t group_strips) {
   for (const int32_t parts : kParts) {
     for (int32_t warps = Kernel::most_warps(head_dim); warps >= 1; warps /= 2) {
       const float full = static_cast<float>(group_strips * parts * warps) / at_once;
+      const SplitKv one{warps, parts};
       if (parts > 1 && (full > 1.3f || (parts - 1) * warps >= blocks)) continue;
       const int32_t each = (blocks + warps * parts - 1) / (warps * parts);
       const float rounds = (std::ceil(full) + std::max(full, 1.0f)) / 2.0f;  // neither one after the other nor without an end
       const float block = costs.block + (costs.block_where_full - costs.block) * std::min(full, 1.0f);
-      const float adding = parts == 1 ? 0.0f : costs.add_up + (costs.part + costs.rows * thousand_rows) * static_cast<float>(parts);
+      const float combining = costs.add_up + (costs.part + costs.rows * thousand_rows) * static_cast<float>(parts);
+      const float adding = parts == 1 ? 0.0f : one.is_cluster(call) ? costs.cluster : combining;
       const float time = rounds * (static_cast<float>(each) * block + kStart + (warps == 1 ? 0.0f : costs.warp * static_cast<float>(warps))) + adding;
       if (time < least) {
-        best = {warps, parts};
+        best = one;
         least = time;
       }
     }
@@ -132,16 +141,17 @@ void launch_split_kv(const Call& call, const Sm80QkF16PvF16::Params& params) {
   parted.bfloat16 = is_bfloat16(call) ? 1 : 0;
   parted.parts = split.parts;
   const int64_t rows = int64_t{shape.batch} * shape.q_heads * shape.qo_len;
+  const bool cluster = split.is_cluster(call), combines = split.parts > 1 && !cluster;
   Tensor workspace;
-  if (split.parts > 1) {
+  if (combines) {
     const int64_t outs = rows * split.parts * shape.v_head_dim;
     workspace = call.empty({outs + rows * split.parts * 2}, kFloat);
     parted.part_out = data_or_null<float>(workspace);
     parted.part_sums = parted.part_out + outs;
   }
   launch(call, "sm80_qk_f16_pv_f16_split_kv", group_strips * split.parts, split.warps * 32, /*overlaps_previous=*/false, &parted,
-         Kernel::shared_bytes(head_dim, split.warps));
-  if (split.parts == 1) return;
+         Kernel::shared_bytes(head_dim, split.warps), cluster ? split.parts : 1);
+  if (!combines) return;
   using Combine = Sm80CombineSplitKv;
   const int64_t threads = rows * ((shape.v_head_dim + Combine::kChannelsOfWarp - 1) / Combine::kChannelsOfWarp) * 32;
   launch_common(call, "sm80_combine_split_kv", (threads + Combine::kThreads - 1) / Combine::kThreads, Combine::kThreads, /*overlaps_previous=*/true,

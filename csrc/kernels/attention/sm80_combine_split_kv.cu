@@ -6,20 +6,6 @@
 
 namespace sage {
 
-// Of some parts of a row: four channels of the output, and the row's sums, relative to their largest score.
-struct Parts {
-  float4 out = {};
-  float largest = -INFINITY, total = 0.0f;
-
-  __device__ __forceinline__ void add(float4 x, float other_largest, float other_total) {
-    const float before = largest;
-    largest = fmaxf(before, other_largest);
-    const float rescale = weight_of(before, largest), weight = weight_of(other_largest, largest);
-    total = total * rescale + other_total * weight;
-    out = make_float4(out.x * rescale + x.x * weight, out.y * rescale + x.y * weight, out.z * rescale + x.z * weight, out.w * rescale + x.w * weight);
-  }
-};
-
 extern "C" __global__ void __launch_bounds__(Sm80CombineSplitKv::kThreads)
     sm80_combine_split_kv(const __grid_constant__ Sm80CombineSplitKv::Params p) {
   using Kernel = Sm80CombineSplitKv;

@@ -4,6 +4,7 @@
 #include "kernels/attention/sm80_qk_f16_pv_f16_split_kv.h"
 
 #include "kernels/attention/in_16_bits/warp.cuh"
+#include "kernels/ptx/cluster.cuh"
 #include "kernels/ptx/grid.cuh"
 
 namespace sage {
@@ -33,6 +34,10 @@ struct Share {
     kv_head = group % p.kv_heads;
     first = strip % strips * Config::kWarpM;
     rows = min(Config::kWarpM, group_rows - first);
+  }
+  // The number of one of its rows among those of all heads, as log-sum-exps lie.
+  __device__ __forceinline__ int64_t row_of_all(const Split::Params& p, int row) const {
+    return (int64_t{batch} * p.kv_heads + kv_head) * group_rows + first + row;
   }
 };
 
@@ -200,6 +205,41 @@ __device__ __forceinline__ void add_warps(Found& found, Sums& sums) {
   }
 }
 
+// A strip's rows as a block of a cluster has found them, in its shared memory: behind a row's channels its largest score and its sum.
+using Rows = float[Config::kWarpM][SAGE_HEAD_DIM + Split::kPadding];
+static_assert(sizeof(Rows) <= Split::kMostShared && Split::kPadding == 4);
+
+// Where a strip's parts are a cluster, each of its blocks adds up some channels of the output. The first warp has what its block has found.
+__device__ __forceinline__ void add_blocks(const Split::Params& p, const Share& share, Sums& sums) {
+  using Element = Config::Element;
+  Rows& mine = *reinterpret_cast<Rows*>(ptx::dynamic_shared());
+  if (threadIdx.x < 32) {
+    for_channels(sums, mine, [](float x, float y, float z, float w, float4& to) { to = make_float4(x, y, z, w); });
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      float* behind = mine[threadIdx.x / 4 + i * 8] + SAGE_HEAD_DIM;
+      if (threadIdx.x % 4 == 0) *reinterpret_cast<float2*>(behind) = make_float2(sums.largest[i], sums.sum[i]);
+    }
+  }
+  ptx::cluster_sync();
+  const int fours = p.v_head_dim / 4, threads = static_cast<int>(blockDim.x);
+#pragma unroll 1
+  for (int item = share.part * threads + static_cast<int>(threadIdx.x); item < share.rows * fours; item += Split::kPartsOfCluster * threads) {
+    const int row = item / fours, channel = item % fours * 4;
+    Parts parts;
+#pragma unroll
+    for (int part = 0; part < Split::kPartsOfCluster; ++part) {
+      const auto four = [&](int at) { return ptx::load_at(ptx::cluster_address(ptx::shared_address(&mine[row][at]), part)); };
+      const float4 behind = four(SAGE_HEAD_DIM);
+      parts.add(four(channel), behind.x, behind.y);
+    }
+    const GroupRow of_group(p, share.kv_head, share.first + row);
+    store_channels(const_cast<Element*>(row_pointer<Element>(p.out, share.batch, of_group.head, of_group.token)) + channel, parts.out, parts.total);
+    if (p.lse != nullptr && channel == 0) p.lse[share.row_of_all(p, row)] = log_sum_exp(parts.largest, parts.total, p.level);
+  }
+  ptx::cluster_sync();  // the other may still be reading
+}
+
 extern "C" __global__ void __launch_bounds__(32 * Split::kMostWarps, Config::warps_per_sm(SAGE_HEAD_DIM) / Split::kMostWarps)
     sm80_qk_f16_pv_f16_split_kv(const __grid_constant__ Split::Params p) {
   using Element = Config::Element;
@@ -230,15 +270,21 @@ extern "C" __global__ void __launch_bounds__(32 * Split::kMostWarps, Config::war
     if constexpr (!Config::kAhead) __syncthreads();  // Q lay there
     add_warps(*reinterpret_cast<Found*>(ptx::dynamic_shared()), sums);
   }
+  ptx::keep(none);
+#if __CUDA_ARCH__ >= 900
+  if (p.parts > 1 && p.part_out == nullptr) {
+    add_blocks(p, Share(p, none), sums);
+    return;
+  }
+#endif
   if (threadIdx.x >= 32) return;
 
-  ptx::keep(none);
   const Share share(p, none);
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const int row = threadIdx.x / 4 + i * 8;
     if (row >= share.rows) continue;
-    const int64_t of_all = (int64_t{share.batch} * p.kv_heads + share.kv_head) * share.group_rows + share.first + row;
+    const int64_t of_all = share.row_of_all(p, row);
     if (p.part_out != nullptr) {
       const int64_t to = of_all * p.parts + share.part;
       store_sums(sums, i, p.part_out + to * p.v_head_dim, p.v_head_dim);

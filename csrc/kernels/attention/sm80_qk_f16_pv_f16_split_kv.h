@@ -17,6 +17,9 @@ struct Sm80QkF16PvF16SplitKv {
   static constexpr int kMostRows = 64;
   static constexpr int kMostRowsWhereShared = 32;
   static constexpr int kMostParts = 64;
+  // So many parts are the blocks of a cluster where each has most warps and there are clusters (sm_90 on): they add themselves up. Larger clusters may have to
+  // wait for others to end, since no whole number of them fills the multiprocessors that reach each other.
+  static constexpr int kPartsOfCluster = 2;
 
   // Where warps leave what is added up: two numbers of each row, and the output of half of them, rows 16 bytes further apart. Before that it is Q's, if
   // any is.
@@ -31,7 +34,7 @@ struct Sm80QkF16PvF16SplitKv {
   struct Params : Sm80QkF16PvF16::Params {
     int32_t bfloat16;  // or float16
     int32_t parts;     // of the keys: blocks of threads that have the same rows
-    // Of a row, numbered as log-sum-exps are, and a part: what is to be added up (combine_split_kv); null: there is one part.
+    // Of a row, numbered as log-sum-exps are, and a part: what is to be added up (combine_split_kv); null: there is one part, or they are a cluster.
     float* part_out;   // [row, part, v_head_dim]
     float* part_sums;  // [row, part, 2]: largest score, in log2 units; sum of probabilities
   };

@@ -41,6 +41,13 @@ __device__ __forceinline__ uint32_t cluster_address(uint32_t shared, uint32_t ra
   return remote;
 }
 
+// Four numbers in the shared memory of any block, given by cluster_address.
+__device__ __forceinline__ float4 load_at(uint32_t address) {
+  float4 x;
+  asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];\n" : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w) : "r"(address) : "memory");
+  return x;
+}
+
 // Arrives at a barrier of any block, given by cluster_address. What this thread did in memory before is not published to that block:
 // with the scope of a cluster it would be, at the price of a fence for the whole GPU.
 __device__ __forceinline__ void mbarrier_arrive_at(uint32_t barrier) {

@@ -12,6 +12,20 @@ __device__ __forceinline__ float weight_of(float largest, float reference) { ret
 // What sums are multiplied by. A row that sees no key is zero.
 __device__ __forceinline__ float inverse_of(float total) { return total == 0.0f ? 0.0f : 1.0f / total; }
 
+// Of some parts of a row's keys: four channels of the output, and the row's sum, relative to their largest score.
+struct Parts {
+  float4 out = {};
+  float largest = -INFINITY, total = 0.0f;
+
+  __device__ __forceinline__ void add(float4 x, float other_largest, float other_total) {
+    const float before = largest;
+    largest = fmaxf(before, other_largest);
+    const float rescale = weight_of(before, largest), weight = weight_of(other_largest, largest);
+    total = total * rescale + other_total * weight;
+    out = make_float4(out.x * rescale + x.x * weight, out.y * rescale + x.y * weight, out.z * rescale + x.z * weight, out.w * rescale + x.w * weight);
+  }
+};
+
 // Four channels of the output.
 template <typename Element>
 __device__ __forceinline__ void store_channels(Element* to, float4 sums, float total) {

@@ -15,6 +15,8 @@ inline void cluster_sync_relaxed() { gpu::pass(gpu::cluster_gate, gpu::fibers.si
 // The same place in a block's memory.
 inline uint32_t cluster_address(uint32_t address, uint32_t rank) { return address % (1u << gpu::kRankBit) | rank << gpu::kRankBit; }
 
+inline float4 load_at(uint32_t address) { return *reinterpret_cast<const float4*>(gpu::at_cluster(address, 16, 16)); }
+
 inline void mbarrier_arrive_at(uint32_t barrier) { gpu::arrive(gpu::mbarrier(barrier)); }
 inline void store_at(uint32_t destination, int32_t value, uint32_t barrier, uint32_t rank) {
   gpu::start_bulk_copy(cluster_address(destination, rank), sizeof value, sizeof value, cluster_address(barrier, rank),
