@@ -52,7 +52,7 @@ class Problem(NamedTuple):
 
     def taken(self, multiprocessors: int) -> str:
         """What `sageattn` takes: a field of `Times`."""
-        sizes = (1, self.heads, self.kv_heads, self.qo_len, self.kv_len, self.head_dim)
+        sizes = (1, self.heads, self.kv_heads, self.qo_len, self.kv_len, self.head_dim, self.head_dim)
         faster = _library.library.faster_in_16_bits(QUANTISED, multiprocessors, sizes, self.causal, self.mask)
         return "in_16_bits" if faster else "quantised"
 

@@ -118,7 +118,7 @@ class Library:
             self._c = ctypes.CDLL(str(self.path))
             for name in ("register_operators", "set_kernel_directory", "kernel_architecture", "kernel_name"):
                 getattr(self._c, f"sage_{name}").restype = ctypes.c_char_p
-            self._c.sage_faster_in_16_bits.argtypes = [*[ctypes.c_int] * 8, ctypes.c_bool, ctypes.c_int]
+            self._c.sage_faster_in_16_bits.argtypes = [*[ctypes.c_int] * 9, ctypes.c_bool, ctypes.c_int]
             self._c.sage_faster_in_16_bits.restype = ctypes.c_bool
         except (OSError, AttributeError) as error:
             message = f"{__package__}: {self.path} cannot be loaded ({error}); reinstall the package"
@@ -170,7 +170,7 @@ class Library:
         Args:
             kernel: than which.
             multiprocessors: of the GPU.
-            sizes: batch, q_heads, kv_heads, qo_len, kv_len, head_dim: each at least 1, below 2^31.
+            sizes: batch, q_heads, kv_heads, qo_len, kv_len, head_dim, v_head_dim: each at least 1, below 2^31.
             is_causal: as of the functions.
             mask: one of `MASKS`, as far as an attn_mask's strides tell it.
         """

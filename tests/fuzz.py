@@ -145,7 +145,7 @@ def _may_be_in_16_bits(problem: Problem) -> bool:
 def _is_faster_in_16_bits(problem: Problem, kernel: str) -> bool:
     """As the operator expects it."""
     batch, heads, queries, head_dim = problem.q.shape
-    sizes = (batch, heads, problem.k.shape[1], queries, problem.k.shape[2], max(head_dim, problem.v.shape[-1]))
+    sizes = (batch, heads, problem.k.shape[1], queries, problem.k.shape[2], head_dim, problem.v.shape[-1])
     if 0 in sizes:
         return False
     multiprocessors = torch.cuda.get_device_properties(problem.q.device).multi_processor_count

@@ -52,7 +52,7 @@ class Call(NamedTuple):
     @property
     def taken(self) -> float:
         """As the operator decides it on a GPU of 132 multiprocessors."""
-        sizes = (1, self.heads, self.kv_heads, self.qo_len, self.kv_len, self.head_dim)
+        sizes = (1, self.heads, self.kv_heads, self.qo_len, self.kv_len, self.head_dim, self.head_dim)
         faster = _library.library.faster_in_16_bits(HOPPER, 132, sizes, self.causal, self.mask)
         return self.in_16_bits if faster else self.quantised
 
@@ -102,7 +102,9 @@ def test_measured_times_tell_a_bad_choice_from_a_good_one(measured: list[Call]) 
 @pytest.mark.parametrize("head_dim", [64, 128, 160, 256])
 def test_long_calls_quantise(head_dim: int, causal: bool) -> None:
     def faster(heads: int, qo_len: int, kv_len: int, mask: str = "none") -> bool:
-        return _library.library.faster_in_16_bits(HOPPER, 132, (1, heads, heads, qo_len, kv_len, head_dim), causal, mask)
+        return _library.library.faster_in_16_bits(
+            HOPPER, 132, (1, heads, heads, qo_len, kv_len, head_dim, head_dim), causal, mask
+        )
 
     for heads in (8, 24, 64, 1024):
         for tokens in (8192, 20000, 131072):
@@ -116,13 +118,13 @@ def test_long_calls_quantise(head_dim: int, causal: bool) -> None:
 
 def test_other_kernels_calls_are_their_own() -> None:
     for kernel in _library.library.kernels:
-        assert _library.library.faster_in_16_bits(kernel, 132, (1, 8, 8, 200, 200, 128), False) == (kernel == HOPPER)
+        assert _library.library.faster_in_16_bits(kernel, 132, (1, 8, 8, 200, 200, 128, 128), False) == (kernel == HOPPER)
 
 
 def test_sizes_beyond_all_measure() -> None:
     """What is wrong with them the operator says."""
     most = 2**31 - 1
-    for sizes in ((most, most, most, most, most, 256), (1, 1, 1, 1, 1, 128)):
+    for sizes in ((most, most, most, most, most, 256, 256), (1, 1, 1, 1, 1, 128, 128)):
         assert _library.library.faster_in_16_bits(HOPPER, 1, sizes, False) in (True, False)
 
 

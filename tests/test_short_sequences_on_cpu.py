@@ -295,7 +295,7 @@ def test_which_sizes_are_this_kernels() -> None:
     """Of layers that models have, on a GPU of 132 multiprocessors."""
 
     def faster(*sizes: int, is_causal: bool = False, mask: str = "none") -> bool:
-        return _library.library.faster_in_16_bits(QUANTISES, 132, sizes, is_causal, mask)
+        return _library.library.faster_in_16_bits(QUANTISES, 132, (*sizes, sizes[-1]), is_causal, mask)
 
     for sizes in (
         (2, 20, 20, 1024, 1024, 64),  # SDXL, 32²

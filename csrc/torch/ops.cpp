@@ -71,12 +71,12 @@ SAGE_EXPORT const char* sage_kernel_name(int number) noexcept { return sage::att
 
 // Whether Hopper's kernel in 16 bits is expected to be faster than the kernel of a number, on a GPU of so many multiprocessors. mask: a MaskForm.
 SAGE_EXPORT bool sage_faster_in_16_bits(int kernel, int multiprocessors, int batch, int q_heads, int kv_heads, int qo_len, int kv_len, int head_dim,
-                                        bool is_causal, int mask) noexcept {
+                                        int v_head_dim, bool is_causal, int mask) noexcept {
   bool faster = false;
   attempt([&] {  // what is wrong with sizes the operators say
     sage::AttentionOptions options(0);
     options.is_causal = is_causal;
-    const sage::AttentionShape shape{batch, q_heads, kv_heads, qo_len, kv_len, head_dim, head_dim, /*heads_first=*/true};
+    const sage::AttentionShape shape{batch, q_heads, kv_heads, qo_len, kv_len, head_dim, v_head_dim, /*heads_first=*/true};
     const sage::Call call{sage::attention_kernel(kernel), shape, {}, {}, {}, {}, {}, 1.0, options};
     faster = sage::faster_in_16_bits(call, static_cast<sage::MaskForm>(mask), multiprocessors) > 0;
   });

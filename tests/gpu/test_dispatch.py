@@ -200,7 +200,7 @@ def test_short_sequences_in_16_bits(
     k, v = (randn(batch, kv_heads, kv_len, head_dim, seed=seed, dtype=dtype) for seed in (1, 2))
     a, b, c = (x if layout == "HND" else x.transpose(1, 2).contiguous() for x in (q, k, v))
     multiprocessors = torch.cuda.get_device_properties(0).multi_processor_count
-    sizes = (batch, heads, kv_heads, qo_len, kv_len, head_dim)
+    sizes = (batch, heads, kv_heads, qo_len, kv_len, head_dim, head_dim)
     assert _library.library.faster_in_16_bits(explain(a, b, c, layout).kernel, multiprocessors, sizes, causal)
     results: Any = sageattention.sageattn(a, b, c, layout, causal, return_lse=True)
     out, lse = results
