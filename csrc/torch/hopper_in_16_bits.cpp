@@ -1,6 +1,7 @@
 #include "torch/hopper_in_16_bits.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "kernels/attention/sm90_qk_f16_pv_f16_masked.h"
 #include "runtime/tensor_map.h"
@@ -58,21 +59,46 @@ float slowdown(float time, int32_t rows, bool is_causal, bool wide) {
   return std::clamp((rows > 128 ? 0.0017f : 0.0008f) * (time - 40.0f), 0.0f, rows > 128 ? 0.12f : 0.08f);
 }
 
-// How long the tiles of one multiprocessor take, which are handed out in turn.
-float time_of(const AttentionShape& shape, bool is_causal, int32_t rows, int32_t multiprocessors, int64_t multiprocessor, const CostsIn16Bits& costs) {
-  const int64_t heads = int64_t{shape.batch} * shape.q_heads, of_head = (shape.qo_len - 1) / rows + 1, tiles = of_head * heads;
-  const int64_t mine = (tiles - multiprocessor + multiprocessors - 1) / multiprocessors;
+int32_t tiles_of_head(const AttentionShape& shape, int32_t rows) { return (shape.qo_len - 1) / rows + 1; }
+
+// Heads whose tiles are computed one beside the other, last rows first: few, so that K and V are not all fetched at the beginning. But a multiprocessor, whose
+// tiles are multiprocessors / heads of a head apart, is to have each of a head's in turn, as the last one may be short.
+int32_t heads_in_turn(int32_t of_head, int32_t multiprocessors) {
+  int32_t heads = 1;
+  while (multiprocessors % heads != 0 || std::gcd(multiprocessors / heads, of_head) != 1) ++heads;
+  return heads;
+}
+
+// How long a tile takes, with another one of the same multiprocessor's or without.
+float time_of_tile(const CostsIn16Bits& costs, int32_t rows, int32_t blocks, bool alone) {
+  const TileCosts& of = costs.tiles[(rows - 1) / Kernel::kRows];
+  const auto seen = static_cast<float>(blocks);
+  return alone ? of.block * seen + of.tile : (of.blocks_of_two * seen + of.two_tiles) / 2.0f;
+}
+
+// How long the tiles of the multiprocessor that has most take, which are handed out in turn.
+float time_of_all(const AttentionShape& shape, int32_t rows, int32_t multiprocessors, const CostsIn16Bits& costs) {
+  const int32_t of_head = tiles_of_head(shape, rows), blocks = (shape.kv_len - 1) / Kernel::kBlockN + 1;
+  const int64_t mine = (int64_t{shape.batch} * shape.q_heads * of_head - 1) / multiprocessors + 1, last = mine / of_head, others = mine - last;
+  const int32_t last_rows = shape.qo_len - (of_head - 1) * rows, odd = others > 0 ? rows : last_rows;
+  const auto time = [&](int32_t its_rows, bool alone) { return time_of_tile(costs, its_rows, blocks, alone); };
+  const float in_pairs = static_cast<float>(others) * time(rows, false) + static_cast<float>(last) * time(last_rows, false);
+  return mine % 2 == 0 ? in_pairs : in_pairs + time(odd, true) - time(odd, false);
+}
+
+// The same of one of the multiprocessors under a causal mask, where tiles of all heads are computed one beside the other: the last rows take longest.
+float time_of_causal(const AttentionShape& shape, int32_t rows, int32_t multiprocessors, int64_t multiprocessor, const CostsIn16Bits& costs) {
+  const int64_t heads = int64_t{shape.batch} * shape.q_heads, of_head = tiles_of_head(shape, rows);
+  const int64_t mine = (of_head * heads - multiprocessor + multiprocessors - 1) / multiprocessors;
   const int32_t blocks = (shape.kv_len - 1) / Kernel::kBlockN + 1;
   constexpr int64_t kLookedAt = 16;  // at most: of more those are alike that follow each other
   const int64_t step = (mine + kLookedAt - 1) / kLookedAt;
   float time = 0.0f;
   for (int64_t i = 0; i < mine; i += step) {
     const auto first_row = static_cast<int32_t>(of_head - 1 - (multiprocessor + i * multiprocessors) / heads) * rows;
-    const int32_t strips = (std::min(rows, shape.qo_len - first_row) + Kernel::kRows - 1) / Kernel::kRows;
-    const auto seen = static_cast<float>(is_causal ? std::min(blocks, first_row / Kernel::kBlockN + strips) : blocks);
-    const TileCosts& of = costs.tiles[strips - 1];
+    const int32_t its_rows = std::min(rows, shape.qo_len - first_row), seen = std::min(blocks, (first_row + its_rows - 1) / Kernel::kBlockN + 1);
     const bool alone = step == 1 && i == mine - 1 && mine % 2 == 1;
-    time += (alone ? of.block * seen + of.tile : (of.blocks_of_two * seen + of.two_tiles) / 2.0f) * static_cast<float>(std::min(step, mine - i));
+    time += time_of_tile(costs, its_rows, seen, alone) * static_cast<float>(std::min(step, mine - i));
   }
   return time;
 }
@@ -84,15 +110,19 @@ TilesIn16Bits tiles_in_16_bits(const AttentionShape& shape, bool is_causal, Mask
   const CostsIn16Bits costs = costs_of(head_dim, mask);
   TilesIn16Bits best{};
   for (int32_t rows = Kernel::block_m(head_dim); rows > 0; rows -= Kernel::kRows) {
-    const int64_t tiles = int64_t{shape.batch} * shape.q_heads * ((shape.qo_len - 1) / rows + 1);
+    const int64_t tiles = int64_t{shape.batch} * shape.q_heads * tiles_of_head(shape, rows);
     // Short tiles read K and V more often: where these are few, and not of head_dims to 128 whose channels are no whole boxes of the copy engine's, which takes
     // longer for such.
     const bool uneven = head_dim <= 128 && (shape.head_dim % 64 != 0 || shape.v_head_dim % 64 != 0);
     if (best.rows != 0 && rows == Kernel::kRows && (tiles > 4 * multiprocessors || uneven)) break;
-    // The one with the last tile, the one that has as many or one less, and the one with the longest.
-    const int64_t last = (tiles - 1) % multiprocessors, next = tiles > multiprocessors ? (last + 1) % multiprocessors : last;
     float time = 0.0f;
-    for (const int64_t one : {int64_t{0}, last, next}) time = std::max(time, time_of(shape, is_causal, rows, multiprocessors, one, costs));
+    if (is_causal) {
+      // The one with the last tile, the one that has as many or one less, and the one with the longest.
+      const int64_t last = (tiles - 1) % multiprocessors, next = tiles > multiprocessors ? (last + 1) % multiprocessors : last;
+      for (const int64_t one : {int64_t{0}, last, next}) time = std::max(time, time_of_causal(shape, rows, multiprocessors, one, costs));
+    } else {
+      time = time_of_all(shape, rows, multiprocessors, costs);
+    }
     time += costs.start;
     time *= 1.0f + slowdown(time, rows, is_causal, head_dim > 128);
     if (best.rows == 0 || time < best.time) best = {rows, time};
@@ -110,10 +140,12 @@ void attend_in_16_bits(Call& call, const std::optional<Tensor>& attn_mask, int32
   const int32_t head_dim = head_dim_of(shape), multiprocessors = runtime::KernelStore::get().device(call.device()).multiprocessors;
   Kernel::Params params{};
   fill_in(call, out, lse, params);
-  params.heads_together = call.heads_together();
-  params.last_heads = call.last_heads();
   params.tile_rows = tile_rows;
-  params.tiles_of_head = (shape.qo_len - 1) / tile_rows + 1;
+  params.tiles_of_head = tiles_of_head(shape, tile_rows);
+  const int32_t heads = shape.batch * shape.q_heads, in_turn = heads_in_turn(params.tiles_of_head, multiprocessors);
+  const bool turns = !call.options.is_causal && in_turn < call.heads_together();
+  params.heads_together = turns ? in_turn : call.heads_together();
+  params.last_heads = turns ? heads % in_turn : call.last_heads();
   params.tiles = static_cast<int32_t>(grid_size(int64_t{params.tiles_of_head} * shape.batch * shape.q_heads));
   if (attn_mask.has_value()) {
     check_hoppers_type(call, *attn_mask);
