@@ -275,12 +275,13 @@ def work(start: int, step: int, device: str, until: float, answers: Any, at: Any
         seed += step
 
 
-def many(arguments: argparse.Namespace) -> tuple[int, int]:
-    """Run processes until there are so many calls or so many seconds are over. Returns calls and failures."""
+def many(arguments: argparse.Namespace) -> tuple[int, list[int]]:
+    """Run processes until there are so many calls or so many seconds are over. Returns how many calls, and the seeds of those that failed."""
     context = multiprocessing.get_context("spawn")
     answers, at = context.Queue(), context.Array("q", arguments.processes)
     start, until, shown = time.time(), time.time() + arguments.seconds, 0.0
-    done = failed = deaths = 0
+    done = deaths = 0
+    failed: list[int] = []
 
     def begin(rank: int, seed: int) -> Any:
         step, at[rank] = arguments.processes, seed
@@ -294,14 +295,16 @@ def many(arguments: argparse.Namespace) -> tuple[int, int]:
             calls, failures = answers.get(timeout=0.5)
         except queue.Empty:
             calls, failures = 0, []
-        done, failed = done + calls, failed + len(failures)
+        done += calls
         for failure in failures:
+            failed.append(failure.seed)
             print(report(failure, arguments.device), flush=True)
         if arguments.calls and done >= arguments.calls:
             break
         for rank, worker in enumerate(workers):
             if not worker.is_alive() and worker.exitcode:
-                failed, deaths = failed + 1, deaths + 1
+                deaths += 1
+                failed.append(at[rank])
                 print(
                     f"FAILED python tests/fuzz.py --device {arguments.device} --seed {at[rank]} --calls 1\n  the process died",
                     flush=True,
@@ -312,18 +315,19 @@ def many(arguments: argparse.Namespace) -> tuple[int, int]:
             break
         if time.time() - shown > 5:
             shown = time.time()
-            print(f"{done} calls, {done / (shown - start):.0f} a second, {failed} failures", file=sys.stderr, flush=True)
+            print(f"{done} calls, {done / (shown - start):.0f} a second, {len(failed)} failures", file=sys.stderr, flush=True)
     for worker in workers:
         worker.terminate()
     return done, failed
 
 
-def few(arguments: argparse.Namespace) -> tuple[int, int]:
-    """In this process, for --calls small or a debugger. Returns calls and failures."""
-    done, failed, seed, until = 0, 0, arguments.seed, time.time() + arguments.seconds
+def few(arguments: argparse.Namespace) -> tuple[int, list[int]]:
+    """The same in this process, for --calls small or a debugger."""
+    done, failed, seed, until = 0, [], arguments.seed, time.time() + arguments.seconds
     while time.time() < until and (done < arguments.calls or not arguments.calls):
         outcome = solve(seed, arguments.device)
-        done, failed = done + outcome.calls, failed + len(outcome.failures)
+        done += outcome.calls
+        failed += [seed] * len(outcome.failures)
         if arguments.calls == 1:
             print(problem(seed, arguments.device).words)
             for call, numbers in outcome.figures:
@@ -352,7 +356,8 @@ def main() -> int:
         flush=True,
     )
     done, failed = (few if arguments.processes == 1 else many)(arguments)
-    print(f"{done} calls, {failed} failures")
+    # Once more, since what was said of them may have scrolled away.
+    print(f"{done} calls, {len(failed)} failures" + "".join(f"\n  seed {seed}" for seed in sorted(set(failed))))
     return 1 if failed or not done else 0
 
 

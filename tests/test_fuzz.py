@@ -127,6 +127,17 @@ def test_a_difference_between_two_runs_is_seen(monkeypatch: pytest.MonkeyPatch) 
     assert fuzz.solve(FIRST, "cpu").failures
 
 
+def test_seeds_of_what_failed_are_said_last(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def solve(seed: int, device: str) -> fuzz.Outcome:
+        failures = [fuzz.Failure(seed, "a problem", "a call", "wrong")] * 2 if seed % 3 == 0 else []
+        return fuzz.Outcome(2, failures, [])
+
+    monkeypatch.setattr(fuzz, "solve", solve)
+    monkeypatch.setattr(sys, "argv", ["fuzz.py", "--device", "cpu", "--seed", "5", "--calls", "10"])
+    assert fuzz.main() == 1
+    assert capsys.readouterr().out.endswith("\n10 calls, 4 failures\n  seed 6\n  seed 9\n")
+
+
 def test_everything_lies_in_nan() -> None:
     for seed in range(FIRST, FIRST + 30):
         problem = fuzz_inputs.problem(seed, "cpu")
