@@ -227,7 +227,11 @@ class Outcome(NamedTuple):
 
 
 def solve(seed: int, device: str, run: Callable[[Call, Problem, Exact], torch.Tensor] = one) -> Outcome:
-    """Make the problem of a seed, solve it in several ways and judge each."""
+    """Make the problem of a seed, solve it in several ways and judge each.
+
+    Raises:
+        Exception: whatever was raised beside the calls; on a GPU also what an earlier kernel did that it does not recover from.
+    """
     posed = problem(seed, device)
     failures: list[Failure] = []
     found: list[tuple[Call, torch.Tensor]] = []
@@ -268,7 +272,10 @@ def work(start: int, step: int, device: str, until: float, answers: Any, at: Any
     seed = start
     while time.time() < until:
         at[rank] = seed
-        outcome = solve(seed, device)
+        try:
+            outcome = solve(seed, device)
+        except Exception as error:  # noqa: BLE001 where the GPU is lost for this process the first question to it says so
+            outcome = Outcome(0, [Failure(seed, "beside the calls", "", f"{type(error).__name__}: {error}")], [])
         answers.put((outcome.calls, outcome.failures))
         if device == "cuda" and outcome.failures:
             torch.cuda.synchronize()  # an error that the GPU does not recover from ends this process, and another goes on
@@ -306,7 +313,8 @@ def many(arguments: argparse.Namespace) -> tuple[int, list[int]]:
                 deaths += 1
                 failed.append(at[rank])
                 print(
-                    f"FAILED python tests/fuzz.py --device {arguments.device} --seed {at[rank]} --calls 1\n  the process died",
+                    f"FAILED python tests/fuzz.py --device {arguments.device} --seed {at[rank]} --calls 1\n"
+                    f"  the process died, exit status {worker.exitcode}",
                     flush=True,
                 )
                 workers[rank] = begin(rank, at[rank] + arguments.processes)

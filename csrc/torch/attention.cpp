@@ -55,7 +55,6 @@ void check_kernel(const Call& call) {
 }
 
 void run(Call& call, const Tensor& out, const Tensor& lse, const std::optional<Tensor>& attn_mask) {
-  check_kernel(call);
   if (out.numel() == 0) return;
   if (call.shape.kv_len == 0 || call.shape.batch == 0) {  // of packed sequences: no query sees a key
     out.zero_();
@@ -157,6 +156,7 @@ std::tuple<Tensor, Tensor> attention(const Tensor& q, const Tensor& k, const Ten
   const AttentionShape shape = check_attention(q, k, v, options.heads_first);
   TORCH_CHECK_VALUE(shape.kv_len >= 1 || q.numel() == 0, "k: expected at least one token, got none");
   Call call{kernel, shape, q, k, v, {}, {}, sm_scale, options};
+  check_kernel(call);
   if (const auto result = attention_of_few_tokens(call, attn_mask)) return *result;
   const auto [out, lse] = call.outputs();
   run(call, out, lse, attn_mask);
@@ -182,6 +182,7 @@ std::tuple<Tensor, Tensor> attention_varlen(const Tensor& q, const Tensor& k, co
   Call call{kernel, {}, batched(q), batched(k), batched(v), cu_seqlens_q, cu_seqlens_k, sm_scale, options};
   call.shape = check_attention(call.q, call.k, call.v, /*heads_first=*/false);
   call.shape.batch = static_cast<int32_t>(cu_seqlens_q.size(0) - 1);
+  check_kernel(call);
   const Tensor out = call.empty({q.size(0), q.size(1), v.size(2)}, q.scalar_type());
   const Tensor lse = options.return_lse ? call.empty({q.size(1), q.size(0)}, kFloat) : call.empty({0}, kFloat);
   run(call, batched(out), lse, std::nullopt);
