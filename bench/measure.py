@@ -58,13 +58,14 @@ def milliseconds(call: Callable[[], object], repeats: int) -> float:
     return float(start.elapsed_time(end)) / repeats
 
 
-def replayed(call: Callable[[], object]) -> Callable[[], object]:
-    """Replays a CUDA graph of a call."""
+def replayed(call: Callable[[], object], times: int = 1) -> Callable[[], object]:
+    """Replays a CUDA graph of so many calls."""
     call()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        call()
+        for _ in range(times):
+            call()
     replay: Callable[[], object] = graph.replay
     return replay
 
