@@ -191,7 +191,7 @@ class Kernels:
     ) -> Result:
         """csrc/torch/attention.h. seed: other than 0, threads go on in random order."""
         ops = self._ready(options, q, v, masked=attn_mask is not None, seed=seed)
-        with Poisoned(), torch.no_grad():
+        with Poisoned(), Late(self.stable_abi, q, k, v, attn_mask), torch.no_grad():
             return ops.attention(q, k, v, attn_mask, sm_scale, options)  # type: ignore[no-any-return]
 
     def launches(self) -> list[tuple[str, int, int, int]]:
@@ -202,9 +202,9 @@ class Kernels:
 
     def attention_varlen(self, *arguments: Any, seed: int = 0) -> Result:
         """The same for packed sequences."""
-        q, _, v, *_, options = arguments
+        q, k, v, *cu_seqlens, _, _, _, options = arguments
         ops = self._ready(options, q, v, masked=False, seed=seed)
-        with Poisoned(), torch.no_grad():
+        with Poisoned(), Late(self.stable_abi, q, k, v, *cu_seqlens), torch.no_grad():
             return ops.attention_varlen(*arguments)  # type: ignore[no-any-return]
 
 
@@ -217,6 +217,35 @@ class Poisoned:
 
     def __exit__(self, *error: object) -> None:
         torch.use_deterministic_algorithms(self.before)
+
+
+class Late:
+    """A call's inputs are there once its kernels have waited for the caller's, which write them; before, their bytes are 255.
+
+    But for those that PyTorch may have to copy first (`copied` of csrc/torch/call.h, and of masks), which on a GPU waits by itself.
+    """
+
+    def __init__(self, stable_abi: bool, *tensors: torch.Tensor | None) -> None:
+        self.library = operators(stable_abi=stable_abi).library
+        late: dict[int, int] = {}
+        copied = set()
+        for tensor in tensors:
+            if tensor is None:
+                continue
+            storage = tensor.untyped_storage()
+            late[storage.data_ptr()] = storage.nbytes()
+            rows = zip(tensor.stride()[:-1], tensor.shape[:-1], strict=True)
+            uneven = any(size > 1 and (stride == 0 or stride * tensor.itemsize % 16 != 0) for stride, size in rows)
+            if tensor.dim() > 1 and (tensor.data_ptr() % 16 != 0 or uneven):
+                copied.add(storage.data_ptr())
+        self.late = [(place, count) for place, count in late.items() if place not in copied]
+
+    def __enter__(self) -> None:
+        for place, count in self.late:
+            self.library.written_late(ctypes.c_void_p(place), ctypes.c_size_t(count))
+
+    def __exit__(self, *error: object) -> None:
+        self.library.end_callers()
 
 
 class Case:

@@ -150,7 +150,7 @@ void KernelStore::launch(const Launch& launch, void* params) {
   Used& device = used(launch.device);
   const CurrentContext current(driver, device.context);
   const CUkernel kernel = this->kernel(device, launch);
-  // Code compiled for 9.0 or later has griddepcontrol.wait; PTX of 8.0 has not.
+  // Code compiled for 9.0 or later waits itself for the kernel before (griddepcontrol.wait), and may start sooner; PTX of 8.0 does not.
   const bool waits = device.built_for.number >= 90;
   lock.unlock();
   CUlaunchAttribute attributes[2]{};
@@ -161,7 +161,7 @@ void KernelStore::launch(const Launch& launch, void* params) {
     cluster.value.cluster_dimension[0] = launch.cluster;
     cluster.value.cluster_dimension[1] = cluster.value.cluster_dimension[2] = 1;
   }
-  if (launch.overlaps_previous && waits) {
+  if (waits) {
     CUlaunchAttribute& overlap = attributes[count++];
     overlap.id = kLaunchAttributeProgrammaticStreamSerialization;
     overlap.value.programmatic_stream_serialization = 1;

@@ -21,8 +21,6 @@ struct Launch {
   uint32_t grid;
   uint32_t block;
   uint32_t shared_bytes;
-  // Start before the preceding kernel of the stream has ended; the kernel itself waits (griddepcontrol, sm_90 on).
-  bool overlaps_previous;
   uint32_t cluster = 1;  // blocks of a cluster, of which `grid` is a multiple (sm_90 on)
 };
 

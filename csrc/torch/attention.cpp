@@ -103,7 +103,6 @@ void run(Call& call, const Tensor& out, const Tensor& lse, const std::optional<T
                          tiling.blocks,
                          static_cast<uint32_t>(kernel.threads(head_dim)),
                          static_cast<uint32_t>(masked ? Sm90QkInt8PvF16Masked::shared_bytes(head_dim) : kernel.shared_bytes(head_dim)),
-                         /*overlaps_previous=*/true,
                          static_cast<uint32_t>(tiling.cluster)};
   if (kernel.fp4) {
     Sm120QkFp4PvFp4::Params extended{};

@@ -85,24 +85,20 @@ T* data_or_null(const Tensor& tensor) {
 }
 
 // Of a kernel whose instances are of head_dims of its own.
-inline void launch_instance(const Call& call, const char* kernel, int32_t head_dim, int64_t blocks, int32_t threads, bool overlaps_previous, void* params,
-                            int32_t shared_bytes, int32_t cluster = 1) {
+inline void launch_instance(const Call& call, const char* kernel, int32_t head_dim, int64_t blocks, int32_t threads, void* params, int32_t shared_bytes,
+                            int32_t cluster = 1) {
   runtime::KernelStore::get().launch({instance_name(kernel, head_dim, call.k), kernel, call.device(), call.stream, grid_size(blocks),
-                                      static_cast<uint32_t>(threads), static_cast<uint32_t>(shared_bytes), overlaps_previous,
-                                      static_cast<uint32_t>(cluster)},
+                                      static_cast<uint32_t>(threads), static_cast<uint32_t>(shared_bytes), static_cast<uint32_t>(cluster)},
                                      params);
 }
 
-inline void launch(const Call& call, const char* kernel, int64_t blocks, int32_t threads, bool overlaps_previous, void* params,
-                   int32_t shared_bytes = 0, int32_t cluster = 1) {
-  launch_instance(call, kernel, call.head_dim(), blocks, threads, overlaps_previous, params, shared_bytes, cluster);
+inline void launch(const Call& call, const char* kernel, int64_t blocks, int32_t threads, void* params, int32_t shared_bytes = 0, int32_t cluster = 1) {
+  launch_instance(call, kernel, call.head_dim(), blocks, threads, params, shared_bytes, cluster);
 }
 
 // Of a kernel that is one for all head_dims and dtypes.
-inline void launch_common(const Call& call, const char* kernel, int64_t blocks, int32_t threads, bool overlaps_previous, void* params) {
-  runtime::KernelStore::get().launch({kernel, kernel, call.device(), call.stream, grid_size(blocks), static_cast<uint32_t>(threads), 0,
-                                      overlaps_previous},
-                                     params);
+inline void launch_common(const Call& call, const char* kernel, int64_t blocks, int32_t threads, void* params) {
+  runtime::KernelStore::get().launch({kernel, kernel, call.device(), call.stream, grid_size(blocks), static_cast<uint32_t>(threads), 0}, params);
 }
 
 // What attention kernels are told alike, whatever they are.

@@ -149,13 +149,12 @@ void launch_split_kv(const Call& call, const Sm80QkF16PvF16::Params& params) {
     parted.part_out = data_or_null<float>(workspace);
     parted.part_sums = parted.part_out + outs;
   }
-  launch(call, "sm80_qk_f16_pv_f16_split_kv", group_strips * split.parts, split.warps * 32, /*overlaps_previous=*/false, &parted,
-         Kernel::shared_bytes(head_dim, split.warps), cluster ? split.parts : 1);
+  launch(call, "sm80_qk_f16_pv_f16_split_kv", group_strips * split.parts, split.warps * 32, &parted, Kernel::shared_bytes(head_dim, split.warps),
+         cluster ? split.parts : 1);
   if (!combines) return;
   using Combine = Sm80CombineSplitKv;
   const int64_t threads = rows * ((shape.v_head_dim + Combine::kChannelsOfWarp - 1) / Combine::kChannelsOfWarp) * 32;
-  launch_common(call, "sm80_combine_split_kv", (threads + Combine::kThreads - 1) / Combine::kThreads, Combine::kThreads, /*overlaps_previous=*/true,
-                &parted);
+  launch_common(call, "sm80_combine_split_kv", (threads + Combine::kThreads - 1) / Combine::kThreads, Combine::kThreads, &parted);
 }
 
 std::tuple<Tensor, Tensor> attention_in_16_bit(Call& call, const std::optional<Tensor>& attn_mask, bool split_kv) {
@@ -168,8 +167,7 @@ std::tuple<Tensor, Tensor> attention_in_16_bit(Call& call, const std::optional<T
     launch_split_kv(call, params);
   } else {
     const uint32_t blocks = grid_size(strips(shape) + Kernel::kWarps - 1) / Kernel::kWarps;  // of strips there are fewer than 2^31 too
-    launch(call, "sm80_qk_f16_pv_f16", blocks, Kernel::kThreads, /*overlaps_previous=*/false, &params,
-           Kernel::shared_bytes(call.head_dim()));
+    launch(call, "sm80_qk_f16_pv_f16", blocks, Kernel::kThreads, &params, Kernel::shared_bytes(call.head_dim()));
   }
   return {out, lse};
 }

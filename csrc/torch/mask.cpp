@@ -112,7 +112,7 @@ LookedAt look_at_mask(const Call& call, const Tensor& attn_mask) {
   mask.tiles_row_stride = row_tiles == 1 ? 0 : looked.tiles.stride(2);
   params.mask = looked.mask = mask;
   const int64_t blocks = (int64_t{params.count} + MaskTiles::kTilesOfBlock - 1) / MaskTiles::kTilesOfBlock;
-  if (blocks > 0) launch_common(call, "mask_tiles", blocks, MaskTiles::kThreads, /*overlaps_previous=*/false, &params);
+  if (blocks > 0) launch_common(call, "mask_tiles", blocks, MaskTiles::kThreads, &params);
   return looked;
 }
 

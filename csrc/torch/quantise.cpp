@@ -43,12 +43,12 @@ void quantise_k(const Call& call, const Workspace& workspace, const Tiling& tili
   params.next_tile = workspace.next_tile;
   params.first_tile = static_cast<int32_t>(tiling.blocks) / tiling.cluster;
   params.zeros = workspace.arrivals;
-  launch(call, "quant_k_int8", call.kv_blocks(), QuantKInt8::kThreads, /*overlaps_previous=*/false, &params);
+  launch(call, "quant_k_int8", call.kv_blocks(), QuantKInt8::kThreads, &params);
 }
 
 void quantise_v(const Call& call, const Workspace& workspace) {
   auto params = quantisation_of_v(call, workspace);
-  launch(call, call.kernel.quant_v, call.kv_blocks(), QuantV::threads(call.head_dim()), /*overlaps_previous=*/true, &params);
+  launch(call, call.kernel.quant_v, call.kv_blocks(), QuantV::threads(call.head_dim()), &params);
 }
 
 void find_means(const Call& call, const Workspace& workspace) {
@@ -69,7 +69,7 @@ void find_means(const Call& call, const Workspace& workspace) {
   const int64_t q_blocks = int64_t{shape.batch} * shape.q_heads * call.means();
   const int64_t k_blocks = call.options.smooth_k ? int64_t{shape.batch} * shape.kv_heads : 0;
   params.q_blocks = static_cast<int32_t>(q_blocks);
-  launch(call, "means", q_blocks + k_blocks, Means::kThreads, /*overlaps_previous=*/false, &params);
+  launch(call, "means", q_blocks + k_blocks, Means::kThreads, &params);
 }
 
 void quantise_kv_fp4(const Call& call, const Workspace& workspace) {
@@ -93,8 +93,7 @@ void quantise_kv_fp4(const Call& call, const Workspace& workspace) {
   params.k.causal = call.options.is_causal ? 1 : 0;
   params.k.scale_log2 = static_cast<float>(call.sm_scale * kLog2E);
   params.k.cu_seqlens = params.v.cu_seqlens;
-  launch(call, call.kernel.quant_v, call.kv_blocks() + call.parts() * call.kv_spans(), QuantKvFp4::threads(call.head_dim()),
-         /*overlaps_previous=*/true, &params);
+  launch(call, call.kernel.quant_v, call.kv_blocks() + call.parts() * call.kv_spans(), QuantKvFp4::threads(call.head_dim()), &params);
 }
 
 }  // namespace sage

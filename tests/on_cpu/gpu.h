@@ -25,6 +25,7 @@
 #include <utility>
 #include <vector>
 
+#include "must_wait.h"
 #include "races.h"
 
 #define __device__
@@ -141,7 +142,7 @@ struct Fiber {
   Block* block;
   Warp* warp;
   int set;
-  bool started, done;
+  bool started, done, waited;  // for the launch before
   const int* waits_for;  // to be other than it was
   int was;
   std::vector<std::vector<Copy>> copies;  // groups of them, the last one not committed
@@ -162,6 +163,7 @@ inline Index grid_size;
 inline std::vector<std::function<void()>> under_way;  // what happens by itself
 inline const char* (*before)();  // makes the launch before this one, whose end this one need not have seen; null: it has been made
 inline int ends_seen;            // of such launches
+inline MustWait must_wait;
 inline Fiber* current;
 inline jmp_buf scheduler;
 inline void (*kernel)(const void* params);
@@ -319,6 +321,7 @@ inline void start() {
   kernel(params);
   if (current->copies.size() > 1 || !current->copies.back().empty()) fail("the end before copies have arrived");
   if (!current->accumulators.empty()) fail("the end before products have been waited for");
+  if (must_wait == kBeforeEnd && !current->waited) fail("the end before the kernels before have been waited for");
   current->done = true;
   --current->block->living;
   _longjmp(scheduler, 1);
@@ -405,7 +408,7 @@ inline void run_cluster() {
 // Null, or what went wrong. A grid of clusters of blocks of threads; a block has `bytes` of shared memory, which is NaN before, a cluster all of `memory`.
 // In order clusters come from the last one on: what starts last on a GPU, and may get by without a wait there, here finds the kernel before not run.
 inline const char* launch(void (*entry)(const void*), const void* argument, int grid, int cluster_size, int threads, uint8_t* memory,
-                          uint32_t bytes, int seed, const char* (*made_before)()) {
+                          uint32_t bytes, int seed, const char* (*made_before)(), MustWait before_what) {
   kernel = entry;
   grid_size.x = grid;
   params = argument;
@@ -414,6 +417,7 @@ inline const char* launch(void (*entry)(const void*), const void* argument, int 
   in_order = seed == 0;
   random_numbers.seed(seed);
   before = made_before;
+  must_wait = before_what;
   failure.clear();
   fibers.resize(threads * cluster_size);
   warps.resize(fibers.size() / kLanes);
@@ -444,7 +448,7 @@ inline const char* launch(void (*entry)(const void*), const void* argument, int 
       fiber.block = &blocks[i / threads];
       fiber.warp = &warps[i / kLanes];
       fiber.set = 0;
-      fiber.started = fiber.done = fiber.fenced = false;
+      fiber.started = fiber.done = fiber.waited = fiber.fenced = false;
       fiber.waits_for = nullptr;
       fiber.copies.assign(1, {});
       fiber.products.assign(1, {});

@@ -21,7 +21,8 @@ constexpr size_t size_of(void (*)(Params)) { return sizeof(Params); }
 EXPORT const size_t params_bytes = size_of(sage::KERNEL);
 
 // gpu::launch
-EXPORT const char* launch(const void* params, int grid, int cluster, int threads, uint32_t shared_bytes, int seed, const char* (*before)()) {
+EXPORT const char* launch(const void* params, int grid, int cluster, int threads, uint32_t shared_bytes, int seed, const char* (*before)(),
+                          gpu::MustWait must_wait) {
   if (shared_bytes > gpu::kMostShared || cluster > 2) return "more shared memory than there is";
-  return gpu::launch([](const void* p) { call(sage::KERNEL, p); }, params, grid, cluster, threads, sage::memory, shared_bytes, seed, before);
+  return gpu::launch([](const void* p) { call(sage::KERNEL, p); }, params, grid, cluster, threads, sage::memory, shared_bytes, seed, before, must_wait);
 }

@@ -4,6 +4,7 @@
 
 #include <string_view>
 
+#include "must_wait.h"
 #include "runtime/driver.cpp"
 #include "runtime/tensor_map.cpp"
 #include "tensor_map.h"
@@ -52,26 +53,42 @@ KernelStore::Device KernelStore::device(int) {
 
 namespace {
 
-using Function = const char* (*)(const void* params, int grid, int cluster, int threads, uint32_t shared_bytes, int seed, const char* (*before)());
+using Function = const char* (*)(const void* params, int grid, int cluster, int threads, uint32_t shared_bytes, int seed, const char* (*before)(),
+                                 gpu::MustWait must_wait);
 struct alignas(64) Line { char bytes[64]; };
 
 struct Launched {
   Launch launch;
   Function function;
   std::vector<Line> params;
+  gpu::MustWait must_wait;
 };
 std::vector<Launched> launched;  // and not yet run
 std::string failure, launches;
 
+// What kernels of the caller's write that a call's first kernel may overlap.
+struct Written {
+  void* to;
+  std::vector<char> bytes;
+};
+std::vector<Written> callers;
+
+void end_callers() {
+  for (const Written& written : callers) std::memcpy(written.to, written.bytes.data(), written.bytes.size());
+  callers.clear();
+}
+
 // Runs the last one; null, or what went wrong. The one before it, which it may overlap, runs when it is waited for and no sooner, so that whatever is
 // read without a wait, or after a wait for a kernel that itself did not wait, is not yet there.
 const char* run_last() {
-  if (launched.empty()) return nullptr;
+  if (launched.empty()) {
+    end_callers();
+    return nullptr;
+  }
   const Launched last = std::move(launched.back());
   launched.pop_back();
   const Launch& launch = last.launch;
-  const char* wrong =
-      last.function(last.params.data(), launch.grid, launch.cluster, launch.block, launch.shared_bytes, order_of_threads, run_last);
+  const char* wrong = last.function(last.params.data(), launch.grid, launch.cluster, launch.block, launch.shared_bytes, order_of_threads, run_last, last.must_wait);
   if (wrong != nullptr && failure.empty()) failure = launch.instance + ": " + wrong;
   return failure.empty() ? nullptr : failure.c_str();
 }
@@ -86,17 +103,31 @@ void run_all() {
 void KernelStore::launch(const Launch& launch, void* params) {
   launches += std::string(launch.entry) + " " + std::to_string(launch.grid) + " " + std::to_string(launch.block) + " " +
               std::to_string(launch.cluster) + "\n";
-  if (!launch.overlaps_previous || device(launch.device).built_for.number < 90) run_all();
+  const std::string_view entry = launch.entry;
+  gpu::MustWait must_wait = gpu::kNever;
+  if (device(launch.device).built_for.number < 90) {
+    run_all();
+    end_callers();
+  } else {
+    const bool others_at_once = entry.starts_with("quant_v") || entry.starts_with("quant_kv");
+    must_wait = launched.empty() ? gpu::kBeforeEnd : others_at_once ? gpu::kNever : gpu::kBeforeOthers;
+    if (!launched.empty() && launched.back().must_wait != gpu::kNever) {  // this one starts when that one has waited
+      Launched last = std::move(launched.back());
+      launched.pop_back();
+      run_all();
+      end_callers();
+      launched.push_back(std::move(last));
+    }
+  }
   const std::string path = directory_ + "/" + architecture(launch.device) + "/" + launch.instance + ".so";
   void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   TORCH_CHECK(library != nullptr, dlerror());
   const size_t bytes = *static_cast<const size_t*>(dlsym(library, "params_bytes"));
   std::vector<Line> copied((bytes + sizeof(Line) - 1) / sizeof(Line));
   std::memcpy(copied.data(), params, bytes);
-  launched.push_back({launch, reinterpret_cast<Function>(dlsym(library, "launch")), std::move(copied)});
+  launched.push_back({launch, reinterpret_cast<Function>(dlsym(library, "launch")), std::move(copied), must_wait});
   // A call's last, attention itself or what adds its parts up, after which its workspace is gone.
   using SplitKv = Sm80QkF16PvF16SplitKv;
-  const std::string_view entry = launch.entry;
   const bool in_parts = entry == "sm80_qk_f16_pv_f16_split_kv" && static_cast<const SplitKv::Params*>(params)->part_out != nullptr;
   if (entry.starts_with("sm") && !in_parts) run_all();
 }
@@ -119,6 +150,15 @@ void* find(const char*, const char* function) {
 
 // Other than 0: blocks, warps and lanes in random order.
 extern "C" void set_order_of_threads(int seed) { sage::runtime::order_of_threads = seed; }
+
+// The caller's kernels are about to write these bytes, as they are now, and have not: they are 255.
+extern "C" void written_late(void* bytes, size_t count) {
+  char* first = static_cast<char*>(bytes);
+  sage::runtime::callers.push_back({bytes, {first, first + count}});
+  std::memset(bytes, 0xff, count);
+}
+
+extern "C" void end_callers() { sage::runtime::end_callers(); }
 
 // Those since it was asked last: a line each, of the kernel, blocks of threads, threads of one and blocks of a cluster.
 extern "C" const char* launches() {

@@ -4,6 +4,7 @@
 #include "kernels/attention/sm80_qk_f16_pv_f16.h"
 
 #include "kernels/attention/in_16_bits/warp.cuh"
+#include "kernels/ptx/grid.cuh"
 
 namespace sage {
 
@@ -29,6 +30,7 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::warps_per
   using Element = Config::Element;
   const int lane = threadIdx.x % 32;
   const Strip strip(p, 0);
+  ptx::grid_dependency_wait();
   const int batch = strip.batch, head = strip.head, kv_head = strip.kv_head, first_row = strip.first_row;
   if (batch >= p.batch) return;
   const auto* k_head = row_pointer<Element>(p.k, batch, kv_head, 0);

@@ -243,7 +243,6 @@ __device__ __forceinline__ void add_blocks(const Split::Params& p, const Share& 
 extern "C" __global__ void __launch_bounds__(32 * Split::kMostWarps, Config::warps_per_sm(SAGE_HEAD_DIM) / Split::kMostWarps)
     sm80_qk_f16_pv_f16_split_kv(const __grid_constant__ Split::Params p) {
   using Element = Config::Element;
-  ptx::grid_dependency_launch();
   Sums sums;
   int none = 0, end;
   {
@@ -255,6 +254,8 @@ extern "C" __global__ void __launch_bounds__(32 * Split::kMostWarps, Config::war
   }
   // Blocks in turn, so that what a mask hides is a little of each warp's.
   const uint32_t step = p.parts * warps() * Split::kBlockN, begin = (blockIdx.x % p.parts * warps() + threadIdx.x / 32) * Split::kBlockN;
+  ptx::grid_dependency_wait();
+  ptx::grid_dependency_launch();
 #pragma unroll 1
   for (uint32_t origin = begin; origin < static_cast<uint32_t>(end); origin += 32 * step) {
     ptx::keep(none);  // so that it is found anew, and takes no registers meanwhile

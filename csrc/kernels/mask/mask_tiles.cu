@@ -11,6 +11,8 @@
 
 #include <cuda/std/type_traits>
 
+#include "kernels/ptx/grid.cuh"
+
 namespace sage {
 
 constexpr int kPieceBytes = 16;
@@ -230,6 +232,8 @@ __device__ __forceinline__ void look_at_tile(const MaskTiles::Params& p) {
 
 extern "C" __global__ void __launch_bounds__(MaskTiles::kThreads, __CUDA_ARCH__ / 100 == 9 ? 4 : 3)  // where 64 registers are enough
     mask_tiles(const __grid_constant__ MaskTiles::Params p) {
+  ptx::grid_dependency_wait();
+  ptx::grid_dependency_launch();
   if (p.mask.type == AttentionMask::kBool) return look_at_tile<AttentionMask::kBool>(p);
   if (p.mask.type == AttentionMask::kHalf) return look_at_tile<AttentionMask::kHalf>(p);
   if (p.mask.type == AttentionMask::kBfloat16) return look_at_tile<AttentionMask::kBfloat16>(p);

@@ -59,6 +59,7 @@ __device__ __forceinline__ void mean_of_k(const Config::Params& p, int index, Co
 
 extern "C" __global__ void __launch_bounds__(Config::kThreads) means(const __grid_constant__ Config::Params p) {
   __shared__ Config::Sample sample;
+  ptx::grid_dependency_wait();
   ptx::grid_dependency_launch();
   const int block = blockIdx.x;
   if (block < p.q_blocks) {

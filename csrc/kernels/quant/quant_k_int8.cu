@@ -109,6 +109,7 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPe
     quant_k_int8(const __grid_constant__ Config::Params p) {
   using Element = Config::Element;
   constexpr int kChannels = Config::kChannels;
+  ptx::grid_dependency_wait();
   ptx::grid_dependency_launch();
   if (p.next_tile != nullptr && blockIdx.x == 0) {
     if (threadIdx.x == 0) *p.next_tile = p.first_tile;

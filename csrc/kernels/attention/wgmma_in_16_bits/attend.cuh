@@ -11,6 +11,7 @@
 #include "kernels/attention/wgmma_in_16_bits/mask.cuh"
 #include "kernels/element.cuh"
 #include "kernels/ptx/cp_async.cuh"
+#include "kernels/ptx/grid.cuh"
 #include "kernels/ptx/math.cuh"
 #include "kernels/ptx/mbarrier.cuh"
 #include "kernels/ptx/wgmma.cuh"
@@ -316,6 +317,7 @@ __device__ __forceinline__ void attend(const Config::Params& p) {
     ptx::mbarrier_init_fence();
   }
   __syncthreads();
+  ptx::grid_dependency_wait();
   if (warp < kComputing) {
     ptx::registers_acquire<Config::kRegisters>();
     compute<kMasked>(p, team, shared);

@@ -5,8 +5,11 @@
 
 namespace sage::ptx {
 
-inline void grid_dependency_launch() {}
+inline void grid_dependency_launch() {
+  if (gpu::must_wait != gpu::kNever && !gpu::current->waited) gpu::fail("others may start before the kernels before have been waited for");
+}
 inline void grid_dependency_wait() {
+  gpu::current->waited = true;
   if (gpu::before != nullptr) gpu::wait(gpu::ends_seen, gpu::ends_seen);
 }
 
