@@ -236,7 +236,10 @@ class Late:
             late[storage.data_ptr()] = storage.nbytes()
             rows = zip(tensor.stride()[:-1], tensor.shape[:-1], strict=True)
             uneven = any(size > 1 and (stride == 0 or stride * tensor.itemsize % 16 != 0) for stride, size in rows)
-            if tensor.dim() > 1 and (tensor.data_ptr() % 16 != 0 or uneven):
+            apart = tensor.dim() > 0 and tensor.stride(-1) != 1
+            if tensor.dtype not in (torch.bool, torch.int32) and (
+                tensor.data_ptr() % 16 != 0 or uneven or apart or tensor.dim() < 2
+            ):
                 copied.add(storage.data_ptr())
         self.late = [(place, count) for place, count in late.items() if place not in copied]
 
@@ -357,3 +360,15 @@ def packed(
     cu_seqlens = tuple(torch.tensor([0, *some]).cumsum(0).int() for some in (lengths_q, lengths_k))
     tensors = inputs(1, 2 * kv_heads, kv_heads, sum(lengths_q), sum(lengths_k), head_dim, v_head_dim)
     return Case(*(x[0].transpose(0, 1).to(dtype) for x in tensors), cu_seqlens=cu_seqlens, **options)
+
+
+# Where sequences of 200 tokens do not start: they do not rise from 0 to 200.
+WRONG_STARTS = [[200, 200, 200], [900, 900, 900], [-5, 100, 200], [0, 900, 100], [150, 20, 170], [500, 600, 700]]
+
+
+def check_wrong_starts(kernels: Kernels, kernel: str, dtype: torch.dtype) -> None:
+    """Hold the kernels to no wild access, and to waiting for each other, where cu_seqlens is wrong, which nobody looks at: results may be anything."""
+    tensors = [x[0].transpose(0, 1).to(dtype) for x in inputs(1, 2, 1, 200, 200, 64, 64)]
+    for starts in WRONG_STARTS:
+        cu_seqlens = torch.tensor(starts).int()
+        Case(*tensors, cu_seqlens=(cu_seqlens, cu_seqlens)).run(kernels, kernel)

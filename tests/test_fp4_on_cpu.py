@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from kernels_on_cpu import MANY, Case, Kernels, inputs, packed, randn
+from kernels_on_cpu import MANY, Case, Kernels, check_wrong_starts, inputs, packed, randn
 from model_inputs import sink
 
 pytestmark = pytest.mark.slow
@@ -102,6 +102,10 @@ def test_kernels_agree_with_the_reference(name: str, kernels: Kernels) -> None:
 @pytest.mark.parametrize("name", ["grouped heads", "packed", "mask"])
 def test_order_of_threads_changes_nothing(name: str, kernels: Kernels) -> None:
     CASES[name].check_orders(kernels, KERNEL, 1, 2, 3)
+
+
+def test_sequences_that_start_nowhere(kernels: Kernels) -> None:
+    check_wrong_starts(kernels, KERNEL, torch.float16)
 
 
 # Of a kernel a source, a text in it, and what it becomes.

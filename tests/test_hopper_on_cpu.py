@@ -16,7 +16,7 @@ import fuzz
 import pytest
 import torch
 from fuzz_inputs import Problem
-from kernels_on_cpu import Case, Kernels, check_random_calls, inputs, packed, randn, stand_in
+from kernels_on_cpu import Case, Kernels, check_random_calls, check_wrong_starts, inputs, packed, randn, stand_in
 
 from sageattention import dispatch
 
@@ -233,7 +233,7 @@ def look_at(
     )
     launch = ctypes.CDLL(str(kernels.folder / kernels.architecture / "mask_tiles.so")).launch
     launch.restype = ctypes.c_char_p
-    assert launch(ctypes.byref(params), -(-tiles.numel() // 8), 1, 256, 0, 1, None) is None
+    assert launch(ctypes.byref(params), -(-tiles.numel() // 8), 1, 256, 0, 1, None, 0) is None
     return tiles, words
 
 
@@ -407,6 +407,10 @@ def able(problem: Problem) -> bool:
     dtype = torch.bfloat16 if problem.q.dtype == torch.float32 else problem.q.dtype
     taken = all(size % 8 == 0 for size in sizes) and not dispatch.is_other_mask(problem.mask, problem.q)
     return taken and max(sizes) <= 128 and TYPES[64 if max(sizes) <= 64 else 128] == dtype
+
+
+def test_sequences_that_start_nowhere(hopper: Kernels) -> None:
+    check_wrong_starts(hopper, KERNEL, TYPES[64])
 
 
 def test_random_calls(hopper: Kernels, monkeypatch: pytest.MonkeyPatch) -> None:

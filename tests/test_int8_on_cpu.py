@@ -16,7 +16,7 @@ import model_inputs
 import pytest
 import torch
 from fuzz_inputs import Problem
-from kernels_on_cpu import BEFORE, MANY, Case, Kernels, check_random_calls, inputs, packed, randn, stand_in
+from kernels_on_cpu import BEFORE, MANY, Case, Kernels, check_random_calls, check_wrong_starts, inputs, packed, randn, stand_in
 
 pytestmark = pytest.mark.slow
 
@@ -251,6 +251,11 @@ def test_attention_waits_for_k_though_v_does_not_need_it(folder: Path, tmp_path:
     faulty = hopper.copy(tmp_path, "quant_v_f8")
     faulty.change("quant/quant_v.cuh", "  ptx::grid_dependency_wait();\n", "")
     assert not torch.equal(case.run(faulty, F8[0])[0], right)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_sequences_that_start_nowhere(kernel: str, folder: Path) -> None:
+    check_wrong_starts(Kernels(folder, "sm_90"), kernel, TYPES[64])
 
 
 def compiled(problem: Problem) -> bool:

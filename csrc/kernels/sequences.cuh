@@ -32,7 +32,9 @@ __device__ __forceinline__ Sequence find_sequence(const int32_t* cu_seqlens, int
     low += __popc(__ballot_sync(0xffffffffu, reached)) * step;
     high = min(low + step, high);
   }
-  return sequence_at(cu_seqlens, sequences, tokens, tile, low);
+  Sequence found = sequence_at(cu_seqlens, sequences, tokens, tile, low);
+  found.first_slot = min(found.first_slot, slot);  // of a wrong cu_seqlens, which does not rise from 0
+  return found;
 }
 
 }  // namespace sage

@@ -24,7 +24,10 @@ __device__ __forceinline__ void attend_fp4(const typename Config::Params& p) {
     if (lane == 0) tile = found;
   }
   __syncthreads();
-  if (tile.qo_len == 0) return;
+  if (tile.qo_len == 0) {
+    ptx::grid_dependency_wait();  // whoever waits for this kernel waits for those before by it
+    return;
+  }
 
   ptx::grid_dependency_wait();  // for Q's mean, K and V
   const ScaleSpread spread = ScaleSpread::mine();

@@ -37,7 +37,10 @@ __device__ __forceinline__ void attend(const AttentionParams& p) {
     if (lane == 0) tile = found;
   }
   __syncthreads();
-  if (tile.qo_len == 0) return;
+  if (tile.qo_len == 0) {
+    ptx::grid_dependency_wait();  // whoever waits for this kernel waits for those before by it
+    return;
+  }
 
   Queries<Config> q;
   // Q is the caller's, but log-sum-exp's shift needs K's mean.

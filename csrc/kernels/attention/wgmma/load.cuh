@@ -208,7 +208,7 @@ __device__ __forceinline__ void load_k(const Config::Params& p, const Memory& sh
   });
 }
 
-// V does not wait for quant_k_int8, which did not begin before all that was launched earlier had ended. A stage holds the blocks of V before
+// V does not wait for quant_k_int8, which lets others start when all that was launched before it has ended. A stage holds the blocks of V before
 // those of K.
 template <bool Masked>
 __device__ __forceinline__ void load_v(const Config::Params& p, const Memory& shared) {
