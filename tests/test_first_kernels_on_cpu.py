@@ -57,15 +57,17 @@ def test_it_waits_for_the_callers(kernel: str, tmp_path: Path) -> None:
     assert kernels.launches()[0][0] == kernel
     never = kernels.copy(tmp_path / "never", kernel)
     never.change(first.file, WAIT, "")
-    with pytest.raises(RuntimeError, match=f"{kernel}.*{TOO_EARLY}|{kernel}.*the end before"):
+    with pytest.raises(RuntimeError, match=f"{kernel}.*({TOO_EARLY}|the end before the kernels before)"):
         run(first, never)
-    # Whoever waits only then has read what was there before, or has let others.
+    # Who waits at the end has read what was there before.
     late = kernels.copy(tmp_path / "late", kernel)
     source = (late.csrc / "kernels" / first.file).read_text(encoding="utf-8")
-    if WAIT + LAUNCH in source:
-        late.change(first.file, WAIT + LAUNCH, LAUNCH + WAIT)
+    launches = LAUNCH if WAIT + LAUNCH in source else ""
+    at_end = f"  struct AtEnd {{ ~AtEnd() {{ ptx::grid_dependency_wait(); {launches.strip()} }} }} at_end;\n"
+    late.change(first.file, WAIT + launches, at_end)
+    assert not all(torch.equal(x, y) for x, y in zip(run(first, late), right, strict=True))
+    if launches:
+        early = kernels.copy(tmp_path / "early", kernel)
+        early.change(first.file, WAIT + LAUNCH, LAUNCH + WAIT)
         with pytest.raises(RuntimeError, match=TOO_EARLY):
-            run(first, late)
-    else:
-        late.change(first.file, WAIT, "  struct AtEnd { ~AtEnd() { ptx::grid_dependency_wait(); } } at_end;\n")
-        assert not all(torch.equal(x, y) for x, y in zip(run(first, late), right, strict=True))
+            run(first, early)

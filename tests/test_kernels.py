@@ -85,14 +85,14 @@ WGMMA_IN_16_BITS = WGMMA._replace(
     tensor=("HGMMA.64x64x16.F32{bf16}", "HGMMA.64x{head_dim}x16.F32{bf16}"),
     others=(
         "UTMALDG.4D",
-        *(name for name in WGMMA.others if "MULTICAST" not in name and name != "ACQBULK"),
+        *(name for name in WGMMA.others if "MULTICAST" not in name),
         "STSM.16.M88.4",
     ),
 )
 
 # A new kernel gets its line here.
 EXPECTED = {
-    "means": Expected(lambda *_: 1, (), ("LDG.E.{row_bits}", "STG.E.U16"), since_90=("PREEXIT",)),
+    "means": Expected(lambda *_: 1, (), ("LDG.E.{row_bits}", "STG.E.U16"), since_90=("PREEXIT", "ACQBULK")),
     "quant_kv_fp4": Expected(
         lambda d, _: 512 // (2 * d),
         ("HMMA.16816.F32{bf16}",),
@@ -108,7 +108,7 @@ EXPECTED = {
     ),
     # A row of head_dim elements is read by 16 threads: head_dim bits each, in loads of 16 bytes at most.
     "quant_k_int8": Expected(
-        lambda d, c: 1 if d > 128 else 3 if c >= 100 else 4, (), ("LDG.E.{row_bits}", "STG.E"), since_90=("PREEXIT",)
+        lambda d, c: 1 if d > 128 else 3 if c >= 100 else 4, (), ("LDG.E.{row_bits}", "STG.E"), since_90=("PREEXIT", "ACQBULK")
     ),
     # 768 threads, or as many as one block has: 2 * head_dim.
     "quant_v_f16": Expected(
@@ -117,19 +117,25 @@ EXPECTED = {
     "quant_v_f8": Expected(
         lambda d, _: 768 // (2 * d), (), ("LDG.E.128", "STG.E.128", "F2FP"), since_90=("PREEXIT", "ACQBULK")
     ),
-    "mask_tiles": Expected(lambda _, c: 4 if c == 90 else 3, (), ("LDG.E.EF.128", "LDG.E.U8", "LDG.E.U16", "LDG.E", "STG.E")),
+    "mask_tiles": Expected(
+        lambda _, c: 4 if c == 90 else 3,
+        (),
+        ("LDG.E.EF.128", "LDG.E.U8", "LDG.E.U16", "LDG.E", "STG.E"),
+        since_90=("PREEXIT", "ACQBULK"),
+    ),
     # A warp by itself: no shared memory but for Q at head_dim 256, where registers are short.
     "sm80_qk_f16_pv_f16": Expected(
         lambda d, _: 4 if d <= 64 else 2 if d <= 128 else 1,
         ("HMMA.16816.F32{bf16}",),
         ("LDG.E.128", "STG.E.128", "MOVM.16.MT88", "MUFU.EX2"),
+        since_90=("ACQBULK",),
         shared="shared_bytes",
     ),
     "sm80_qk_f16_pv_f16_split_kv": Expected(
         lambda d, _: 1 if 64 < d <= 128 else 2,
         ("HMMA.16816.F32{bf16}",),
         ("LDG.E.128", "STG.E.128", "MOVM.16.MT88", "MUFU.EX2"),
-        since_90=("PREEXIT",),
+        since_90=("PREEXIT", "ACQBULK"),
         shared="shared_bytes",
     ),
     "sm80_combine_split_kv": Expected(
@@ -169,6 +175,17 @@ EXPECTED = {
     ),
     "sm90_qk_int8_pv_f16": WGMMA,
     "sm90_qk_int8_pv_f16_masked": WGMMA._replace(others=(*WGMMA.others, "LDSM.16.M88.4")),
+}
+
+# Those that can be a call's first.
+FIRST = {
+    "means",
+    "quant_k_int8",
+    "mask_tiles",
+    "sm80_qk_f16_pv_f16",
+    "sm80_qk_f16_pv_f16_split_kv",
+    "sm90_qk_f16_pv_f16",
+    "sm90_qk_f16_pv_f16_masked",
 }
 
 # Where registers are short on 9.0: bytes that a thread puts aside, and reads outside the loop over keys.
@@ -365,6 +382,19 @@ def test_the_instructions_are_those_meant(kernel: Kernel) -> None:
     assert waits <= asynchronous * 2 // 3 + early, f"{kernel}: {waits} waits for {asynchronous} wgmma"
     local = {name for name in found if name.split(".")[0] in {"LDL", "STL"}}
     assert kernel.stack or not local, f"{kernel}: reads or writes local memory: {local}"
+
+
+@every_cubin
+def test_a_calls_first_kernel_waits_for_the_callers(kernel: Kernel) -> None:
+    """Before it does anything that they, or those that start when it lets them, could see."""
+    if kernel.stem not in FIRST or kernel.capability < 90:
+        return
+    found = instructions(kernel)
+    assert "ACQBULK" in found, f"{kernel}: does not wait"
+    before = found[: found.index("ACQBULK")]
+    # Global memory, read and written by whatever means; the end; others' start.
+    seen = re.compile(r"(LDG|STG|LD|ST|ATOMG?|REDG?|LDGSTS|UTMALDG|UTMASTG|UBLKCP|CCTL|EXIT|PREEXIT)(\.|$)")
+    assert [name for name in before if seen.match(name)] == [], f"{kernel}: does more before it waits"
 
 
 @every_cubin

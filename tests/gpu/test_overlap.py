@@ -89,12 +89,11 @@ def test_sageattn(shape: str, mask: str) -> None:
     check(attend, shape, mask_of(mask, shape))
 
 
+@pytest.mark.parametrize("lse", [False, True])  # for which kernels wait sooner
 @pytest.mark.parametrize("mask", ["none", "bool", "numbers"])
-def test_kernels(kernel: str, mask: str) -> None:
+def test_kernels(kernel: str, mask: str, lse: bool) -> None:
     def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, attn_mask: torch.Tensor | None) -> Result:
-        result: Result = sageattention._ops.attention(
-            q, k, v, attn_mask, "HND", False, HEAD_DIM**-0.5, True, True, True, kernel
-        )
+        result: Result = sageattention._ops.attention(q, k, v, attn_mask, "HND", False, HEAD_DIM**-0.5, True, True, lse, kernel)
         return result
 
     check(attend, "short", mask_of(mask, "short"))

@@ -66,7 +66,7 @@ struct Launched {
 std::vector<Launched> launched;  // and not yet run
 std::string failure, launches;
 
-// What kernels of the caller's write that a call's first kernel may overlap.
+// What the caller's kernels write, which a call's first kernel may overlap: there, or 255 before.
 struct Written {
   void* to;
   std::vector<char> bytes;
@@ -75,7 +75,9 @@ std::vector<Written> callers;
 
 void end_callers() {
   for (const Written& written : callers) std::memcpy(written.to, written.bytes.data(), written.bytes.size());
-  callers.clear();
+}
+void begin_callers() {
+  for (const Written& written : callers) std::memset(written.to, 0xff, written.bytes.size());
 }
 
 // Runs the last one; null, or what went wrong. The one before it, which it may overlap, runs when it is waited for and no sooner, so that whatever is
@@ -88,13 +90,20 @@ const char* run_last() {
   const Launched last = std::move(launched.back());
   launched.pop_back();
   const Launch& launch = last.launch;
+  const bool first = last.must_wait == gpu::kBeforeEnd;
+  if (first) begin_callers();
   const char* wrong = last.function(last.params.data(), launch.grid, launch.cluster, launch.block, launch.shared_bytes, order_of_threads, run_last, last.must_wait);
+  if (first) end_callers();
   if (wrong != nullptr && failure.empty()) failure = launch.instance + ": " + wrong;
   return failure.empty() ? nullptr : failure.c_str();
 }
 
 void run_all() {
-  while (!launched.empty()) run_last();
+  while (!launched.empty()) {
+    const size_t kernels = launched.size();
+    run_last();
+    if (kernels > 1 && !launched.empty() && failure.empty()) failure = "a kernel has ended, and the one before it has not been waited for";
+  }
   TORCH_CHECK(failure.empty(), std::exchange(failure, {}));
 }
 
@@ -158,7 +167,10 @@ extern "C" void written_late(void* bytes, size_t count) {
   std::memset(bytes, 0xff, count);
 }
 
-extern "C" void end_callers() { sage::runtime::end_callers(); }
+extern "C" void end_callers() {
+  sage::runtime::end_callers();
+  sage::runtime::callers.clear();
+}
 
 // Those since it was asked last: a line each, of the kernel, blocks of threads, threads of one and blocks of a cluster.
 extern "C" const char* launches() {
