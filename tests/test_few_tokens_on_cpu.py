@@ -424,7 +424,7 @@ def test_blocks_of_a_cluster_wait_for_each_other(judged: Kernels, tmp_path: Path
 
 
 def test_what_adds_parts_up_waits_for_them(tmp_path: Path) -> None:
-    """It starts before the kernel that leaves the parts. Without its wait it adds up what was there."""
+    """It starts before the kernel that leaves the parts. If it waits at its end it adds up what was there; without a wait others would not wait for that one."""
     q, k, v = (x.bfloat16() for x in inputs(1, 4, 1, 1, 3000, 128, 128))  # 16 parts
     exact_out = exact(q, k, v)[0]
 
@@ -436,5 +436,10 @@ def test_what_adds_parts_up_waits_for_them(tmp_path: Path) -> None:
     assert error(hopper) <= LIMITS[q.dtype]
     assert [name for name, *_ in hopper.launches()][-1] == "sm80_combine_split_kv"
     faulty = hopper.copy(tmp_path / "faulty", "sm80_combine_split_kv")
-    faulty.change("attention/sm80_combine_split_kv.cu", "  ptx::grid_dependency_wait();\n", "")
+    wait, at_end = "  ptx::grid_dependency_wait();\n", "  struct AtEnd { ~AtEnd() { ptx::grid_dependency_wait(); } } at_end;\n"
+    faulty.change("attention/sm80_combine_split_kv.cu", wait, at_end)
     assert not error(faulty) <= 0.5  # nor a number, perhaps
+    never = hopper.copy(tmp_path / "never", "sm80_combine_split_kv")
+    never.change("attention/sm80_combine_split_kv.cu", wait, "")
+    with pytest.raises(RuntimeError, match="the one before it has not been waited for"):
+        error(never)
