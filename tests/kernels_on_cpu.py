@@ -42,6 +42,16 @@ BEFORE = {
     "sm120_qk_fp4_pv_fp4": ("means", "quant_kv_fp4"),
 }
 FEW_TOKENS = ("sm80_qk_f16_pv_f16", "sm80_qk_f16_pv_f16_split_kv", "sm80_combine_split_kv")  # the first alone, or the others
+# What a call may launch first.
+FIRST = {
+    "mask_tiles",
+    *FEW_TOKENS[:2],
+    *(before[0] if before else kernel for kernel, before in BEFORE.items()),
+    *(f"{kernel}_masked" for kernel, before in BEFORE.items() if not before),
+}
+# Of a kernel's source: where it waits for the kernels before it, and what waits when the thread has done all else.
+WAIT = "  ptx::grid_dependency_wait();"
+WAIT_AT_END = "  struct AtEnd { ~AtEnd() { ptx::grid_dependency_wait(); } } at_end;"
 # Attention's is dynamic, mask's kernels have none; in quant/ variables are one for all threads.
 SHARED = {"attention": "", "quant": "static", "mask": ""}
 TYPES = {torch.float16: ("fp16", "__half"), torch.bfloat16: ("bf16", "__nv_bfloat16")}
@@ -219,29 +229,27 @@ class Poisoned:
         torch.use_deterministic_algorithms(self.before)
 
 
+def may_be_copied(tensor: torch.Tensor) -> bool:
+    """Whether PyTorch may have to copy an input of a call first (`copied` of csrc/torch/call.h, and of masks)."""
+    if tensor.dtype in (torch.bool, torch.int32):
+        return False
+    rows = zip(tensor.stride()[:-1], tensor.shape[:-1], strict=True)
+    uneven = any(size > 1 and (stride == 0 or stride * tensor.itemsize % 16 != 0) for stride, size in rows)
+    return tensor.dim() < 2 or tensor.stride(-1) != 1 or tensor.data_ptr() % 16 != 0 or uneven
+
+
 class Late:
     """A call's inputs are there once its kernels have waited for the caller's, which write them; before, their bytes are 255.
 
-    But for those that PyTorch may have to copy first (`copied` of csrc/torch/call.h, and of masks), which on a GPU waits by itself.
+    But for those that are copied first: on a GPU the copy waits by itself.
     """
 
     def __init__(self, stable_abi: bool, *tensors: torch.Tensor | None) -> None:
         self.library = operators(stable_abi=stable_abi).library
-        late: dict[int, int] = {}
-        copied = set()
-        for tensor in tensors:
-            if tensor is None:
-                continue
-            storage = tensor.untyped_storage()
-            late[storage.data_ptr()] = storage.nbytes()
-            rows = zip(tensor.stride()[:-1], tensor.shape[:-1], strict=True)
-            uneven = any(size > 1 and (stride == 0 or stride * tensor.itemsize % 16 != 0) for stride, size in rows)
-            apart = tensor.dim() > 0 and tensor.stride(-1) != 1
-            if tensor.dtype not in (torch.bool, torch.int32) and (
-                tensor.data_ptr() % 16 != 0 or uneven or apart or tensor.dim() < 2
-            ):
-                copied.add(storage.data_ptr())
-        self.late = [(place, count) for place, count in late.items() if place not in copied]
+        given = [tensor for tensor in tensors if tensor is not None]
+        bytes_at = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in given}
+        copied = {x.untyped_storage().data_ptr() for x in given if may_be_copied(x)}
+        self.late = [(place, count) for place, count in bytes_at.items() if place not in copied]
 
     def __enter__(self) -> None:
         for place, count in self.late:

@@ -12,7 +12,7 @@ import fuzz
 import pytest
 import torch
 from accuracy import error_by_size, exact, relative_l1
-from kernels_on_cpu import Kernels, inputs, randn
+from kernels_on_cpu import WAIT, WAIT_AT_END, Kernels, inputs, randn
 
 from sageattention import _ops
 
@@ -436,10 +436,9 @@ def test_what_adds_parts_up_waits_for_them(tmp_path: Path) -> None:
     assert error(hopper) <= LIMITS[q.dtype]
     assert [name for name, *_ in hopper.launches()][-1] == "sm80_combine_split_kv"
     faulty = hopper.copy(tmp_path / "faulty", "sm80_combine_split_kv")
-    wait, at_end = "  ptx::grid_dependency_wait();\n", "  struct AtEnd { ~AtEnd() { ptx::grid_dependency_wait(); } } at_end;\n"
-    faulty.change("attention/sm80_combine_split_kv.cu", wait, at_end)
+    faulty.change("attention/sm80_combine_split_kv.cu", WAIT, WAIT_AT_END)
     assert not error(faulty) <= 0.5  # nor a number, perhaps
     never = hopper.copy(tmp_path / "never", "sm80_combine_split_kv")
-    never.change("attention/sm80_combine_split_kv.cu", wait, "")
+    never.change("attention/sm80_combine_split_kv.cu", WAIT, "")
     with pytest.raises(RuntimeError, match="the one before it has not been waited for"):
         error(never)

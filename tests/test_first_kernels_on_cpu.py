@@ -9,13 +9,13 @@ from typing import NamedTuple
 import fuzz
 import pytest
 import torch
-from kernels_on_cpu import Kernels, inputs
+from kernels_on_cpu import FIRST, WAIT, WAIT_AT_END, Kernels, inputs
 
 from sageattention import _ops
 
 pytestmark = pytest.mark.slow
 
-QUANTISES, WAIT, LAUNCH = "sm90_qk_int8_pv_f16", "  ptx::grid_dependency_wait();\n", "  ptx::grid_dependency_launch();\n"
+QUANTISES, LAUNCH = "sm90_qk_int8_pv_f16", "\n  ptx::grid_dependency_launch();"
 TOO_EARLY = "others may start before the kernels before have been waited for"
 
 
@@ -30,7 +30,7 @@ class First(NamedTuple):
     architecture: str = "sm_90a"
 
 
-FIRST = {
+CALLS = {
     "sm80_qk_f16_pv_f16": First("attention/sm80_qk_f16_pv_f16.cu", (40, 40)),
     "sm80_qk_f16_pv_f16_split_kv": First("attention/sm80_qk_f16_pv_f16_split_kv.cu", (1, 1500)),
     "sm90_qk_f16_pv_f16": First("attention/wgmma_in_16_bits/attend.cuh", (200, 200), "sm90_qk_f16_pv_f16", False),
@@ -49,9 +49,9 @@ def run(first: First, kernels: Kernels) -> list[torch.Tensor]:
     return [fuzz.bits(x) for x in kernels.attention(q, k, v, mask, 1 / math.sqrt(64), options, seed=1)]
 
 
-@pytest.mark.parametrize("kernel", FIRST)
+@pytest.mark.parametrize("kernel", sorted(FIRST))
 def test_it_waits_for_the_callers(kernel: str, tmp_path: Path) -> None:
-    first = FIRST[kernel]
+    first = CALLS[kernel]
     kernels = Kernels(tmp_path / "right", first.architecture)
     right = run(first, kernels)
     assert kernels.launches()[0][0] == kernel
@@ -63,11 +63,10 @@ def test_it_waits_for_the_callers(kernel: str, tmp_path: Path) -> None:
     late = kernels.copy(tmp_path / "late", kernel)
     source = (late.csrc / "kernels" / first.file).read_text(encoding="utf-8")
     launches = LAUNCH if WAIT + LAUNCH in source else ""
-    at_end = f"  struct AtEnd {{ ~AtEnd() {{ ptx::grid_dependency_wait(); {launches.strip()} }} }} at_end;\n"
-    late.change(first.file, WAIT + launches, at_end)
+    late.change(first.file, WAIT + launches, WAIT_AT_END.replace(WAIT.strip(), WAIT.strip() + launches))
     assert not all(torch.equal(x, y) for x, y in zip(run(first, late), right, strict=True))
     if launches:
         early = kernels.copy(tmp_path / "early", kernel)
-        early.change(first.file, WAIT + LAUNCH, LAUNCH + WAIT)
+        early.change(first.file, WAIT + LAUNCH, LAUNCH + "\n" + WAIT)
         with pytest.raises(RuntimeError, match=TOO_EARLY):
             run(first, early)

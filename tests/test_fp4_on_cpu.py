@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from kernels_on_cpu import MANY, Case, Kernels, check_wrong_starts, inputs, packed, randn
+from kernels_on_cpu import MANY, WAIT, WAIT_AT_END, Case, Kernels, check_wrong_starts, inputs, packed, randn
 from model_inputs import sink
 
 pytestmark = pytest.mark.slow
@@ -119,8 +119,8 @@ FAULTS = {
     "attention waits at its end": (
         KERNEL,
         "attention/fp4/attend.cuh",
-        "  ptx::grid_dependency_wait();  // for Q's",
-        "  struct AtEnd { ~AtEnd() { ptx::grid_dependency_wait(); } } at_end;  // for Q's",
+        WAIT,
+        WAIT_AT_END,
     ),
     "no head's mean of K but the first's": ("means", "quant/means.cu", "mean_of_k(p, block - p.q_blocks", "mean_of_k(p, 0"),
     "means of other rows": ("means", "quant/means.cu", "index % p.means * Config::kRows;", "index % p.means;"),

@@ -16,7 +16,19 @@ import model_inputs
 import pytest
 import torch
 from fuzz_inputs import Problem
-from kernels_on_cpu import BEFORE, MANY, Case, Kernels, check_random_calls, check_wrong_starts, inputs, packed, randn, stand_in
+from kernels_on_cpu import (
+    BEFORE,
+    MANY,
+    WAIT,
+    Case,
+    Kernels,
+    check_random_calls,
+    check_wrong_starts,
+    inputs,
+    packed,
+    randn,
+    stand_in,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -249,7 +261,7 @@ def test_attention_waits_for_k_though_v_does_not_need_it(folder: Path, tmp_path:
     hopper, case = Kernels(folder, "sm_90"), CASES["grouped heads"]
     case.run(hopper, F8[0])
     faulty = hopper.copy(tmp_path, "quant_v_f8")
-    faulty.change("quant/quant_v.cuh", "  ptx::grid_dependency_wait();\n", "")
+    faulty.change("quant/quant_v.cuh", WAIT, "")
     with pytest.raises(RuntimeError, match="the one before it has not been waited for"):
         case.run(faulty, F8[0])
 

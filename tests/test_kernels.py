@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 import pytest
 from cards.model import OURS, shared_bytes
+from kernels_on_cpu import FIRST
 
 from sage_factory.inspect import content, cubin, elf
 
@@ -175,17 +176,6 @@ EXPECTED = {
     ),
     "sm90_qk_int8_pv_f16": WGMMA,
     "sm90_qk_int8_pv_f16_masked": WGMMA._replace(others=(*WGMMA.others, "LDSM.16.M88.4")),
-}
-
-# Those that can be a call's first.
-FIRST = {
-    "means",
-    "quant_k_int8",
-    "mask_tiles",
-    "sm80_qk_f16_pv_f16",
-    "sm80_qk_f16_pv_f16_split_kv",
-    "sm90_qk_f16_pv_f16",
-    "sm90_qk_f16_pv_f16_masked",
 }
 
 # Where registers are short on 9.0: bytes that a thread puts aside, and reads outside the loop over keys.

@@ -7,6 +7,7 @@ its output is what the next call attends to.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeVar
 
 import pytest
 import torch
@@ -18,10 +19,23 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
 ]
 
+Made = TypeVar("Made")
 Result = tuple[torch.Tensor, torch.Tensor]
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None], Result]
 HEADS, HEAD_DIM, ROUNDS = 8, 64, 6
 SHAPES = {"few tokens": (64, 64), "one token": (1, 3000), "short": (500, 500), "long": (2500, 2500)}  # of Q and K
+
+
+def replayed(run: Callable[[], Made]) -> Made:
+    """What a CUDA graph leaves, the second time that it is replayed."""
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        made = run()
+    graph.replay()
+    graph.replay()
+    torch.cuda.synchronize()
+    return made
 
 
 def randn(*shape: int) -> torch.Tensor:
@@ -55,18 +69,10 @@ def check(attend: Attend, shape: str, mask: torch.Tensor | None) -> None:
         torch.cuda.synchronize()
 
     def all_rounds() -> list[Result]:
-        # What a round leaves in memory is not what the next one finds there.
+        # Others each time, so that memory which a round gets back does not hold what is right there.
         return [tuple(x.clone() for x in attended(produce(which))) for which in range(ROUNDS)]
 
-    found = all_rounds()
-    graph = torch.cuda.CUDAGraph()
-    torch.cuda.synchronize()
-    with torch.cuda.graph(graph):
-        replayed = all_rounds()
-    graph.replay()
-    graph.replay()
-    torch.cuda.synchronize()
-    for some in (found, replayed):
+    for some in (all_rounds(), replayed(all_rounds)):
         for results, rights in zip(some, expected, strict=True):
             for result, right in zip(results, rights, strict=True):
                 assert torch.equal(result, right)
@@ -124,12 +130,5 @@ def test_inputs_are_written_and_overwritten(shape: str) -> None:
             x.zero_()
         return out
 
-    found = [run() for _ in range(4)]
-    graph = torch.cuda.CUDAGraph()
-    torch.cuda.synchronize()
-    with torch.cuda.graph(graph):
-        found.append(run())
-    graph.replay()
-    graph.replay()
-    torch.cuda.synchronize()
+    found = [*(run() for _ in range(4)), replayed(run)]
     assert all(torch.equal(out, expected) for out in found)

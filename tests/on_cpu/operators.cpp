@@ -92,7 +92,8 @@ const char* run_last() {
   const Launch& launch = last.launch;
   const bool first = last.must_wait == gpu::kBeforeEnd;
   if (first) begin_callers();
-  const char* wrong = last.function(last.params.data(), launch.grid, launch.cluster, launch.block, launch.shared_bytes, order_of_threads, run_last, last.must_wait);
+  const char* wrong = last.function(last.params.data(), launch.grid, launch.cluster, launch.block, launch.shared_bytes, order_of_threads, run_last,
+                                    last.must_wait);
   if (first) end_callers();
   if (wrong != nullptr && failure.empty()) failure = launch.instance + ": " + wrong;
   return failure.empty() ? nullptr : failure.c_str();

@@ -24,12 +24,9 @@ __device__ __forceinline__ void attend_fp4(const typename Config::Params& p) {
     if (lane == 0) tile = found;
   }
   __syncthreads();
-  if (tile.qo_len == 0) {
-    ptx::grid_dependency_wait();  // whoever waits for this kernel waits for those before by it
-    return;
-  }
+  ptx::grid_dependency_wait();  // for Q's mean, K and V; and where there are no rows, as whoever waits for this kernel waits for those before by it
+  if (tile.qo_len == 0) return;
 
-  ptx::grid_dependency_wait();  // for Q's mean, K and V
   const ScaleSpread spread = ScaleSpread::mine();
   Fp4Queries<Config> q;
   const float q_unit = quantise_q_fp4<Config>(p, tile, spread, reinterpret_cast<float*>(memory + Config::kMagnitudeOffset), q);
