@@ -1,6 +1,5 @@
 #include "runtime/kernel_store.h"
 
-#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
@@ -119,9 +118,20 @@ KernelStore::Used& KernelStore::used(int index) {
 }
 
 CUkernel KernelStore::kernel(Used& device, const Launch& launch) {
-  const auto found = device.kernels.find(launch.instance);
-  if (found != device.kernels.end()) return found->second;
+  const Driver& driver = Driver::get();
+  auto found = device.kernels.find(launch.instance);
+  if (found == device.kernels.end()) found = device.kernels.emplace(launch.instance, load(device, launch)).first;
+  Kernel& kernel = found->second;
+  if (launch.shared_bytes > kernel.most_shared_bytes) {
+    const UncapturedScope uncaptured(driver);
+    driver.check(driver.cuKernelSetAttribute(kFunctionAttributeMaxDynamicSharedBytes, static_cast<int>(launch.shared_bytes), kernel.handle, launch.device),
+                 "asking for shared memory for", launch.instance.c_str());
+    kernel.most_shared_bytes = launch.shared_bytes;
+  }
+  return kernel.handle;
+}
 
+KernelStore::Kernel KernelStore::load(const Used& device, const Launch& launch) {
   const Driver& driver = Driver::get();
   const UncapturedScope uncaptured(driver);
   CUlibrary& library = libraries_[{device.folder, launch.instance}];
@@ -132,15 +142,9 @@ CUkernel KernelStore::kernel(Used& device, const Launch& launch) {
     driver.check(driver.cuLibraryLoadData(&library, code.c_str(), nullptr, nullptr, 0, nullptr, nullptr, 0),
                  "loading", path.c_str());
   }
-  CUkernel kernel = nullptr;
-  driver.check(driver.cuLibraryGetKernel(&kernel, library, launch.entry),
+  Kernel kernel;
+  driver.check(driver.cuLibraryGetKernel(&kernel.handle, library, launch.entry),
                ("finding the kernel " + std::string(launch.entry) + " in").c_str(), path.c_str());
-  // Those that take more always take as much; of those that need not ask, a later launch may take more than the first.
-  constexpr uint32_t kWithoutAsking = 48 << 10;
-  driver.check(driver.cuKernelSetAttribute(kFunctionAttributeMaxDynamicSharedBytes,
-                                           static_cast<int>(std::max(launch.shared_bytes, kWithoutAsking)), kernel, launch.device),
-               "asking for shared memory for", launch.instance.c_str());
-  device.kernels.emplace(launch.instance, kernel);
   return kernel;
 }
 

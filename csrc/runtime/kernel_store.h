@@ -55,13 +55,18 @@ class KernelStore {
   std::string architecture(int index);
 
  private:
+  struct Kernel {
+    CUkernel handle = nullptr;
+    uint32_t most_shared_bytes = 48 << 10;  // that a launch may take: so much without asking
+  };
   struct Used : Device {
     std::string folder;
-    std::map<std::string, CUkernel> kernels;  // by instance
+    std::map<std::string, Kernel> kernels;  // by instance
   };
 
   Used& used(int index);
   CUkernel kernel(Used& device, const Launch& launch);
+  Kernel load(const Used& device, const Launch& launch);
 
   std::mutex mutex_;
   std::string directory_;
