@@ -287,10 +287,11 @@ inline int pass_any(Gate& gate, int threads, bool x) {
 
 inline int barrier(bool x) { return pass_any(current->block->gate, fibers.size() / blocks.size(), x); }
 
-// Copies are made as late as they may be: when the thread waits for them.
+// Copies are made as late as they may be: when the thread waits for them. They may be made at once: so nobody else's access may be unordered with either.
 inline void start_copy(uint32_t destination, const void* source, int bytes, int source_bytes) {
   if (reinterpret_cast<uintptr_t>(source) % bytes != 0) fail("misaligned copy");
   if (source_bytes < 0 || source_bytes > bytes) fail("copy of " + std::to_string(source_bytes) + " of " + std::to_string(bytes) + " bytes");
+  races::note_by_thread(at(destination, bytes), bytes, true, races::here());
   current->copies.back().push_back({at(destination, bytes), source, bytes, source_bytes});
 }
 inline void commit_copies() { current->copies.emplace_back(); }
@@ -298,6 +299,7 @@ inline void wait_for_copies(size_t pending) {
   auto& groups = current->copies;
   while (groups.size() > pending + 1) {
     for (const Copy& copy : groups.front()) {
+      races::note_by_thread(copy.destination, copy.bytes, true, races::here());
       std::memcpy(copy.destination, copy.source, copy.source_bytes);
       std::memset(copy.destination + copy.source_bytes, 0, copy.bytes - copy.source_bytes);
     }

@@ -164,6 +164,7 @@ inline void all_have_come(Order&) {}
 inline void go_on(const Order&) {}
 inline void has_completed(uint32_t, uint32_t) {}
 inline void proxy_fence() {}
+inline void note_by_thread(const void*, uint32_t, bool, const void*) {}
 inline void note_copy(const uint8_t*, uint32_t, uint32_t, uint32_t, const void*) {}
 inline void note_operand(const uint8_t*, uint32_t, const Known&, uint32_t, const void*) {}
 inline Known what_is_known() { return {}; }

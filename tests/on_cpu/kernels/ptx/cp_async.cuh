@@ -32,6 +32,7 @@ inline float2 load_shared_float2(uint32_t source) { return load_shared<float2>(s
 inline uint32_t load_shared_u16(uint32_t source) { return load_shared<uint16_t>(source); }
 template <int N>
 void load_shared_words(uint32_t (&words)[N], uint32_t source) {
+  gpu::races::note_by_thread(gpu::at(source, 4 * N), 4 * N, false, gpu::races::here());
   std::memcpy(words, gpu::at(source, 4 * N), 4 * N);
 }
 
