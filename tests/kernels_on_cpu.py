@@ -41,11 +41,17 @@ BEFORE = {
     "sm90_qk_int8_pv_f16": ("quant_k_int8",),
     "sm120_qk_fp4_pv_fp4": ("means", "quant_kv_fp4"),
 }
-FEW_TOKENS = ("sm80_qk_f16_pv_f16", "sm80_qk_f16_pv_f16_split_kv", "sm80_combine_split_kv")  # the first alone, or the others
+# The first alone; or one of the next two, and what adds parts up.
+FEW_TOKENS = (
+    "sm80_qk_f16_pv_f16",
+    "sm80_qk_f16_pv_f16_split_kv",
+    "sm80_qk_f16_pv_f16_split_kv_staged",
+    "sm80_combine_split_kv",
+)
 # What a call may launch first.
 FIRST = {
     "mask_tiles",
-    *FEW_TOKENS[:2],
+    *FEW_TOKENS[:3],
     *(before[0] if before else kernel for kernel, before in BEFORE.items()),
     *(f"{kernel}_masked" for kernel, before in BEFORE.items() if not before),
 }

@@ -19,6 +19,7 @@ from sageattention import _ops
 pytestmark = pytest.mark.slow
 
 INSTEAD_OF, HOPPERS = "sm80_qk_int8_pv_f16", "sm90_qk_int8_pv_f16"
+SPLIT_KV = "attention/in_16_bits/split_kv.cuh"
 TYPES = {64: torch.float16, 128: torch.bfloat16, 256: torch.bfloat16}  # that are compiled, by head_dim
 LIMITS = {torch.float16: 0.0006, torch.bfloat16: 0.004}  # P and the output are rounded once each
 
@@ -106,29 +107,38 @@ def test_it_is_exact_but_for_rounding(kernels: Kernels, kernel: int, sizes: tupl
 
 
 @pytest.mark.parametrize(
-    ("sizes", "parts", "warps"),
+    ("sizes", "parts", "warps", "staged", "whole"),
     [
-        ((1, 4, 1, 3, 700, 64, 64), 1, 8),
-        ((12, 2, 1, 1, 260, 64, 48), 1, 4),
-        ((20, 6, 2, 1, 300, 64, 64), 1, 2),
-        ((80, 2, 1, 2, 50, 64, 40), 1, 1),
-        ((2, 2, 1, 3, 2000, 64, 64), 8, 4),
-        ((40, 2, 1, 1, 70, 128, 128), 1, 1),
-        ((1, 4, 1, 3, 1300, 128, 128), 16, 2),
-        ((10, 2, 1, 9, 150, 256, 256), 1, 2),
-        ((40, 1, 1, 2, 40, 256, 200), 1, 1),
-        ((5, 2, 1, 9, 500, 200, 256), 4, 1),
-        ((1, 3, 1, 2, 300, 256, 256), 12, 1),
+        ((1, 4, 1, 3, 700, 64, 64), 1, 8, False, 0),
+        ((12, 2, 1, 1, 260, 64, 48), 1, 4, False, 0),
+        ((20, 6, 2, 1, 300, 64, 64), 1, 2, False, 0),
+        ((80, 2, 1, 2, 50, 64, 40), 1, 1, False, 0),
+        ((2, 2, 1, 3, 2000, 64, 64), 8, 4, False, 0),
+        ((40, 2, 1, 1, 70, 128, 128), 1, 1, False, 0),
+        ((1, 4, 1, 3, 1300, 128, 128), 16, 2, False, 0),
+        ((10, 2, 1, 9, 150, 256, 256), 1, 2, True, 0),
+        ((40, 1, 1, 2, 40, 256, 200), 1, 1, False, 0),
+        ((5, 2, 1, 9, 500, 200, 256), 4, 1, True, 0),
+        ((1, 3, 1, 2, 300, 256, 256), 12, 1, False, 0),
+        # A strip each for the warps of the first blocks, and then those that are left.
+        ((90, 2, 1, 2, 500, 64, 64), 1, 8, True, 10),
+        ((48, 6, 1, 3, 200, 64, 64), 1, 4, True, 20),
+        ((30, 4, 2, 1, 300, 128, 128), 1, 2, True, 20),
+        ((43, 2, 2, 7, 150, 96, 128), 1, 4, True, 20),
+        ((15, 3, 3, 1, 200, 256, 200), 1, 4, True, 10),
     ],
 )
-def test_keys_are_shared_out(kernels: Kernels, sizes: tuple[int, ...], parts: int, warps: int) -> None:
+def test_keys_are_shared_out(
+    kernels: Kernels, sizes: tuple[int, ...], parts: int, warps: int, staged: bool, whole: int
+) -> None:
     """Among warps of a block of threads, and such blocks. With many strips, or few keys, a warp has all of a strip's."""
     head_dim = max(sizes[5:])
     q, k, v = of_type(64 if head_dim <= 64 else 128 if head_dim <= 128 else 256, inputs(*sizes))
     check(kernels, q, k, v, seed=1)
     strips = -(-sizes[1] // sizes[2] * sizes[3] // 16) * sizes[0] * sizes[2]
     first, *then = kernels.launches()
-    assert first == ("sm80_qk_f16_pv_f16_split_kv", strips * parts, 32 * warps, 1)
+    kernel = "sm80_qk_f16_pv_f16_split_kv_staged" if staged else "sm80_qk_f16_pv_f16_split_kv"
+    assert first == (kernel, whole + (strips - whole * warps) * parts, 32 * warps, 1)
     assert [name for name, *_ in then] == (["sm80_combine_split_kv"] if parts > 1 else [])
     mask = randn(1, 1, sizes[3], sizes[4], seed=3) > 0
     mask[..., 0] = True
@@ -149,9 +159,7 @@ def test_warps_that_add_up_wait_for_each_other(tmp_path: Path) -> None:
     for seed in (0, 1):
         check(kernels, *case, seed=seed)
     faulty = kernels.copy(tmp_path / "faulty", "sm80_qk_f16_pv_f16_split_kv")
-    faulty.change(
-        "attention/sm80_qk_f16_pv_f16_split_kv.cu", "    __syncthreads();\n    if (warp < half) {", "    if (warp < half) {"
-    )
+    faulty.change(SPLIT_KV, "    __syncthreads();\n    if (warp < half) {", "    if (warp < half) {")
     with pytest.raises(RuntimeError, match="sm80_qk_f16_pv_f16_split_kv"):
         attention(faulty, *case, seed=1)
 
@@ -164,12 +172,49 @@ def test_what_is_added_up_comes_after_q(tmp_path: Path) -> None:
         check(kernels, *case, seed=seed)
     faulty = kernels.copy(tmp_path / "faulty", "sm80_qk_f16_pv_f16_split_kv")
     faulty.change(
-        "attention/sm80_qk_f16_pv_f16_split_kv.cu",
-        "if constexpr (!Config::kAhead) __syncthreads();",
-        "if constexpr (false) __syncthreads();",
+        SPLIT_KV, "if constexpr (kStaged || !Config::kAhead) __syncthreads();", "if constexpr (kStaged) __syncthreads();"
     )
     with pytest.raises(RuntimeError, match="sm80_qk_f16_pv_f16_split_kv"):
         attention(faulty, *case, seed=1)
+
+
+FAULTS_OF_STAGES = {
+    "a stage is filled while it is read": (
+        "attention/in_16_bits/keys.cuh",
+        "    __syncwarp();  // all have",
+        "    // all have",
+    ),
+    "a lane reads what others have not brought": (
+        "attention/in_16_bits/keys.cuh",
+        "      ptx::cp_async_wait<1>();\n      __syncwarp();\n",
+        "      ptx::cp_async_wait<1>();\n",
+    ),
+    "all warps' stages are one": (SPLIT_KV, " + threadIdx.x / 32 * 2 * Config::kBlockBytes", ""),
+    "warps are added up while others read": (SPLIT_KV, "if constexpr (kStaged || !", "if constexpr (!"),
+}
+
+
+def test_stages_are_filled_and_read_in_turn(tmp_path: Path) -> None:
+    """41 strips: each of 40 warps has its own, and eight share the last one."""
+    judged = Kernels(tmp_path / "whole", "sm_80", races=True)
+    case = of_type(128, inputs(41, 1, 1, 1, 330, 128, 128))
+    for seed in (0, 1):
+        check(judged, *case, seed=seed)
+    assert judged.launches() == [("sm80_qk_f16_pv_f16_split_kv_staged", 6, 256, 1)]
+    for name, (file, right, wrong) in FAULTS_OF_STAGES.items():
+        faulty = judged.copy(tmp_path / name, "sm80_qk_f16_pv_f16_split_kv_staged")
+        faulty.change(file, right, wrong)
+        with pytest.raises(RuntimeError, match=r"sm80_qk_f16_pv_f16_split_kv_staged.*unordered accesses"):
+            attention(faulty, *case, seed=1)
+
+
+def test_who_asks_too_early_for_a_stage_gets_what_was_there(kernels: Kernels, tmp_path: Path) -> None:
+    case = of_type(64, inputs(81, 1, 1, 1, 200, 64, 64))
+    right = attention(kernels, *case)[0]
+    assert kernels.launches()[0][0] == "sm80_qk_f16_pv_f16_split_kv_staged"
+    faulty = kernels.copy(tmp_path / "faulty", "sm80_qk_f16_pv_f16_split_kv_staged")
+    faulty.change("attention/in_16_bits/keys.cuh", "ptx::cp_async_wait<1>();", "ptx::cp_async_wait<2>();")
+    assert not torch.equal(fuzz.bits(attention(faulty, *case)[0]), fuzz.bits(right))
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
@@ -413,7 +458,7 @@ def test_blocks_of_a_cluster_wait_for_each_other(judged: Kernels, tmp_path: Path
     q, k, v = of_type(64, inputs(*IN_CLUSTERS[0][0]))
     attention(judged, q, k, v, instead_of=HOPPERS)
     faulty = judged.copy(tmp_path / "faulty", "sm80_qk_f16_pv_f16_split_kv")
-    faulty.change("attention/sm80_qk_f16_pv_f16_split_kv.cu", right, wrong)
+    faulty.change(SPLIT_KV, right, wrong)
 
     def in_some_orders() -> None:
         for seed in range(4):

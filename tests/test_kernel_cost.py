@@ -38,6 +38,7 @@ BUDGET = {
     "sm80_combine_split_kv": (5, 56),
     "sm80_qk_f16_pv_f16": (30, 782),
     "sm80_qk_f16_pv_f16_split_kv": (30, 1521),
+    "sm80_qk_f16_pv_f16_split_kv_staged": (30, 1729),
     "sm80_qk_int8_pv_f16": (30, 3126),
     "sm80_qk_int8_pv_f16_accum_f16": (12, 1595),
     "sm89_qk_int8_pv_f8": (12, 2118),

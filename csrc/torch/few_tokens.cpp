@@ -6,7 +6,7 @@
 #include <limits>
 
 #include "kernels/attention/sm80_combine_split_kv.h"
-#include "kernels/attention/sm80_qk_f16_pv_f16_split_kv.h"
+#include "kernels/attention/sm80_qk_f16_pv_f16_split_kv_staged.h"
 #include "torch/expected_time.h"
 #include "torch/hopper_in_16_bits.h"
 #include "torch/mask.h"
@@ -72,9 +72,10 @@ Sm80QkF16PvF16::Params params_in_16_bit(const Call& call, const std::optional<Te
   return params;
 }
 
-// How a strip's keys are shared out: among so many warps of so many blocks of threads.
+// How a strip's keys are shared out: among so many warps of so many blocks of threads. But the warps of some blocks have a strip each.
 struct SplitKv {
-  int32_t warps = 1, parts = 1;
+  int32_t warps = 1, parts = 1, whole_blocks = 0;
+  bool staged = false;  // K and V come by way of shared memory
 
   // Whether these blocks are a cluster, which adds parts up itself: on Hopper, the only GPU with clusters that was measured.
   bool is_cluster(const Call& call) const {
@@ -100,33 +101,50 @@ constexpr SplitKvCosts kSplitKvCosts[] = {
 // What takes least time. Of numbers of parts some will do.
 SplitKv split_kv_of(const Call& call, int64_t group_strips) {
   using Kernel = Sm80QkF16PvF16SplitKv;
+  using Staged = Sm80QkF16PvF16SplitKvStaged;
   constexpr float kStart = 0.5f;  // of a block of threads
   constexpr int32_t kParts[] = {1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, Kernel::kMostParts};
   const AttentionShape& shape = call.shape;
-  const int32_t head_dim = call.head_dim(), blocks = 1 + (shape.kv_len - 1) / Kernel::kBlockN;
+  const int32_t head_dim = call.head_dim(), most_warps = Kernel::most_warps(head_dim), blocks = 1 + (shape.kv_len - 1) / Kernel::kBlockN;
   const SplitKvCosts& costs =
       *std::find_if(std::begin(kSplitKvCosts), std::end(kSplitKvCosts) - 1, [&](const SplitKvCosts& some) { return head_dim <= some.head_dim; });
   const float thousand_rows = static_cast<float>(int64_t{shape.batch} * shape.q_heads * shape.qo_len) / 1000.0f;
-  const float at_once = static_cast<float>(warps_at_once(call));
+  const int64_t at_once = warps_at_once(call);
+  // How full so many strips make all multiprocessors, in rounds; how long they take.
+  const auto full_of = [&](int64_t strips, int32_t sharers) { return static_cast<float>(strips * sharers) / static_cast<float>(at_once); };
+  const auto time_of = [&](int64_t strips, int32_t warps, int32_t parts) {
+    const float full = full_of(strips, warps * parts);
+    const int32_t each = (blocks + warps * parts - 1) / (warps * parts);
+    const float rounds = (std::ceil(full) + std::max(full, 1.0f)) / 2.0f;  // neither one after the other nor without an end
+    const float block = costs.block + (costs.block_where_full - costs.block) * std::min(full, 1.0f);
+    return rounds * (static_cast<float>(each) * block + kStart + (warps == 1 ? 0.0f : costs.warp * static_cast<float>(warps)));
+  };
   SplitKv best;
   float least = std::numeric_limits<float>::infinity();
+  const auto consider = [&](const SplitKv& one, float time) {
+    if (time >= least) return;
+    best = one;
+    least = time;
+  };
   for (const int32_t parts : kParts) {
-    for (int32_t warps = Kernel::most_warps(head_dim); warps >= 1; warps /= 2) {
-      const float full = static_cast<float>(group_strips * parts * warps) / at_once;
+    for (int32_t warps = most_warps; warps >= 1; warps /= 2) {
       const SplitKv one{warps, parts};
-      if (parts > 1 && (full > 1.3f || (parts - 1) * warps >= blocks)) continue;
-      const int32_t each = (blocks + warps * parts - 1) / (warps * parts);
-      const float rounds = (std::ceil(full) + std::max(full, 1.0f)) / 2.0f;  // neither one after the other nor without an end
-      const float block = costs.block + (costs.block_where_full - costs.block) * std::min(full, 1.0f);
+      if (parts > 1 && (full_of(group_strips, warps * parts) > 1.3f || (parts - 1) * warps >= blocks)) continue;
       const float combining = costs.add_up + (costs.part + costs.rows * thousand_rows) * static_cast<float>(parts);
       const float adding = parts == 1 ? 0.0f : one.is_cluster(call) ? costs.cluster : combining;
-      const float time = rounds * (static_cast<float>(each) * block + kStart + (warps == 1 ? 0.0f : costs.warp * static_cast<float>(warps))) + adding;
-      if (time < least) {
-        best = one;
-        least = time;
-      }
+      consider(one, time_of(group_strips, warps, parts) + adding);
     }
   }
+  // Rounds that fill all multiprocessors with strips of a warp's own, which adds nothing up, and then one of shared ones.
+  const int64_t rounds = group_strips / at_once, rest = group_strips % at_once;
+  const bool some_are_whole = rounds > 0 && rest > 0 && group_strips <= std::numeric_limits<int32_t>::max();  // beyond, there are too many blocks of threads
+  for (int32_t warps = most_warps; some_are_whole && warps > 1; warps /= 2) {
+    const float whole = static_cast<float>(rounds) * (static_cast<float>(blocks) * costs.block_where_full + kStart);
+    consider({warps, 1, static_cast<int32_t>(rounds * (at_once / warps))}, whole + time_of(rest, warps, 1));
+  }
+  const int32_t sharers = best.warps * best.parts;
+  const int64_t bytes_of_warp = int64_t{(blocks + sharers - 1) / sharers} * Staged::stage_bytes(head_dim);
+  best.staged = group_strips * sharers > at_once || bytes_of_warp > Staged::kMostUnstagedBytes;
   return best;
 }
 
@@ -139,6 +157,7 @@ void launch_split_kv(const Call& call, const Sm80QkF16PvF16::Params& params) {
   Kernel::Params parted{};
   static_cast<Sm80QkF16PvF16::Params&>(parted) = params;
   parted.bfloat16 = is_bfloat16(call) ? 1 : 0;
+  parted.whole_blocks = split.whole_blocks;
   parted.parts = split.parts;
   const int64_t rows = int64_t{shape.batch} * shape.q_heads * shape.qo_len;
   const bool cluster = split.is_cluster(call), combines = split.parts > 1 && !cluster;
@@ -149,8 +168,11 @@ void launch_split_kv(const Call& call, const Sm80QkF16PvF16::Params& params) {
     parted.part_out = data_or_null<float>(workspace);
     parted.part_sums = parted.part_out + outs;
   }
-  launch(call, "sm80_qk_f16_pv_f16_split_kv", group_strips * split.parts, split.warps * 32, &parted, Kernel::shared_bytes(head_dim, split.warps),
-         cluster ? split.parts : 1);
+  const int64_t parted_strips = group_strips - int64_t{split.whole_blocks} * split.warps;
+  const int32_t shared_bytes =
+      split.staged ? Sm80QkF16PvF16SplitKvStaged::shared_bytes(head_dim, split.warps) : Kernel::shared_bytes(head_dim, split.warps);
+  launch(call, split.staged ? "sm80_qk_f16_pv_f16_split_kv_staged" : "sm80_qk_f16_pv_f16_split_kv", split.whole_blocks + parted_strips * split.parts,
+         split.warps * 32, &parted, shared_bytes, cluster ? split.parts : 1);
   if (!combines) return;
   using Combine = Sm80CombineSplitKv;
   const int64_t threads = rows * ((shape.v_head_dim + Combine::kChannelsOfWarp - 1) / Combine::kChannelsOfWarp) * 32;

@@ -138,7 +138,7 @@ void KernelStore::launch(const Launch& launch, void* params) {
   launched.push_back({launch, reinterpret_cast<Function>(dlsym(library, "launch")), std::move(copied), must_wait});
   // A call's last, attention itself or what adds its parts up, after which its workspace is gone.
   using SplitKv = Sm80QkF16PvF16SplitKv;
-  const bool in_parts = entry == "sm80_qk_f16_pv_f16_split_kv" && static_cast<const SplitKv::Params*>(params)->part_out != nullptr;
+  const bool in_parts = entry.starts_with("sm80_qk_f16_pv_f16_split_kv") && static_cast<const SplitKv::Params*>(params)->part_out != nullptr;
   if (entry.starts_with("sm") && !in_parts) run_all();
 }
 

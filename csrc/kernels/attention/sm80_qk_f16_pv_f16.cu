@@ -52,7 +52,7 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::warps_per
   } rows{p, row_pointer<Element>(p.q, batch, head, 0), batch, head, first_row + lane / 4};
   const int keys = p.causal ? min(p.kv_len, first_row + Config::kWarpM) : p.kv_len;
   Sums sums;
-  attend(sums, p, rows, AllKeys{keys}, k_head, v_head);
+  attend(sums, p, rows, AllKeys{keys}, FromMemory(KeysOfHead{p, k_head, v_head}));
 
   int none = 0;
   ptx::keep(none);  // so that it is found anew, and takes no registers meanwhile

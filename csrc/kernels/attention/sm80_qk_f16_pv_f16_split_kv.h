@@ -32,8 +32,9 @@ struct Sm80QkF16PvF16SplitKv {
   static constexpr int shared_bytes(int head_dim) { return shared_bytes(head_dim, most_warps(head_dim)); }
 
   struct Params : Sm80QkF16PvF16::Params {
-    int32_t bfloat16;  // or float16
-    int32_t parts;     // of the keys: blocks of threads that have the same rows
+    int32_t bfloat16;      // or float16
+    int32_t whole_blocks;  // of threads, the first ones: each warp has a strip of its own; where staged
+    int32_t parts;         // of the keys of other strips: blocks of threads that have the same rows
     // Of a row, numbered as log-sum-exps are, and a part: what is to be added up (combine_split_kv); null: there is one part, or they are a cluster.
     float* part_out;   // [row, part, v_head_dim]
     float* part_sums;  // [row, part, 2]: largest score, in log2 units; sum of probabilities

@@ -6,6 +6,7 @@
 
 #include <cuda/std/type_traits>
 
+#include "kernels/attention/in_16_bits/keys.cuh"
 #include "kernels/attention/in_16_bits/row_out.cuh"
 #include "kernels/attention/mask_value.cuh"
 #include "kernels/attention/quad.cuh"
@@ -17,53 +18,6 @@
 #include "kernels/ptx/movmatrix.cuh"
 
 namespace sage {
-
-struct Config : Sm80QkF16PvF16 {
-  using Element = SAGE_DTYPE;
-  static constexpr int kPieces = SAGE_HEAD_DIM / 32;  // of eight channels: a lane's of a row, which four lanes share
-  static constexpr int kTiles = 2;                    // of eight keys: what a block holds
-  static constexpr int kRun = 2 * kTiles;             // neighbouring keys of a block whose scores a lane has
-  static constexpr int kBlockN = 8 * kTiles;
-  // Whether registers hold Q, and K and V of a block that are on their way; else so many pieces of K or V, and Q lies in shared memory.
-  static constexpr bool kAhead = SAGE_HEAD_DIM <= 128;
-  static constexpr int kTogether = 4;
-  static constexpr int kQBytes = q_bytes_of_warp(SAGE_HEAD_DIM);  // of a warp's there: [piece][row][lane], eight channels each
-  static_assert(kAhead == (kQBytes == 0));
-
-  static __device__ __forceinline__ uint4* q_of_lane() {
-    return reinterpret_cast<uint4*>(ptx::dynamic_shared() + threadIdx.x / 32 * kQBytes) + threadIdx.x % 32;
-  }
-};
-
-// Eight channels of a row of a head; zeros where there is no such row, or channel.
-__device__ __forceinline__ void load_piece(uint32_t (&words)[4], const TensorView& tensor, const Config::Element* head, int row, int rows,
-                                           int piece, int head_dim) {
-  load_channels<8>(words, head + row * tensor.token_stride, piece * 32 + threadIdx.x % 4 * 8, row < rows ? head_dim : 0, true);
-}
-
-// K or V of a block: [piece][tile][word], of the keys that stand in a lane's rows of fragments.
-using Block = uint32_t[Config::kPieces][Config::kTiles][4];
-
-__device__ __forceinline__ void load_keys(uint32_t (&words)[Config::kTiles][4], const TensorView& tensor, const Config::Element* head, int block,
-                                          int keys, int piece, int head_dim) {
-  const int column = threadIdx.x % 32 / 4;
-#pragma unroll
-  for (int tile = 0; tile < Config::kTiles; ++tile) {
-    load_piece(words[tile], tensor, head, block + column / 2 * Config::kRun + tile * 2 + column % 2, keys, piece, head_dim);
-  }
-}
-
-__device__ __forceinline__ void load_pieces(Block& words, const TensorView& tensor, const Config::Element* head, int block, int keys,
-                                            int head_dim, int first, int count) {
-#pragma unroll
-  for (int piece = 0; piece < Config::kPieces; ++piece) {
-    if (piece >= first && piece < first + count) load_keys(words[piece], tensor, head, block, keys, piece, head_dim);
-  }
-}
-
-__device__ __forceinline__ void load_block(Block& words, const TensorView& tensor, const Config::Element* head, int block, int keys, int head_dim) {
-  load_pieces(words, tensor, head, block, keys, head_dim, 0, Config::kPieces);
-}
 
 // A lane's scores of a block: [tile][row * 2 + key % 2], of rows lane / 4 and 8 further.
 using Scores = float[Config::kTiles][4];
@@ -144,14 +98,13 @@ struct AllKeys {
   __device__ __forceinline__ int next() { return block += Config::kBlockN; }
 };
 
-// Keys of a head.
+// Keys of a head, as `source` has them (keys.cuh).
 //   keys.next()                 blocks in turn; `keys.end` or more: there is none
 //   rows.load_q(words, piece)   a piece of the lane's rows of Q
 //   rows.mask(row)              what the mask says of key 0
 //   rows.last_key(row)          that the row sees, under a causal mask
-template <typename Rows, typename Keys>
-__device__ __forceinline__ void attend(Sums& sums, const Config::Params& p, const Rows& rows, Keys keys, const Config::Element* k_head,
-                                       const Config::Element* v_head) {
+template <typename Rows, typename Keys, typename Source>
+__device__ __forceinline__ void attend(Sums& sums, const Config::Params& p, const Rows& rows, Keys keys, Source source) {
   using Element = Config::Element;
   const int lane = threadIdx.x % 32;
   auto& [out, largest, sum] = sums;
@@ -164,17 +117,17 @@ __device__ __forceinline__ void attend(Sums& sums, const Config::Params& p, cons
   }
   Block k, v;
   int block = keys.next();
-  if constexpr (Config::kAhead) load_block(k, p.k, k_head, block, p.kv_len, p.head_dim);
+  source.start_k(k, block);
 
 #pragma unroll 1
   for (int next; block < keys.end; block = next) {
-    if constexpr (Config::kAhead) load_block(v, p.v, v_head, block, p.kv_len, p.v_head_dim);
+    source.start_v(v, block);
 
     Scores scores = {};
 #pragma unroll
     for (int piece = 0; piece < Config::kPieces; ++piece) {
+      source.k(k, piece);
       if constexpr (!Config::kAhead) {
-        if (piece % Config::kTogether == 0) load_pieces(k, p.k, k_head, block, p.kv_len, p.head_dim, piece, Config::kTogether);
         int place = piece * 64;
         ptx::keep(place);  // as if it were another each time: else registers keep all of Q
 #pragma unroll
@@ -190,7 +143,8 @@ __device__ __forceinline__ void attend(Sums& sums, const Config::Params& p, cons
       }
     }
     next = keys.next();
-    if (Config::kAhead && next < keys.end) load_block(k, p.k, k_head, next, p.kv_len, p.head_dim);
+    if (next < keys.end) source.start_k(k, next);
+    else source.no_k();
 
     // In log2 units; what is not seen becomes -infinity.
     const int first_key = block + lane % 4 * Config::kRun;
@@ -246,7 +200,7 @@ __device__ __forceinline__ void attend(Sums& sums, const Config::Params& p, cons
 
 #pragma unroll
     for (int piece = 0; piece < Config::kPieces; ++piece) {
-      if (!Config::kAhead && piece % Config::kTogether == 0) load_pieces(v, p.v, v_head, block, p.kv_len, p.v_head_dim, piece, Config::kTogether);
+      source.v(v, piece);
 #pragma unroll
       for (int tile = 0; tile < Config::kTiles; tile += 2) {
         const uint32_t fragment[4] = {probabilities[tile][0], probabilities[tile][1], probabilities[tile + 1][0], probabilities[tile + 1][1]};
@@ -258,6 +212,7 @@ __device__ __forceinline__ void attend(Sums& sums, const Config::Params& p, cons
       }
     }
   }
+  source.finish();
 }
 
 }  // namespace sage
