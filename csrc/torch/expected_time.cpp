@@ -11,7 +11,7 @@ namespace sage {
 namespace {
 
 // Microseconds on an H200 under load of the kernel that quantises, fitted to the shapes of bench/results/h200-short.json, to 32 long ones, and to 178 under masks
-// (bench/notes.md).
+// (bench/notes-short.md).
 struct Costs {
   int32_t head_dim;  // up to which
   float start, k;    // of any call; of 1000 tokens of a head of K, quantised

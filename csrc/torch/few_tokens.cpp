@@ -84,7 +84,7 @@ struct SplitKv {
   }
 };
 
-// Microseconds on an H200, fitted to what 380 sizes took, and 255 in clusters (bench/notes.md).
+// Microseconds on an H200, fitted to what 380 sizes took, and 255 in clusters (bench/notes-short.md).
 struct SplitKvCosts {
   int32_t head_dim;               // up to which
   float block, block_where_full;  // of keys, for a warp; and where as many run as can at once

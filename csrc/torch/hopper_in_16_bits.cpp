@@ -15,7 +15,7 @@ using Kernel = Sm90QkF16PvF16;
 // The kernel's own that serves these.
 int32_t head_dim_of(const AttentionShape& shape) { return (std::max(shape.head_dim, shape.v_head_dim) + 63) / 64 * 64; }
 
-// Microseconds on an H200, fitted to 1,300 times of head_dims to 128, and 300 of wider ones (bench/notes.md): of a tile's block of 64 keys and of what it takes
+// Microseconds on an H200, fitted to 1,300 times of head_dims to 128, and 300 of wider ones (bench/notes-short.md): of a tile's block of 64 keys and of what it takes
 // beside, by how many warpgroups have rows. One after the other, or two at the same time by the two teams of a block of threads.
 struct TileCosts {
   float block, tile;

@@ -15,7 +15,7 @@ struct Sm80QkF16PvF16 {
   static constexpr int q_bytes_of_warp(int head_dim) { return head_dim <= 128 ? 0 : kWarpM * head_dim * 2; }
   static constexpr int shared_bytes(int head_dim) { return kWarps * q_bytes_of_warp(head_dim); }
 
-  // Up to which it is faster than kernels that quantise; and how many queries may be its where others share K and V among more: bench/notes.md.
+  // Up to which it is faster than kernels that quantise; and how many queries may be its where others share K and V among more: bench/notes-short.md.
   static constexpr int most_keys(int head_dim) { return head_dim <= 64 ? 96 : head_dim <= 128 ? 64 : 32; }
   static constexpr int kMostQueries = 1024;
   static constexpr int kMostQueriesWhereShared = 128;

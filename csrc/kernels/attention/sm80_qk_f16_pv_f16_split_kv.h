@@ -12,7 +12,7 @@ struct Sm80QkF16PvF16SplitKv {
   static constexpr int kWarpM = Sm80QkF16PvF16::kWarpM;
   static constexpr int kBlockN = 16;  // keys that a warp looks at together
 
-  // Rows of a group, queries times heads that share K and V, up to which it is faster than kernels that quantise: bench/notes.md. As there,
+  // Rows of a group, queries times heads that share K and V, up to which it is faster than kernels that quantise: bench/notes-short.md. As there,
   // Hopper's own share K and V among more.
   static constexpr int kMostRows = 64;
   static constexpr int kMostRowsWhereShared = 32;

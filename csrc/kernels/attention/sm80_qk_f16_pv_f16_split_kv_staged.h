@@ -6,7 +6,7 @@
 namespace sage {
 
 struct Sm80QkF16PvF16SplitKvStaged : Sm80QkF16PvF16SplitKv {
-  // It takes longer to begin with, and then memory is faster: where a warp reads more than so much, or more warps read than run at once (bench/notes.md).
+  // It takes longer to begin with, and then memory is faster: where a warp reads more than so much, or more warps read than run at once (bench/notes-short.md).
   static constexpr int kMostUnstagedBytes = 64 << 10;
 
   static constexpr int stage_bytes(int head_dim) { return 2 * kBlockN * head_dim * 2; }  // K and V of a block of keys, of a warp

@@ -8,7 +8,7 @@ namespace sage {
 
 struct Sm90QkInt8PvF16 {
   // Warpgroups that compute, 64 rows each; one more loads. Three hide each other's latencies better than two
-  // (bench/notes.md), but at head_dim 256 there are registers for two.
+  // (bench/notes-hopper.md), but at head_dim 256 there are registers for two.
   static constexpr int consumers(int head_dim) { return head_dim <= 128 ? 3 : 2; }
   static constexpr int threads(int head_dim) { return 128 * (1 + consumers(head_dim)); }
   static constexpr int kRows = 64;  // of a warpgroup

@@ -71,7 +71,7 @@ class FromMemory {
 };
 
 // By way of shared memory: rows are read from end to end, 512 bytes at a time, in which memory is a sixth faster than in the 64 bytes each that fragments
-// want of eight rows (bench/notes.md).
+// want of eight rows (bench/notes-short.md).
 class Staged {
  public:
   __device__ __forceinline__ Staged(const KeysOfHead& head, uint8_t* memory) : head_(head), memory_(ptx::shared_address(memory)) {}

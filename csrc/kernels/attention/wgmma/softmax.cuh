@@ -138,7 +138,7 @@ __device__ __forceinline__ void lower_probabilities(const float* q_reach, Scores
 //
 // Left to itself the compiler computes all exponents before the first exponential, and the warp then waits eight clocks for each.
 // So each chunk's scale is made to depend on results of the chunk two before it, which lets one fill the other's waits: on half of them to
-// head_dim 128, where the instructions for the others cost more than they bring (bench/notes.md).
+// head_dim 128, where the instructions for the others cost more than they bring (bench/notes-hopper.md).
 template <bool Masked>
 __device__ __forceinline__ void make_probabilities(Scores& scores, float k_scale, const Rows& rows, float (&sums)[2]) {
   constexpr int kChunk = 8;  // scores, of both rows
