@@ -19,7 +19,7 @@ from sageattention import _ops
 pytestmark = pytest.mark.slow
 
 INSTEAD_OF, HOPPERS = "sm80_qk_int8_pv_f16", "sm90_qk_int8_pv_f16"
-SPLIT_KV = "attention/in_16_bits/split_kv.cuh"
+SPLIT_KV, KEYS = "attention/in_16_bits/split_kv.cuh", "attention/in_16_bits/keys.cuh"
 TYPES = {64: torch.float16, 128: torch.bfloat16, 256: torch.bfloat16}  # that are compiled, by head_dim
 LIMITS = {torch.float16: 0.0006, torch.bfloat16: 0.004}  # P and the output are rounded once each
 
@@ -180,12 +180,12 @@ def test_what_is_added_up_comes_after_q(tmp_path: Path) -> None:
 
 FAULTS_OF_STAGES = {
     "a stage is filled while it is read": (
-        "attention/in_16_bits/keys.cuh",
+        KEYS,
         "    __syncwarp();  // all have",
         "    // all have",
     ),
     "a lane reads what others have not brought": (
-        "attention/in_16_bits/keys.cuh",
+        KEYS,
         "      ptx::cp_async_wait<1>();\n      __syncwarp();\n",
         "      ptx::cp_async_wait<1>();\n",
     ),
@@ -212,7 +212,7 @@ def test_who_asks_too_early_for_a_stage_gets_what_was_there(kernels: Kernels, tm
     right = attention(kernels, *case)[0]
     assert kernels.launches()[0][0] == "sm80_qk_f16_pv_f16_split_kv_staged"
     faulty = kernels.copy(tmp_path / "faulty", "sm80_qk_f16_pv_f16_split_kv_staged")
-    faulty.change("attention/in_16_bits/keys.cuh", "ptx::cp_async_wait<1>();", "ptx::cp_async_wait<2>();")
+    faulty.change(KEYS, "ptx::cp_async_wait<1>();", "ptx::cp_async_wait<2>();")
     assert not torch.equal(fuzz.bits(attention(faulty, *case)[0]), fuzz.bits(right))
 
 

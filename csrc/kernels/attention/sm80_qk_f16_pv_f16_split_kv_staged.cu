@@ -5,6 +5,8 @@
 
 namespace sage {
 
+static_assert(Sm80QkF16PvF16SplitKvStaged::stage_bytes(SAGE_HEAD_DIM) == 2 * Config::kBlockBytes);
+
 extern "C" __global__ void __launch_bounds__(32 * Split::kMostWarps, Config::warps_per_sm(SAGE_HEAD_DIM) / Split::kMostWarps)
     sm80_qk_f16_pv_f16_split_kv_staged(const __grid_constant__ Split::Params p) {
   attend_split_kv</*kStaged=*/true>(p);

@@ -86,7 +86,8 @@ class Staged {
  private:
   static constexpr int kRowChunks = SAGE_HEAD_DIM / 8;  // of 16 bytes
 
-  // Of neighbouring rows, which are read at the same time, the halves of 128 bytes change places: other banks.
+  // Of neighbouring rows, which are read at the same time, the halves of 128 bytes change places: other banks. (What kernels/swizzle.cuh does suits
+  // eight rows at a time; of two it may leave both in the same half.)
   static __device__ __forceinline__ int offset(int row, int chunk) { return (row * kRowChunks + (chunk ^ row % 2 * 4)) * 16; }
 
   __device__ __forceinline__ void start(uint32_t to, const TensorView& tensor, const Config::Element* head, int block, int head_dim) const {
