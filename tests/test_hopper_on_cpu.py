@@ -347,6 +347,20 @@ FAULTS = {
         "than other warps of the warpgroup have executed",
     ),
     "rescaling": ("attend.cuh", "      rescaling.apply(out);\n", "", "growing", ""),
+    "scales": (
+        "load.cuh",
+        "      if (scale_stage % kHalf == kHalf - 1) ptx::mbarrier_wait(",
+        "      if (false) ptx::mbarrier_wait(",
+        "many pairs",
+        "arrival",
+    ),
+    "scales, two phases late": (  # which a parity does not tell from none
+        "load.cuh",
+        "scale_stage % kHalf == kHalf - 1) ptx::mbarrier_wait(shared.address + Shared::kScalesEmpty, (scale_stage / kHalf + 1) % 2)",
+        "scale_stage % kHalf == 0 && scale_stage > 0) ptx::mbarrier_wait(shared.address + Shared::kScalesEmpty, scale_stage / kHalf % 2)",
+        "many pairs",
+        "",
+    ),
     "sum": (
         "attend.cuh",
         "if constexpr (Config::kHalfRange) lower_probabilities(q_reach, scores, sums, rows, any_too_large, rescale);",

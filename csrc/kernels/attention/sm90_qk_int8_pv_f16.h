@@ -36,8 +36,11 @@ struct Sm90QkInt8PvF16 {
 
   // Through which a warp's output goes to memory: its 16 rows, 64 channels at a time.
   static constexpr int kOutBytes = 16 * 128;
+  // Stages whose scales of K lie beside each other, and a barrier.
+  static constexpr int kScaleStages = 16;
+  static constexpr int scale_ring_bytes(int head_dim) { return kScaleStages * stage_blocks(head_dim) * kScaleBytes; }
   static constexpr int shared_bytes(int head_dim) {
-    return bytes_of_all_kernels(head_dim) + consumer_warps(head_dim) * kOutBytes;
+    return bytes_of_all_kernels(head_dim) + consumer_warps(head_dim) * kOutBytes + scale_ring_bytes(head_dim) + 8;
   }
 
   struct Params : AttentionParams {

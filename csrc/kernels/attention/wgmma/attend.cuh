@@ -79,6 +79,14 @@ __device__ __forceinline__ void consume(const Config::Params& p, const Memory& s
     }
     next_stage();
   };
+  uint32_t scales = 0;  // where the stage's lie in their ring
+  // Lanes read them, so each arrives for itself, once it has read those of half a ring.
+  const auto leave_scales = [&] {
+    if constexpr (!Masked) {
+      scales = (scales + Config::kScaleStageBytes) % Config::kScaleRingBytes;
+      if (scales % (Config::kScaleRingBytes / 2) == 0) ptx::mbarrier_arrive(shared.address + Shared::kScalesEmpty);
+    }
+  };
   // The products with the stage's K or V of this index.
   const auto start_qk = [&](int index) {
     ptx::wgmma_hold(scores);
@@ -143,7 +151,8 @@ __device__ __forceinline__ void consume(const Config::Params& p, const Memory& s
 
     const float* q_reach = shared.at<float>(Shared::kQReach) + warp_row + lane / 4;
     const auto k_scales = [&](int index) {
-      return shared.at<float>(Shared::kKScale + (ring.stage * Config::kStageBlocks + index) * Config::kScaleBytes) + lane_group;
+      if constexpr (Masked) return shared.at<float>(Shared::kKScale + (ring.stage * Config::kStageBlocks + index) * Config::kScaleBytes) + lane_group;
+      else return shared.at<float>(Shared::kScaleRing + scales + index * Config::kScaleBytes) + lane_group;
     };
     // What the mask says of the stage's block of keys of this index.
     const auto seen_of = [&](int index) -> const Seen& {
@@ -200,6 +209,7 @@ __device__ __forceinline__ void consume(const Config::Params& p, const Memory& s
       const uint32_t seen = Masked ? seen_scores(p, work, group, seen_of(index)) : 0;
       const float k_scale = k_scales(index)[0], k_bound = k_scales(index)[QuantKInt8::kGroups];
       const bool bounded = !any_together(!(k_bound <= rows.k_limit));
+      if (index == Config::kStageBlocks - 1) leave_scales();
       ptx::wgmma_wait<1>();
       if (!Masked && index == Config::kStageBlocks - 1) ask_for_next();
       Rescaling rescaling;
@@ -221,6 +231,7 @@ __device__ __forceinline__ void consume(const Config::Params& p, const Memory& s
       for (int i = 0; i < Config::kHeadDim / 2; ++i) out[i] = 0.0f;
       const uint32_t first_seen = Masked ? seen_scores(p, work, group, seen_of(0)) : 0;
       const float k_scale = *k_scales(0);
+      if (Config::kStageBlocks == 1) leave_scales();
       ptx::wgmma_wait<0>();
       if (Config::kStageBlocks == 1) ask_for_next();
       Rescaling none;  // of an output of zeros
@@ -245,6 +256,7 @@ __device__ __forceinline__ void consume(const Config::Params& p, const Memory& s
       ptx::wgmma_fence();
       start_pv(blocks % Config::kStageBlocks);
       finish_pv();
+      leave_scales();
       leave_stage();
       stages_left -= blocks / Config::kStageBlocks + 1;
       if (Masked || work.parts == 1 || add_parts(p, work, warp - 4, rows, out)) {
@@ -254,6 +266,7 @@ __device__ __forceinline__ void consume(const Config::Params& p, const Memory& s
     // Other warpgroups and the other block may see more keys.
     for (; stages_left > 0; --stages_left) {
       wait_full();
+      leave_scales();
       leave_stage();
     }
     // Before the next tile's Q overwrites what slower warps of the group still read of this one's.
@@ -278,6 +291,7 @@ __device__ __forceinline__ void attend(const Config::Params& p) {
       ptx::mbarrier_init(shared.address + Shared::kFull + stage * 8, 2);  // K's and V's warps
       ptx::mbarrier_init(shared.address + Shared::kEmpty + stage * 8, (Masked ? 32 : 1) * Config::kConsumerWarps * ptx::cluster_size());
     }
+    if (!Masked) ptx::mbarrier_init(shared.address + Shared::kScalesEmpty, 32 * Config::kConsumerWarps);
     for (int group = 0; Masked && group < Config::kConsumers; ++group) {
       ptx::mbarrier_init(shared.address + Shared::kAddedFull + group * 8, 1);
       ptx::mbarrier_init(shared.address + Shared::kAddedEmpty + group * 8, 4 * 32);

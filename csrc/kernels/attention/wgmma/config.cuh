@@ -28,6 +28,8 @@ struct Config : Sm90QkInt8PvF16 {
   static constexpr int kPvSteps = kBlockN / 16;
   static constexpr int kConsumerWarps = consumer_warps(kHeadDim);
   static constexpr int kLeftFloats = left_floats(kHeadDim);
+  static constexpr int kScaleRingBytes = scale_ring_bytes(kHeadDim);
+  static constexpr int kScaleStageBytes = kStageBlocks * kScaleBytes;
   static constexpr int kProducerRegisters = kConsumers == 3 ? 32 : 40;
   static constexpr int kConsumerRegisters = kConsumers == 3 ? 160 : 232;
   // What the launch gives a warpgroup's worth of threads is shared out: 65536 registers by all threads, in eights.
@@ -74,7 +76,9 @@ struct Shared {
   static constexpr int kTotal = kNearEnd + 8;
   static constexpr int kOut = (kTotal + 1023) / 1024 * 1024;  // where no mask is
   static_assert(kOut + 1024 == Config::bytes_of_all_kernels(Config::kHeadDim));
-  static_assert(kOut + Config::kConsumerWarps * Config::kOutBytes + 1024 == Config::shared_bytes(Config::kHeadDim));
+  static constexpr int kScaleRing = kOut + Config::kConsumerWarps * Config::kOutBytes;  // where no mask is, as are these
+  static constexpr int kScalesEmpty = kScaleRing + Config::kScaleRingBytes;
+  static_assert(kScalesEmpty + 8 + 1024 == Config::shared_bytes(Config::kHeadDim));
   static_assert(Config::shared_bytes(Config::kHeadDim) <= 232448);
   // Under a mask: what it adds to each warpgroup's scores, and barriers.
   using Masked = Sm90QkInt8PvF16Masked;

@@ -110,11 +110,15 @@ __device__ __forceinline__ void fetch_k_scales(const Config::Params& p, int64_t 
              Config::kScaleBytes, barrier);
 }
 
-__device__ __forceinline__ void fetch_k(const Config::Params& p, int64_t block, int slot, uint32_t barrier, const Memory& shared) {
-  ptx::mbarrier_expect(barrier, Config::kKBlockBytes + Config::kScaleBytes);
+// For this block of threads alone, whose lanes say when they have read them.
+__device__ __forceinline__ void fetch_scales_of_stage(const Config::Params& p, int64_t block, int count, int slot, uint32_t barrier, const Memory& shared) {
+  ptx::bulk_copy_to(1 << ptx::cluster_rank(), shared.address + Shared::kScaleRing + slot * Config::kScaleStageBytes,
+                    p.k_scale + block * QuantKInt8::kScales, count * Config::kScaleBytes, barrier);
+}
+
+__device__ __forceinline__ void fetch_k(const Config::Params& p, int64_t block, int count, int slot, uint32_t barrier, const Memory& shared) {
   fetch_part(shared.address + Shared::kK + slot * Config::kKBlockBytes, p.k_int8 + block * Config::kKBlockBytes,
-             Config::kKBlockBytes, barrier);
-  fetch_k_scales(p, block, slot, barrier, shared);
+             count * Config::kKBlockBytes, barrier);
 }
 
 __device__ __forceinline__ void fetch_v(const Config::Params& p, const Work& work, int block, int slot, uint32_t barrier,
@@ -185,25 +189,37 @@ template <bool Masked>
 __device__ __forceinline__ void load_k(const Config::Params& p, const Memory& shared) {
   const bool first_lane = threadIdx.x % 32 == 0;
   ptx::grid_dependency_wait();
+  uint32_t scale_stage = 0;  // of all that were filled
   stream<Masked>(p, shared, [&](const Work& work, auto& seen, int blocks, int first, int slot, uint32_t full) {
     if (first == max(0, blocks - Config::kTakenAhead) / Config::kStageBlocks * Config::kStageBlocks && first_lane) {
       ptx::mbarrier_arrive(shared.address + Shared::kNearEnd);
     }
     // A last stage of V alone gets scales once more: what is full in one block of a pair then tells that both have seen it empty, and nobody
     // arrives at a barrier whose last phase has not been waited for, as the PTX ISA asks.
-    if (first == blocks && first_lane) {
-      ptx::mbarrier_expect(full, Config::kScaleBytes);
-      fetch_k_scales(p, work.kv_block, slot, full, shared);
+    const int count = min(Config::kStageBlocks, blocks - first);
+    if (first_lane) {
+      ptx::mbarrier_expect(full, count == 0 ? Config::kScaleBytes : count * (Config::kKBlockBytes + Config::kScaleBytes));
+      if (count == 0) fetch_k_scales(p, work.kv_block, slot, full, shared);
     }
+    if constexpr (Masked) {
 #pragma unroll 1
-    for (int block = first; block < min(first + Config::kStageBlocks, blocks); ++block, ++slot) {
-      int tile = block;
-      if constexpr (Masked) {
+      for (int end = slot + count; slot < end; ++slot) {
         const Seen next = seen.next();
-        tile = next.tile;
-        if (first_lane) *shared.at<Seen>(Shared::kSeen + slot * Config::kSeenBytes) = next;
+        if (!first_lane) continue;
+        *shared.at<Seen>(Shared::kSeen + slot * Config::kSeenBytes) = next;
+        fetch_k(p, work.kv_block + next.tile, 1, slot, full, shared);
+        fetch_k_scales(p, work.kv_block + next.tile, slot, full, shared);
       }
-      if (first_lane) fetch_k(p, work.kv_block + tile, slot, full, shared);
+    } else {
+      // Before a half of the scales' ring ends, so that the other may follow, all lanes have left that.
+      constexpr uint32_t kHalf = Config::kScaleStages / 2;
+      if (scale_stage % kHalf == kHalf - 1) ptx::mbarrier_wait(shared.address + Shared::kScalesEmpty, (scale_stage / kHalf + 1) % 2);
+      __syncwarp();
+      if (first_lane && count > 0) {
+        fetch_k(p, work.kv_block + first, count, slot, full, shared);
+        fetch_scales_of_stage(p, work.kv_block + first, count, scale_stage % Config::kScaleStages, full, shared);
+      }
+      ++scale_stage;
     }
   });
 }
