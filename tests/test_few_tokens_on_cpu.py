@@ -109,7 +109,8 @@ def test_it_is_exact_but_for_rounding(kernels: Kernels, kernel: int, sizes: tupl
 @pytest.mark.parametrize(
     ("sizes", "parts", "warps", "staged", "whole"),
     [
-        ((1, 4, 1, 3, 700, 64, 64), 1, 8, False, 0),
+        ((4, 4, 1, 3, 700, 64, 64), 1, 8, False, 0),
+        ((1, 4, 1, 3, 700, 64, 64), 6, 4, False, 0),
         ((12, 2, 1, 1, 260, 64, 48), 1, 4, False, 0),
         ((20, 6, 2, 1, 300, 64, 64), 1, 2, False, 0),
         ((80, 2, 1, 2, 50, 64, 40), 1, 1, False, 0),
@@ -167,7 +168,7 @@ def test_warps_that_add_up_wait_for_each_other(tmp_path: Path) -> None:
 def test_what_is_added_up_comes_after_q(tmp_path: Path) -> None:
     """Where that lay, of heads too wide for registers to hold it."""
     kernels = Kernels(tmp_path / "whole", "sm_80", races=True)
-    case = of_type(256, inputs(12, 1, 1, 1, 60, 256, 256))
+    case = of_type(256, inputs(15, 1, 1, 16, 60, 256, 256))
     for seed in (0, 1):
         check(kernels, *case, seed=seed)
     faulty = kernels.copy(tmp_path / "faulty", "sm80_qk_f16_pv_f16_split_kv")
@@ -413,11 +414,13 @@ def test_fewer_on_hopper(tmp_path: Path, queries: int, keys: int, head_dim: int,
             attention(kernels, q, k, v, attn_mask, instead_of=HOPPERS)
 
 
-IN_CLUSTERS = [
-    ((1, 4, 2, 5, 1200, 40, 56), 8),
-    ((2, 2, 1, 3, 1250, 64, 64), 8),
-    ((2, 2, 1, 9, 100, 200, 256), 4),
-    ((3, 2, 1, 3, 100, 256, 256), 4),
+IN_CLUSTERS = [  # of so many blocks of threads
+    ((1, 4, 2, 5, 1200, 40, 56), 4),
+    ((2, 2, 1, 3, 1250, 64, 64), 4),
+    ((1, 2, 1, 3, 500, 64, 64), 8),
+    ((1, 2, 1, 3, 500, 80, 128), 4),
+    ((2, 2, 1, 9, 100, 200, 256), 2),
+    ((3, 2, 1, 3, 100, 256, 256), 2),
 ]
 
 
@@ -427,8 +430,8 @@ def judged(tmp_path_factory: pytest.TempPathFactory) -> Kernels:
     return Kernels(tmp_path_factory.mktemp("races"), "sm_90a", races=True)
 
 
-@pytest.mark.parametrize(("sizes", "warps"), IN_CLUSTERS)
-def test_clusters_add_up_their_parts(judged: Kernels, sizes: tuple[int, ...], warps: int) -> None:
+@pytest.mark.parametrize(("sizes", "blocks"), IN_CLUSTERS)
+def test_clusters_add_up_their_parts(judged: Kernels, sizes: tuple[int, ...], blocks: int) -> None:
     """In one launch, and the same bits in any order of threads."""
     head_dim = max(sizes[5:])
     q, k, v = of_type(64 if head_dim <= 64 else 128 if head_dim <= 128 else 256, inputs(*sizes))
@@ -439,7 +442,7 @@ def test_clusters_add_up_their_parts(judged: Kernels, sizes: tuple[int, ...], wa
         for seed in range(3):
             check(judged, q, k, v, attn_mask=attn_mask, instead_of=HOPPERS, seed=seed)
             strips = -(-sizes[1] // sizes[2] * sizes[3] // 16) * sizes[0] * sizes[2]
-            assert judged.launches() == [("sm80_qk_f16_pv_f16_split_kv", strips * 2, 32 * warps, 2)]
+            assert judged.launches() == [("sm80_qk_f16_pv_f16_split_kv", strips * blocks, 128, blocks)]
             results.append(attention(judged, q, k, v, attn_mask, instead_of=HOPPERS, seed=seed))
         for out, lse in results[1:]:
             assert torch.equal(fuzz.bits(out), fuzz.bits(results[0][0]))

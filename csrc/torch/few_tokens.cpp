@@ -75,34 +75,41 @@ Sm80QkF16PvF16::Params params_in_16_bit(const Call& call, const std::optional<Te
 // How a strip's keys are shared out: among so many warps of so many blocks of threads. But the warps of some blocks have a strip each.
 struct SplitKv {
   int32_t warps = 1, parts = 1, whole_blocks = 0;
-  bool staged = false;  // K and V come by way of shared memory
-
-  // Whether these blocks are a cluster, which adds parts up itself: on Hopper, the only GPU with clusters that was measured.
-  bool is_cluster(const Call& call) const {
-    using Kernel = Sm80QkF16PvF16SplitKv;
-    return call.kernel.persistent && parts == Kernel::kPartsOfCluster && warps == Kernel::most_warps(call.head_dim());
-  }
+  bool cluster = false;  // these blocks are one, which adds parts up itself
+  bool staged = false;   // K and V come by way of shared memory
 };
 
-// Microseconds on an H200, fitted to what 380 sizes took, and 255 in clusters (bench/notes-short.md).
+// Whether a strip's blocks of threads are a cluster: on Hopper, the only GPU with clusters that was measured. Larger ones than pairs may have to wait
+// for others to end, as no whole number of them fills the multiprocessors that reach each other: so only where these are far from `full`.
+bool is_cluster(const Call& call, int32_t warps, int32_t parts, float full) {
+  using Kernel = Sm80QkF16PvF16SplitKv;
+  if (!call.kernel.persistent) return false;
+  if (parts == 2) return warps == Kernel::most_warps(call.head_dim());
+  return (parts == 4 || parts == Kernel::kMostPartsOfCluster) && warps >= 4 && full <= 0.4f;
+}
+
+// Microseconds, fitted to what 380 sizes took on an H200, and 255 in clusters; then, of less full multiprocessors, to 95 on an H100, whose keys
+// were not in the L2 cache (bench/notes-short.md).
 struct SplitKvCosts {
   int32_t head_dim;               // up to which
   float block, block_where_full;  // of keys, for a warp; and where as many run as can at once
+  float least_of_block;           // what memory takes to answer
   float warp;                     // of several of a block of threads
   float add_up, part, rows;       // of adding parts up by a kernel: at all, for each, and for a thousand rows of each
-  float cluster;                  // by a cluster
+  float pair;                     // by a cluster of two
 };
 constexpr SplitKvCosts kSplitKvCosts[] = {
-    {64, 0.4f, 1.8f, 0.22f, 2.15f, 0.1f, 0.04f, 1.6f},
-    {128, 0.4f, 1.0f, 0.26f, 1.35f, 0.04f, 0.37f, 0.5f},
-    {256, 1.65f, 4.9f, 0.83f, 2.1f, 0.04f, 1.46f, 0.15f},
+    {64, 0.4f, 1.8f, 0.84f, 0.22f, 2.15f, 0.1f, 0.04f, 1.65f},
+    {128, 0.4f, 1.0f, 0.69f, 0.26f, 1.79f, 0.04f, 0.39f, 1.02f},
+    {256, 1.65f, 4.9f, 3.07f, 0.83f, 1.25f, 0.14f, 1.03f, 0.11f},
 };
 
 // What takes least time. Of numbers of parts some will do.
 SplitKv split_kv_of(const Call& call, int64_t group_strips) {
   using Kernel = Sm80QkF16PvF16SplitKv;
   using Staged = Sm80QkF16PvF16SplitKvStaged;
-  constexpr float kStart = 0.5f;  // of a block of threads
+  constexpr float kStart = 0.5f;       // of a block of threads
+  constexpr float kOfCluster = 0.15f;  // of each beyond a pair
   constexpr int32_t kParts[] = {1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, Kernel::kMostParts};
   const AttentionShape& shape = call.shape;
   const int32_t head_dim = call.head_dim(), most_warps = Kernel::most_warps(head_dim), blocks = 1 + (shape.kv_len - 1) / Kernel::kBlockN;
@@ -116,7 +123,7 @@ SplitKv split_kv_of(const Call& call, int64_t group_strips) {
     const float full = full_of(strips, warps * parts);
     const int32_t each = (blocks + warps * parts - 1) / (warps * parts);
     const float rounds = (std::ceil(full) + std::max(full, 1.0f)) / 2.0f;  // neither one after the other nor without an end
-    const float block = costs.block + (costs.block_where_full - costs.block) * std::min(full, 1.0f);
+    const float block = std::max(costs.least_of_block, costs.block + (costs.block_where_full - costs.block) * std::min(full, 1.0f));
     return rounds * (static_cast<float>(each) * block + kStart + (warps == 1 ? 0.0f : costs.warp * static_cast<float>(warps)));
   };
   SplitKv best;
@@ -128,11 +135,12 @@ SplitKv split_kv_of(const Call& call, int64_t group_strips) {
   };
   for (const int32_t parts : kParts) {
     for (int32_t warps = most_warps; warps >= 1; warps /= 2) {
-      const SplitKv one{warps, parts};
-      if (parts > 1 && (full_of(group_strips, warps * parts) > 1.3f || (parts - 1) * warps >= blocks)) continue;
-      const float combining = costs.add_up + (costs.part + costs.rows * thousand_rows) * static_cast<float>(parts);
-      const float adding = parts == 1 ? 0.0f : one.is_cluster(call) ? costs.cluster : combining;
-      consider(one, time_of(group_strips, warps, parts) + adding);
+      const float full = full_of(group_strips, warps * parts);
+      if (parts > 1 && (full > 1.3f || (parts - 1) * warps >= blocks)) continue;
+      const bool cluster = is_cluster(call, warps, parts, full);
+      const float combining = cluster ? costs.pair + kOfCluster * static_cast<float>(parts - 2)
+                                      : costs.add_up + (costs.part + costs.rows * thousand_rows) * static_cast<float>(parts);
+      consider({warps, parts, 0, cluster}, time_of(group_strips, warps, parts) + (parts == 1 ? 0.0f : combining));
     }
   }
   // Rounds that fill all multiprocessors with strips of a warp's own, which adds nothing up, and then one of shared ones.
@@ -160,7 +168,7 @@ void launch_split_kv(const Call& call, const Sm80QkF16PvF16::Params& params) {
   parted.whole_blocks = split.whole_blocks;
   parted.parts = split.parts;
   const int64_t rows = int64_t{shape.batch} * shape.q_heads * shape.qo_len;
-  const bool cluster = split.is_cluster(call), combines = split.parts > 1 && !cluster;
+  const bool combines = split.parts > 1 && !split.cluster;
   Tensor workspace;
   if (combines) {
     const int64_t outs = rows * split.parts * shape.v_head_dim;
@@ -172,7 +180,7 @@ void launch_split_kv(const Call& call, const Sm80QkF16PvF16::Params& params) {
   const int32_t shared_bytes =
       split.staged ? Sm80QkF16PvF16SplitKvStaged::shared_bytes(head_dim, split.warps) : Kernel::shared_bytes(head_dim, split.warps);
   launch(call, split.staged ? "sm80_qk_f16_pv_f16_split_kv_staged" : "sm80_qk_f16_pv_f16_split_kv", split.whole_blocks + parted_strips * split.parts,
-         split.warps * 32, &parted, shared_bytes, cluster ? split.parts : 1);
+         split.warps * 32, &parted, shared_bytes, split.cluster ? split.parts : 1);
   if (!combines) return;
   using Combine = Sm80CombineSplitKv;
   const int64_t threads = rows * ((shape.v_head_dim + Combine::kChannelsOfWarp - 1) / Combine::kChannelsOfWarp) * 32;

@@ -137,6 +137,9 @@ def test_what_was_served_is_served_again(function: str, accumulators: str | None
         (9, 3, 3001, 72),
         (200, 1, 130, 128),
         (3, 16, 1500, 256),
+        # Blocks of threads in clusters of eight, and of four.
+        (1, 1, 500, 64),
+        (2, 2, 500, 128),
         # More than an H200 looks at once, and some over.
         (1100, 2, 100, 64),
         (600, 1, 130, 128),

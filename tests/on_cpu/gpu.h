@@ -175,6 +175,7 @@ inline std::minstd_rand random_numbers;
 // Shared memory that the launch asks for; a cluster's blocks have theirs one after the other. Addresses do not start at 0, which is none on
 // a GPU, and say above of which block they are.
 constexpr uint32_t kSharedBase = 1024, kMostShared = 227 * 1024;
+constexpr int kMostBlocks = 8;  // of a cluster, on every GPU that has them
 constexpr int kRankBit = 24;
 inline uint8_t* shared;
 inline uint32_t shared_bytes;

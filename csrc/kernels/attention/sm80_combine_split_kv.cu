@@ -30,12 +30,7 @@ extern "C" __global__ void __launch_bounds__(Sm80CombineSplitKv::kThreads)
     const float4 out = there ? *reinterpret_cast<const float4*>(p.part_out + from * p.v_head_dim + channel) : float4{};
     parts.add(out, sums.x, sums.y);
   }
-#pragma unroll
-  for (int other = kLanes; other < 32; other *= 2) {
-    const auto of_other = [&](float x) { return __shfl_xor_sync(0xffffffffu, x, other); };
-    parts.add(make_float4(of_other(parts.out.x), of_other(parts.out.y), of_other(parts.out.z), of_other(parts.out.w)), of_other(parts.largest),
-              of_other(parts.total));
-  }
+  add_of_lanes(parts, kLanes, 32);
   if (lane >= kLanes || !there) return;
   if (p.bfloat16 != 0) {
     store_channels(const_cast<__nv_bfloat16*>(row_pointer<__nv_bfloat16>(p.out, batch, head, token)) + channel, parts.out, parts.total);

@@ -17,9 +17,8 @@ struct Sm80QkF16PvF16SplitKv {
   static constexpr int kMostRows = 64;
   static constexpr int kMostRowsWhereShared = 32;
   static constexpr int kMostParts = 64;
-  // So many parts are the blocks of a cluster on Hopper, where each has most warps: they add themselves up. Larger clusters may have to wait for others to end,
-  // since no whole number of them fills the multiprocessors that reach each other; other GPUs with clusters were not measured.
-  static constexpr int kPartsOfCluster = 2;
+  // The blocks of a cluster, a power of two and each of two warps or more, add their parts up themselves.
+  static constexpr int kMostPartsOfCluster = 8;
 
   // Where warps leave what is added up: two numbers of each row, and the output of half of them, rows 16 bytes further apart. Before that it is Q's, if
   // any is.

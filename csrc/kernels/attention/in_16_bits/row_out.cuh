@@ -26,6 +26,15 @@ struct Parts {
   }
 };
 
+// Adds up what lanes have of the same channels, whose numbers differ in the bits `first` to below `end`. All lanes of a warp.
+__device__ __forceinline__ void add_of_lanes(Parts& parts, int first, int end) {
+  for (int other = first; other < end; other *= 2) {
+    const auto of_other = [&](float x) { return __shfl_xor_sync(0xffffffffu, x, other); };
+    parts.add(make_float4(of_other(parts.out.x), of_other(parts.out.y), of_other(parts.out.z), of_other(parts.out.w)), of_other(parts.largest),
+              of_other(parts.total));
+  }
+}
+
 // Four channels of the output.
 template <typename Element>
 __device__ __forceinline__ void store_channels(Element* to, float4 sums, float total) {

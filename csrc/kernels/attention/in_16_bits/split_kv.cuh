@@ -221,7 +221,8 @@ __device__ __forceinline__ void add_warps(Found& found, Sums& sums) {
 using Rows = float[Config::kWarpM][SAGE_HEAD_DIM + Split::kPadding];
 static_assert(sizeof(Rows) <= Split::kMostShared && Split::kPadding == 4);
 
-// Where a strip's parts are a cluster, each of its blocks adds up some channels of the output. The first warp has what its block has found.
+// Where a strip's parts are a cluster, each of its blocks adds up some channels of the output: a lane reads a part. The first warp has what its block
+// has found.
 __device__ __forceinline__ void add_blocks(const Split::Params& p, const Share& share, Sums& sums) {
   using Element = Config::Element;
   Rows& mine = *reinterpret_cast<Rows*>(ptx::dynamic_shared());
@@ -234,17 +235,17 @@ __device__ __forceinline__ void add_blocks(const Split::Params& p, const Share& 
     }
   }
   ptx::cluster_sync();
-  const int fours = p.v_head_dim / 4, threads = static_cast<int>(blockDim.x);
+  const int fours = p.v_head_dim / 4, items = share.rows * fours, threads = static_cast<int>(blockDim.x), thread = static_cast<int>(threadIdx.x);
+  const int log2_parts = __ffs(p.parts) - 1, part = thread & (p.parts - 1);
 #pragma unroll 1
-  for (int item = share.part * threads + static_cast<int>(threadIdx.x); item < share.rows * fours; item += Split::kPartsOfCluster * threads) {
-    const int row = item / fours, channel = item % fours * 4;
+  for (int item = (share.part * threads + thread) >> log2_parts; item - (thread % 32 >> log2_parts) < items; item += threads) {
+    const int row = min(item, items - 1) / fours, channel = min(item, items - 1) % fours * 4;
+    const auto four = [&](int at) { return ptx::load_at(ptx::cluster_address(ptx::shared_address(&mine[row][at]), part)); };
+    const float4 behind = four(SAGE_HEAD_DIM);
     Parts parts;
-#pragma unroll
-    for (int part = 0; part < Split::kPartsOfCluster; ++part) {
-      const auto four = [&](int at) { return ptx::load_at(ptx::cluster_address(ptx::shared_address(&mine[row][at]), part)); };
-      const float4 behind = four(SAGE_HEAD_DIM);
-      parts.add(four(channel), behind.x, behind.y);
-    }
+    parts.add(four(channel), behind.x, behind.y);
+    add_of_lanes(parts, 1, p.parts);
+    if (part > 0 || item >= items) continue;
     const GroupRow of_group(p, share.kv_head, share.first + row);
     store_channels(const_cast<Element*>(row_pointer<Element>(p.out, share.batch, of_group.head, of_group.token)) + channel, parts.out, parts.total);
     if (p.lse != nullptr && channel == 0) p.lse[share.row_of_all(p, row)] = log_sum_exp(parts.largest, parts.total, p.level);
