@@ -5,8 +5,9 @@
 Each shape is a layer of a model, named with it. PyTorch's cuDNN, FlashAttention-2 and memory-efficient backends and its own choice
 are tried; the fastest counts. Times are medians: between events around each call, as a program sees them that does nothing else, launching
 included; and of a CUDA graph of the call, replayed; of a card under load. Short calls are several in a graph, since the host takes longer
-to start one than the GPU for it, and are measured in turn, since a host is not always as fast. Beside the JSON file a plot of the same
-name is drawn.
+to start one than the GPU for it, and are measured in turn, since a host is not always as fast. Where few queries read many keys these are a
+cache, of which a model has one in each layer: calls take turns with as many as a graph has calls at most, so that they are read from
+memory, not from what the L2 cache kept of the call before. Beside the JSON file a plot of the same name is drawn.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ import sageattention
 
 ROOT = Path(__file__).resolve().parent.parent
 SECONDS = 0.1  # that a call is repeated for, each time, after half as long: a card that has just been idle runs above its sustained clocks
-GRAPH = 0.2  # milliseconds that a graph takes at least, if ten calls do
+GRAPH = 0.2  # milliseconds that a graph takes at least, if TOGETHER calls do
+TOGETHER = 10  # calls of a graph, at most
 SHORT, ROUNDS = 0.1, 3  # calls of fewer milliseconds, and how often they are measured
 BACKENDS = {
     "cuDNN": SDPBackend.CUDNN_ATTENTION,
@@ -58,6 +60,11 @@ class Layer(NamedTuple):
     head_dim: int
     causal: bool = False
     mask: Mask | None = None
+
+    @property
+    def reads_cache(self) -> bool:
+        """Its keys are many beside its queries."""
+        return self.qo_len * 16 <= self.kv_len
 
     @property
     def words(self) -> str:
@@ -189,7 +196,7 @@ def milliseconds(call: Callable[[], object]) -> tuple[float, float]:
     call()
     torch.cuda.synchronize()
     once = max(between_events(call, 2), 1e-3)
-    together = min(max(1, round(GRAPH / once)), 10)
+    together = min(max(1, round(GRAPH / once)), TOGETHER)
     times = []
     for each, count in ((call, 1), (replayed(call, together), together)):
         repeats = max(4, min(2000, int(SECONDS * 1000 / (once * count))))
@@ -201,13 +208,21 @@ def milliseconds(call: Callable[[], object]) -> tuple[float, float]:
 def calls(layer: Layer) -> Iterator[tuple[str, Callable[[], object]]]:
     """Ours, then PyTorch's that can do it."""
     q = torch.randn(layer.batch, layer.q_heads, layer.qo_len, layer.head_dim, device="cuda", dtype=torch.bfloat16)
-    k, v = (torch.randn(layer.batch, layer.kv_heads, layer.kv_len, layer.head_dim, device="cuda").to(q.dtype) for _ in "kv")
+    size = layer.batch, layer.kv_heads, layer.kv_len, layer.head_dim
+    caches = [[torch.randn(size, device="cuda").to(q.dtype) for _ in "kv"] for _ in range(TOGETHER if layer.reads_cache else 1)]
+    kv = itertools.cycle(caches)
     mask = None if layer.mask is None else layer.mask(layer)
     gqa = {"enable_gqa": True} if layer.q_heads != layer.kv_heads else {}
-    yield "sageattn", lambda: sageattention.sageattn(q, k, v, is_causal=layer.causal, attn_mask=mask)
+
+    def ours() -> object:
+        k, v = next(kv)
+        return sageattention.sageattn(q, k, v, is_causal=layer.causal, attn_mask=mask)
+
+    yield "sageattn", ours
     for name, backend in {**BACKENDS, "PyTorch's choice": None}.items():
 
         def call(backend: SDPBackend | None = backend) -> object:
+            k, v = next(kv)
             with nullcontext() if backend is None else sdpa_kernel(backend):
                 return torch.nn.functional.scaled_dot_product_attention(q, k, v, mask, is_causal=layer.causal, **gqa)
 
