@@ -193,6 +193,9 @@ STACK = {
         "sm90_qk_f16_pv_f16-d64-fp16": 32,
         "sm90_qk_f16_pv_f16_masked-d64-bf16": 32,
         "sm90_qk_f16_pv_f16_masked-d64-fp16": 32,
+        # By CUDA 12.8, not by 13.0: a number, for 32 blocks of 16 keys.
+        "sm80_qk_f16_pv_f16_split_kv-d64-bf16": 8,
+        "sm80_qk_f16_pv_f16_split_kv-d64-fp16": 8,
         "sm90_qk_f16_pv_f16_masked-d256-bf16": 16,
         "sm90_qk_f16_pv_f16_masked-d256-fp16": 8,
         "sm90_qk_int8_pv_f16-d128-fp16": 16,
