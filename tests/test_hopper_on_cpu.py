@@ -106,6 +106,9 @@ CASES = {
     "many pairs": case(1, 4, 1, 384, 140, 128, 128),
     "last rows": case(1, 2, 1, 600, 140, 128, 128),
     "pairs, 64": case(1, 4, 2, 380, 333, 64, 64, smooth_k=False),
+    # The ring of K's scales more than once.
+    "pairs, many keys": case(1, 4, 2, 384, 2100, 64, 64),
+    "many keys, 256": case(1, 2, 1, 100, 1700, 256, 200),
     "256": case(1, 4, 1, 250, 133, 256, 200),
     "causal": case(1, 2, 1, 500, 600, 128, 128, is_causal=True),
     "causal, 64": case(2, 1, 1, 400, 350, 64, 40, is_causal=True),
@@ -351,14 +354,14 @@ FAULTS = {
         "load.cuh",
         "      if (scale_stage % kHalf == kHalf - 1) ptx::mbarrier_wait(",
         "      if (false) ptx::mbarrier_wait(",
-        "many pairs",
+        "pairs, many keys",
         "arrival",
     ),
     "scales, two phases late": (  # which a parity does not tell from none
         "load.cuh",
         "scale_stage % kHalf == kHalf - 1) ptx::mbarrier_wait(shared.address + Shared::kScalesEmpty, (scale_stage / kHalf + 1) % 2)",
         "scale_stage % kHalf == 0 && scale_stage > 0) ptx::mbarrier_wait(shared.address + Shared::kScalesEmpty, scale_stage / kHalf % 2)",
-        "many pairs",
+        "pairs, many keys",
         "",
     ),
     "sum": (
