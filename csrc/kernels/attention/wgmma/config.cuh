@@ -58,7 +58,7 @@ struct Shared {
   static constexpr int kQBytes = Config::kBlockM * Config::kHeadDim * (Config::kKeepQ ? 2 : 1);
   static constexpr int kK = kQ + kQBytes;
   static constexpr int kV = kK + Config::kStages * Config::kStageBlocks * Config::kKBlockBytes;
-  static constexpr int kKScale = kV + Config::kStages * Config::kStageBlocks * Config::kVBlockBytes;
+  static constexpr int kKScale = kV + Config::kStages * Config::kStageBlocks * Config::kVBlockBytes;  // under a mask: of the stage
   static constexpr int kSeen = kKScale + Config::kStages * Config::kStageBlocks * Config::kScaleBytes;
   static constexpr int kQScale = kSeen + Config::kStages * Config::kStageBlocks * Config::kSeenBytes;  // under a mask
   static constexpr int kQReach = kQScale + kRowBytes;  // no score of the row exceeds its key's bound over this

@@ -194,8 +194,8 @@ __device__ __forceinline__ void load_k(const Config::Params& p, const Memory& sh
     if (first == max(0, blocks - Config::kTakenAhead) / Config::kStageBlocks * Config::kStageBlocks && first_lane) {
       ptx::mbarrier_arrive(shared.address + Shared::kNearEnd);
     }
-    // A last stage of V alone gets scales once more: what is full in one block of a pair then tells that both have seen it empty, and nobody
-    // arrives at a barrier whose last phase has not been waited for, as the PTX ISA asks.
+    // A last stage of V alone gets scales once more, which nobody reads: what is full in one block of a pair then tells that both have seen it empty,
+    // and nobody arrives at a barrier whose last phase has not been waited for, as the PTX ISA asks.
     const int count = min(Config::kStageBlocks, blocks - first);
     if (first_lane) {
       ptx::mbarrier_expect(full, count == 0 ? Config::kScaleBytes : count * (Config::kKBlockBytes + Config::kScaleBytes));
@@ -211,7 +211,8 @@ __device__ __forceinline__ void load_k(const Config::Params& p, const Memory& sh
         fetch_k_scales(p, work.kv_block + next.tile, slot, full, shared);
       }
     } else {
-      // Before a half of the scales' ring ends, so that the other may follow, all lanes have left that.
+      // Lanes leave the ring of scales by halves. Whether the other half was left is asked before this one's last stage: then this one cannot have been
+      // left yet, and a parity tells one phase from the next alone.
       constexpr uint32_t kHalf = Config::kScaleStages / 2;
       if (scale_stage % kHalf == kHalf - 1) ptx::mbarrier_wait(shared.address + Shared::kScalesEmpty, (scale_stage / kHalf + 1) % 2);
       __syncwarp();
