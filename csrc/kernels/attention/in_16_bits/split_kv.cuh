@@ -239,7 +239,7 @@ __device__ __forceinline__ void add_blocks(const Split::Params& p, const Share& 
   const int log2_parts = __ffs(p.parts) - 1, part = thread & (p.parts - 1);
 #pragma unroll 1
   for (int item = (share.part * threads + thread) >> log2_parts; item - (thread % 32 >> log2_parts) < items; item += threads) {
-    const int row = min(item, items - 1) / fours, channel = min(item, items - 1) % fours * 4;
+    const int some = min(item, items - 1), row = some / fours, channel = some % fours * 4;  // all lanes add up, of whatever
     const auto four = [&](int at) { return ptx::load_at(ptx::cluster_address(ptx::shared_address(&mine[row][at]), part)); };
     const float4 behind = four(SAGE_HEAD_DIM);
     Parts parts;
