@@ -26,7 +26,8 @@ from sageattention import _call, _library, _ops, core, dispatch, recent, sageatt
 from sageattention.recent import KINDS, again
 
 HOPPER = "sm90_qk_int8_pv_f16"
-RESULTS = Path(__file__).parents[1] / "bench" / "results" / "h200-short.json"
+RESULTS = Path(__file__).parents[1] / "bench" / "results"
+AT_MOST = 0.008  # that choosing may cost, in the mean
 
 
 @pytest.fixture(autouse=True)
@@ -62,9 +63,9 @@ class Call(NamedTuple):
         return min(self.quantised, self.in_16_bits)
 
 
-@pytest.fixture(scope="module")
-def measured() -> list[Call]:
-    results = json.loads(RESULTS.read_text(encoding="utf-8"))
+@pytest.fixture(scope="module", params=["h200-short.json", "h100-short.json"])
+def measured(request: pytest.FixtureRequest) -> list[Call]:
+    results = json.loads((RESULTS / request.param).read_text(encoding="utf-8"))
     assert results["columns"] == list(Call._fields)
     assert results["multiprocessors"] == 132
     return [Call(*row) for row in results["microseconds"]]
@@ -74,7 +75,7 @@ def test_the_faster_one_is_taken(measured: list[Call]) -> None:
     """In the mean; and where it is not, little is lost."""
     assert len(measured) > 300
     losses = {call: call.taken / call.least - 1 for call in measured}
-    assert sum(losses.values()) / len(losses) < 0.008
+    assert sum(losses.values()) / len(losses) < AT_MOST
     assert max(losses.values()) < 0.25, {call: loss for call, loss in losses.items() if loss > 0.1}
 
 
@@ -95,7 +96,7 @@ def test_measured_times_tell_a_bad_choice_from_a_good_one(measured: list[Call]) 
             [(call.quantised, call) for call in measured],
         )
     )
-    assert min(always, never) / len(measured) > 0.05
+    assert min(always, never) / len(measured) > 5 * AT_MOST
 
 
 @pytest.mark.parametrize("causal", [False, True])
