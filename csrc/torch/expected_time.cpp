@@ -10,21 +10,23 @@ namespace sage {
 
 namespace {
 
-// Microseconds on an H200 under load of the kernel that quantises, fitted to the shapes of bench/results/h200-short.json, to 32 long ones, and to 178 under masks
+// Microseconds on an H200 under load of the kernel that quantises, fitted to the shapes of bench/results/h200-short.json, to 32 long ones, and to 550 under masks
 // (bench/notes-short.md).
 struct Costs {
   int32_t head_dim;  // up to which
   float start, k;    // of any call; of 1000 tokens of a head of K, quantised
   float block[2];    // of a unit of Tiling::time, without and with a causal mask
+  struct {
+    float block, tile;  // as many times as long a block; what a tile takes besides, in such units
+  } masks[4];           // in MaskForm's order. One of rows hides half as a rule, but for numbers
 };
 constexpr Costs kCosts[] = {
-    {64, 5.16f, 0.036f, {0.646f, 0.625f}},
-    {128, 4.85f, 0.079f, {0.873f, 0.831f}},
-    {192, 5.35f, 0.272f, {0.967f, 0.920f}},
-    {256, 4.34f, 0.383f, {1.056f, 0.997f}},
+    {64, 5.16f, 0.036f, {0.646f, 0.625f}, {{1.02f, 1.8f}, {0.60f, 5.3f}, {1.17f, 1.9f}, {1.05f, 0.0f}}},
+    {128, 4.85f, 0.079f, {0.873f, 0.831f}, {{0.97f, 2.6f}, {0.53f, 7.3f}, {1.08f, 2.8f}, {1.05f, 0.0f}}},
+    {192, 5.35f, 0.272f, {0.967f, 0.920f}, {{0.82f, 5.2f}, {0.65f, 3.6f}, {0.96f, 4.8f}, {1.05f, 0.0f}}},
+    {256, 4.34f, 0.383f, {1.056f, 0.997f}, {{0.87f, 5.7f}, {0.39f, 8.8f}, {0.96f, 5.3f}, {1.05f, 0.0f}}},
 };
-// Under a mask: of the kernel that looks at it; and as many times as long a block. A mask of rows hides some of them as a rule.
-constexpr float kLook = 5.0f, kUnderMaskOfKeys = 1.15f, kUnderMask = 1.05f;
+constexpr float kLook = 5.0f;  // of the kernel that looks at a mask
 // Of calls that take less microseconds, what does not quantise is taken where it is so much slower, too: it is one launch, and more exact.
 constexpr float kShort = 40.0f, kOneLaunch = 1.05f;
 
@@ -33,11 +35,12 @@ float time_quantised(const Call& call, MaskForm mask, int32_t multiprocessors) {
   const Costs& costs = *std::find_if(std::begin(kCosts), std::end(kCosts) - 1, [&](const Costs& some) { return shape.head_dim <= some.head_dim; });
   const float before = costs.start + costs.k * static_cast<float>(int64_t{shape.batch} * shape.kv_heads * shape.kv_len) / 1000.0f;
   // That tiles are not parted is all that matters here of kAdded: what is hidden nobody knows.
-  const float blocks =
-      costs.block[call.options.is_causal] * tiling_of(call, multiprocessors, mask == MaskForm::kNone ? MaskKind::kNone : MaskKind::kAdded).time;
-  if (mask == MaskForm::kNone) return before + blocks;
-  const bool of_keys = mask == MaskForm::kBoolOfKeys || mask == MaskForm::kNumbersOfKeys;
-  return before + kLook + (of_keys ? kUnderMaskOfKeys : kUnderMask) * blocks;
+  const float blocks = tiling_of(call, multiprocessors, mask == MaskForm::kNone ? MaskKind::kNone : MaskKind::kAdded).time;
+  const float block = costs.block[call.options.is_causal];
+  if (mask == MaskForm::kNone) return before + block * blocks;
+  const auto& under = costs.masks[static_cast<int32_t>(mask) - 1];
+  const auto blocks_of_tile = static_cast<float>((shape.kv_len - 1) / QuantKInt8::kBlockN + 1) + kBlocksOfTile;
+  return before + kLook + block * (under.block * blocks + under.tile * blocks / blocks_of_tile);
 }
 
 }  // namespace

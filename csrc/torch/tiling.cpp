@@ -30,7 +30,6 @@ float time_of_parting(int32_t parts, int32_t head_dim) {
 
 // Shares items out among clusters that run all at once. alike: tiles see as many keys. may_part: those of a last round may be parted.
 void share_out(const Call& call, int32_t multiprocessors, bool alike, bool may_part, Tiling& tiling) {
-  constexpr float kBlocksOfTile = 3.7f;  // what a tile takes beside its keys: as long as so many blocks of these
   const AttentionShape& shape = call.shape;
   const int32_t at_once = multiprocessors / tiling.cluster;
   // Tiles of the last round, which some of the clusters have and the others wait for. A tile of few rows is half of one.

@@ -32,6 +32,9 @@ struct CausalTiles {
 float causal_rounds(const CausalTiles& tiles, int64_t heads, int32_t at_once, float tile, float late,
                     float latest = std::numeric_limits<float>::infinity());
 
+// What a tile of a persistent kernel takes beside its keys: as long as so many blocks of these.
+constexpr float kBlocksOfTile = 3.7f;
+
 enum class MaskKind {
   kNone,
   kAdded,  // which hides little, as a rule
