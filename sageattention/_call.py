@@ -56,6 +56,7 @@ def attend(
     if allowed := dispatch.ACCUMULATORS[function]:
         validation.one_of("pv_accum_dtype", pv_accum_dtype, allowed)
     more = {} if per_block_mean is None else {"per_block_mean": per_block_mean}
+    is_causal = validation.decided(is_causal)
     validation.flags(is_causal, smooth_k, smooth_v, return_lse, **more)
     arguments = (function, pv_accum_dtype, q, k, v, attn_mask, tensor_layout, is_causal, sm_scale, smooth_k, smooth_v, return_lse)
     # fmt: on
@@ -225,6 +226,7 @@ def attend_packed(
         )
     longest_q = validation.length("max_seqlen_q", max_seqlen_q)
     longest_k = validation.length("max_seqlen_k", max_seqlen_k)
+    is_causal = validation.decided(is_causal)
     validation.flags(is_causal, smooth_k, smooth_v, return_lse)
     factor = q.shape[-1] ** -0.5 if sm_scale is None else validation.number("sm_scale", sm_scale)
     dtype = q.dtype

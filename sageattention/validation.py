@@ -60,6 +60,15 @@ def flags(is_causal: object, smooth_k: object, smooth_v: object, return_lse: obj
             raise TypeError(f"{name}: expected True or False, got {value!r}")
 
 
+def decided(flag: Any) -> Any:
+    """A flag. Where it depends on a length a compiler keeps open (`q.shape[2] > 1`), the length at hand decides it for the graph."""
+    if isinstance(flag, torch.SymBool):
+        return bool(flag)
+    if type(flag) is bool and torch.compiler.is_compiling():
+        return True if flag else False  # noqa: SIM210  Dynamo decides here; of bool(flag) it makes a symbol
+    return flag
+
+
 def number(name: str, value: Any) -> float:
     """A real number as a float.
 

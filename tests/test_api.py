@@ -331,6 +331,33 @@ def test_everything_compiles_fullgraph(dynamic: bool) -> None:
             torch.testing.assert_close(got, expected)
 
 
+@pytest.mark.parametrize("fullgraph", [False, True])
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_compile_where_a_length_decides_is_causal(dynamic: bool | None, fullgraph: bool) -> None:
+    """As transformers calls it: a prompt is causal, one token is not."""
+
+    def layer(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return sageattn(q, k, v, is_causal=q.shape[2] > 1)
+
+    torch._dynamo.reset()
+    compiled = torch.compile(layer, fullgraph=fullgraph, backend="aot_eager", dynamic=dynamic)
+    for tokens in (5, 9, 1):
+        q, k, v = qkv(1, 2, tokens, 64)
+        torch.testing.assert_close(compiled(q, k, v), layer(q, k, v))
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_export_where_a_length_decides_is_causal(strict: bool) -> None:
+    class Layer(torch.nn.Module):  # type: ignore[misc, unused-ignore]
+        def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+            return sageattn(q, k, v, is_causal=q.shape[2] > 1)
+
+    tokens = torch.export.Dim("tokens", min=2, max=100)
+    exported = torch.export.export(Layer(), tuple(qkv(1, 2, 9, 64)), dynamic_shapes=({2: tokens},) * 3, strict=strict)
+    q, k, v = qkv(1, 2, 20, 64)
+    torch.testing.assert_close(exported.module()(q, k, v), sageattn(q, k, v, is_causal=True))
+
+
 def test_other_lengths_need_no_other_graph() -> None:
     graphs: list[Any] = []
 
