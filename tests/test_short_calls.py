@@ -27,7 +27,7 @@ from sageattention.recent import KINDS, again
 
 HOPPER = "sm90_qk_int8_pv_f16"
 RESULTS = Path(__file__).parents[1] / "bench" / "results"
-AT_MOST = 0.008  # that choosing may cost, in the mean
+AT_MOST = 0.005  # that choosing may cost, in the mean
 
 
 @pytest.fixture(autouse=True)
@@ -96,7 +96,7 @@ def test_measured_times_tell_a_bad_choice_from_a_good_one(measured: list[Call]) 
             [(call.quantised, call) for call in measured],
         )
     )
-    assert min(always, never) / len(measured) > 5 * AT_MOST
+    assert min(always, never) / len(measured) > 9 * AT_MOST
 
 
 @pytest.mark.parametrize("causal", [False, True])

@@ -51,8 +51,8 @@ CostsIn16Bits costs_of(int32_t head_dim, MaskForm mask) {
   return costs;
 }
 
-// Long calls take longer, as the card's clock falls, unless a mask makes them longer anyway; under a causal mask warpgroups of a tile wait for each other besides, and where heads are wide and tiles
-// many, these for their Q.
+// Long calls take longer, as the card's clock falls, but not where bools, or numbers of keys, are looked at beside the products; under a causal mask
+// warpgroups of a tile wait for each other besides, and where heads are wide and tiles many, these for their Q.
 float slowdown(float time, int32_t rows, bool is_causal, bool wide, MaskForm mask) {
   if (is_causal && wide) return std::clamp(0.008f * (time - 45.0f), 0.0f, 0.25f);
   if (is_causal) return rows > 128 ? std::min(0.25f, 0.0013f * time) : std::min(0.12f, 0.0006f * time);
