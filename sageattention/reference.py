@@ -87,12 +87,35 @@ def sampled_tokens(length: int, most: int = SAMPLED_TOKENS) -> torch.Tensor:
     return ((index * 2**32 + (index * GOLDEN) % 2**32) // most * length) >> 32
 
 
-def sampled_mean(x: torch.Tensor, most: int = SAMPLED_TOKENS) -> tuple[torch.Tensor, torch.Tensor]:
+def seen_tokens(seen: torch.Tensor, most: int) -> torch.Tensor:
+    """Those that are seen; where these are few, anew from the first block that has such to the last. seen: [keys] bool."""
+    index = sampled_tokens(len(seen), most)
+    if seen[index].sum() >= min(len(seen), most) // 4:
+        return index[seen[index]]
+    blocks = torch.nn.functional.pad(seen, (0, -len(seen) % BLOCK_N)).unflatten(0, (-1, BLOCK_N)).any(dim=1).nonzero()
+    if len(blocks) == 0:
+        return torch.arange(0)
+    first, last = int(blocks[0]) * BLOCK_N, min(int(blocks[-1] + 1) * BLOCK_N, len(seen))
+    index = first + sampled_tokens(last - first, most)
+    return index[seen[index]]
+
+
+def sampled_mean(
+    x: torch.Tensor, most: int = SAMPLED_TOKENS, seen: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Mean of `most` tokens, each weighing less the further it lies from the others, and the mean distance from it.
 
-    x: [batch, heads, tokens, head_dim] float32 → two of [batch, heads, 1, head_dim].
+    x: [batch, heads, tokens, head_dim] float32, seen: [batch, tokens] bool, None: all → two of [batch, heads, 1, head_dim].
     """
-    some = x[:, :, sampled_tokens(x.shape[2], most)]
+    if seen is None:
+        return mean_of_all(x[:, :, sampled_tokens(x.shape[2], most)])
+    each = [mean_of_all(element[:, :, seen_tokens(keys, most)]) for element, keys in zip(x.split(1), seen)]
+    mean, spread = zip(*each)
+    return torch.cat(mean), torch.cat(spread)
+
+
+def mean_of_all(some: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """`sampled_mean` of these tokens."""
     mean = (some * (1.0 / max(some.shape[2], 1))).sum(dim=2, keepdim=True)
     difference = some - mean
     distance = difference.abs().sum(dim=3, keepdim=True)
@@ -115,14 +138,27 @@ def scale_of(magnitude: torch.Tensor, by: float) -> torch.Tensor:
     return torch.where((scale > LARGEST_SCALE) & (magnitude < math.inf), LARGEST_SCALE, scale)
 
 
-def quantise_k(k: torch.Tensor, mean: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def seen_keys(attn_mask: torch.Tensor | None, batch: int, kv_len: int) -> torch.Tensor | None:
+    """Which keys some query sees, of any head: [batch, kv_len] bool; None: all. Others have no part in means and scales."""
+    if attn_mask is None:
+        return None
+    seen = mask_log2(attn_mask) != -math.inf
+    return seen[(None,) * (4 - seen.dim())].flatten(1, 2).any(dim=1).expand(batch, kv_len)
+
+
+def only_seen(x: torch.Tensor, seen: torch.Tensor | None) -> torch.Tensor:
+    """Zeros for keys that are not seen. x: [batch, heads, kv_len, head_dim]."""
+    return x if seen is None else x.masked_fill(~seen[:, None, :, None], 0.0)
+
+
+def quantise_k(k: torch.Tensor, mean: torch.Tensor, seen: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
     """K to INT8 with one scale for the 16 keys of a block of 64 that have the same (key % 8) // 2.
 
     k: [batch, heads, kv_len, head_dim], mean: [batch, heads, 1, head_dim] of the same dtype, in which their halves are
-    subtracted → integers of k's shape as float32, and scales [batch, heads, kv_len].
+    subtracted, seen: as `seen_keys` has it → integers of k's shape as float32, and scales [batch, heads, kv_len].
     """
     kv_len = k.shape[2]
-    centred = (k.double() / 2 - (mean / 2).double()).to(k.dtype).float()
+    centred = only_seen((k.double() / 2 - (mean / 2).double()).to(k.dtype).float(), seen)
     padded = torch.nn.functional.pad(centred, (0, 0, 0, -kv_len % BLOCK_N))
     # [batch, heads, block, key // 8, group, key % 2, head_dim]
     magnitude = padded.abs().unflatten(2, (-1, BLOCK_N // 8, 4, 2)).amax(dim=(3, 5, 6), keepdim=True)
@@ -147,7 +183,7 @@ class Values(NamedTuple):
     first: torch.Tensor  # [batch, heads, 1, head_dim] float32: of the first key what `data` lacks, in SCALE_UNIT
 
 
-def quantise_v(v: torch.Tensor, precision: Precision, *, smooth_v: bool) -> Values:
+def quantise_v(v: torch.Tensor, precision: Precision, *, smooth_v: bool, seen: torch.Tensor | None = None) -> Values:
     """V: [batch, heads, kv_len, head_dim], as the kernel multiplies it."""
     values = v.float()
     blocks = -(-v.shape[2] // BLOCK_N)
@@ -157,12 +193,12 @@ def quantise_v(v: torch.Tensor, precision: Precision, *, smooth_v: bool) -> Valu
     if precision.dtype is None or precision.largest_v is None:
         return Values(values, values.new_ones(*v.shape[:2], blocks, v.shape[3]), mean, smoothed, first)
     if smooth_v and precision.twice:
-        mean, spread = sampled_mean(values)
+        mean, spread = sampled_mean(values, seen=seen)
         mean = mean.masked_fill(mean.abs() < WORTH_IT * spread, 0.0)
         # Of 64 channels each.
         parts = [
             torch.nn.functional.pad(x.abs() / 1024, (0, -v.shape[3] % 64)).unflatten(3, (-1, 64))
-            for x in (values, values - mean)
+            for x in (only_seen(values, seen), only_seen(values - mean, seen))
         ]
         before, after = (x.sum(dim=4) for x in parts)
         grown = torch.nn.functional.pad((after > GROWTH * before).any(dim=3), (0, blocks * BLOCK_N - v.shape[2]))
@@ -173,6 +209,7 @@ def quantise_v(v: torch.Tensor, precision: Precision, *, smooth_v: bool) -> Valu
     if precision.first_apart:
         first = values[:, :, :1] / SCALE_UNIT
         values = torch.cat([torch.zeros_like(first), values[:, :, 1:]], dim=2)
+    values = only_seen(values, seen)
     padded = torch.nn.functional.pad(values, (0, 0, 0, -v.shape[2] % BLOCK_N)).unflatten(2, (blocks, BLOCK_N))
     magnitude = padded.abs().amax(dim=3).clamp_min(SMALLEST_V)
     if precision.dtype == torch.float16:  # powers of two, of which nothing is rounded
@@ -285,6 +322,8 @@ def attention(
     """
     if q.numel() == 0:
         return q.new_empty(*q.shape[:3], v.shape[3]), q.new_empty(q.shape[:3], dtype=torch.float32)
+    if is_causal and attn_mask is None:  # no query sees those further on
+        k, v = k[:, :, : q.shape[2]], v[:, :, : q.shape[2]]
     if "fp4" in kernel:
         from . import reference_fp4  # which is made of parts of this module
 
@@ -306,9 +345,10 @@ def attention(
     bfloat16 = precision.dtype is None and q.dtype == torch.bfloat16
     level = precision.bfloat16_level if bfloat16 else precision.level
     limit = precision.bfloat16_limit if bfloat16 else precision.limit
-    mean = sampled_mean(k.float())[0].to(k.dtype) if smooth_k else torch.zeros_like(k[:, :, :1])
-    k_int, k_scale = quantise_k(k, mean)
-    values = Values(*(x.unsqueeze(2) for x in quantise_v(v, precision, smooth_v=smooth_v)))
+    seen = seen_keys(attn_mask, k.shape[0], kv_len)
+    mean = sampled_mean(k.float(), seen=seen)[0].to(k.dtype) if smooth_k else torch.zeros_like(k[:, :, :1])
+    k_int, k_scale = quantise_k(k, mean, seen)
+    values = Values(*(x.unsqueeze(2) for x in quantise_v(v, precision, smooth_v=smooth_v, seen=seen)))
 
     queries = q.float().unflatten(1, heads) * torch.tensor(sm_scale * math.log2(math.e), dtype=torch.float32)
     magnitude = queries.abs().amax(dim=-1, keepdim=True).clamp_min(SMALLEST_MAGNITUDE)

@@ -15,9 +15,11 @@ from .reference import (
     SCALE_UNIT,
     Precision,
     mask_log2,
+    only_seen,
     quantise_v,
     sampled_mean,
     scale_of,
+    seen_keys,
     weigh,
 )
 
@@ -67,14 +69,14 @@ def finite_magnitude(x: torch.Tensor, dim: tuple[int, ...]) -> torch.Tensor:
     return x.abs().masked_fill(~x.isfinite(), 0.0).amax(dim=dim, keepdim=True).clamp_min(SMALLEST)
 
 
-def quantise_k(k: torch.Tensor, mean: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def quantise_k(k: torch.Tensor, mean: torch.Tensor, seen: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
     """K less its mean, with a unit for each block of 64 keys.
 
-    k: [batch, heads, kv_len, head_dim], mean: [batch, heads, 1, head_dim] of the same dtype → float32 of k's shape, units
-    [batch, heads, kv_len].
+    k: [batch, heads, kv_len, head_dim], mean: [batch, heads, 1, head_dim] of the same dtype, seen: as `seen_keys` has it → float32
+    of k's shape, units [batch, heads, kv_len].
     """
     kv_len = k.shape[2]
-    halves = k.float() * 0.5 - mean.float() * 0.5
+    halves = only_seen(k.float() * 0.5 - mean.float() * 0.5, seen)
     blocks = torch.nn.functional.pad(halves, (0, 0, 0, -kv_len % BLOCK_N)).unflatten(2, (-1, BLOCK_N))
     magnitude = finite_magnitude(blocks, (3, 4))
     rounded = quantise(blocks * (LARGEST / magnitude)).flatten(2, 3)[:, :, :kv_len]
@@ -135,9 +137,10 @@ def attention(
     (q_heads, qo_len), (kv_heads, kv_len) = q.shape[1:3], k.shape[1:3]
     heads = (kv_heads, q_heads // kv_heads)  # those that share a key head stand beside each other: [batch, *heads, ...]
     scale_log2 = torch.tensor(sm_scale * math.log2(math.e), dtype=torch.float32)
-    k_mean = sampled_mean(k.float())[0].to(k.dtype) if smooth_k else torch.zeros_like(k[:, :, :1])
-    k_rounded, k_unit = (x.unsqueeze(2) for x in quantise_k(k, k_mean))
-    values = quantise_v(v, PRECISION[kernel], smooth_v=smooth_v)
+    seen = seen_keys(attn_mask, k.shape[0], kv_len)
+    k_mean = sampled_mean(k.float(), seen=seen)[0].to(k.dtype) if smooth_k else torch.zeros_like(k[:, :, :1])
+    k_rounded, k_unit = (x.unsqueeze(2) for x in quantise_k(k, k_mean, seen))
+    values = quantise_v(v, PRECISION[kernel], smooth_v=smooth_v, seen=seen)
     whole = -kv_len % BLOCK_N
     order = order_of_keys(kv_len + whole)
     ordered = torch.nn.functional.pad(values.data, (0, 0, 0, whole))[:, :, order].unsqueeze(2)
@@ -150,9 +153,9 @@ def attention(
     mean = mean.repeat_interleave(rows_of_mean, dim=2)[:, :, :qo_len].unflatten(1, heads)
     queries = q.unflatten(1, heads)
     q_rounded, q_unit = quantise_q(queries, mean, scale_log2)
-    of_mean = mean.float() @ (k.float().unsqueeze(2).transpose(-1, -2)) - mean.float() @ k_mean.float().unsqueeze(2).transpose(
-        -1, -2
-    )
+    of_mean = mean.float() @ (
+        only_seen(k.float(), seen).unsqueeze(2).transpose(-1, -2)
+    ) - mean.float() @ k_mean.float().unsqueeze(2).transpose(-1, -2)
     scores = (q_rounded @ k_rounded.transpose(-1, -2)) * (q_unit * k_unit.unsqueeze(-2)) + of_mean * scale_log2
     if attn_mask is not None:
         scores = scores + mask_log2(attn_mask).expand(q.shape[0], q_heads, qo_len, kv_len).unflatten(1, heads)

@@ -1,7 +1,7 @@
 """How far a kernel may be from float64 attention, element by element: a model of the errors of rounding, for tests/fuzz.py.
 
 Scores. Q's row i is rounded to integers of max|q_i|/127, K's row j to those of the largest number in its group of 16 keys, after
-the mean is taken off. An error of rounding is evenly distributed in ±half a unit, so the variance of a score's error is
+the mean of those that are seen is taken off. An error of rounding is evenly distributed in ±half a unit, so the variance of a score's error is
 sm_scale² · (h_q²/3 · |k_j|² + h_k²/3 · |q_i|²), h being half units, and some for rounding K - mean to its dtype and float32.
 
 Output. A relative error r_ij of p_ij moves the output by p_ij · r_ij · (v_j - out). Where the errors of different keys are independent,
@@ -19,7 +19,7 @@ import math
 from typing import NamedTuple
 
 import torch
-from fuzz_inputs import Problem, sequence_of
+from fuzz_inputs import Problem, hides, sequence_of
 
 from sageattention import reference
 
@@ -130,6 +130,17 @@ class Exact:
         return sequence, sequence * each + at // 64 * 4 + at % 8 // 2, count + 1, (count + 1) * each
 
     @functools.cached_property
+    def seen(self) -> torch.Tensor:
+        """Which keys of a batch element some query sees, [batch, kv_len]: a mask tells, of a causal one beside it nothing is asked."""
+        mask, hidden = self.problem.mask, self.problem.hidden
+        if mask is not None:
+            hidden = hides(mask)
+        if hidden is None:
+            return self.k.new_ones(self.k.shape[0], self.k.shape[2], dtype=torch.bool)
+        hidden = hidden[(None,) * (4 - hidden.dim())]
+        return (~hidden).any(dim=2).any(dim=1).expand(self.k.shape[0], self.k.shape[2])
+
+    @functools.cached_property
     def norms(self) -> torch.Tensor:
         """|q| |k| and the factor: no score is larger."""
         return self.q.norm(dim=-1, keepdim=True) * self.k.norm(dim=-1)[:, :, None, None] * abs(self.problem.factor)
@@ -217,11 +228,13 @@ class Errors:
         q, k = exact.q, exact.k
         sequence, group, sequences, groups = exact.groups
         moves = 1.0
+        seen = exact.seen[:, None, :, None].to(k.dtype)
         if self.smooth_k:
-            total = k.new_zeros(*k.shape[:2], sequences, k.shape[3]).index_add_(2, sequence, k)
-            count = k.new_zeros(sequences).index_add_(0, sequence, torch.ones_like(sequence, dtype=k.dtype))
-            k = k - (total / count.clamp_min(1.0)[:, None])[:, :, sequence]
+            total = k.new_zeros(*k.shape[:2], sequences, k.shape[3]).index_add_(2, sequence, k * seen)
+            count = k.new_zeros(k.shape[0], 1, sequences, 1).index_add_(2, sequence, seen)
+            k = k - (total / count.clamp_min(1.0))[:, :, sequence]
             moves = MEAN_MOVES_ALIKE if self.problem.alike else MEAN_MOVES
+        k = k * seen
         size = largest(k, -1)
         index = group.expand_as(size)
         size = k.new_zeros(*k.shape[:2], groups).scatter_reduce_(2, index, size, "amax").gather(2, index)

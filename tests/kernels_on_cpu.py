@@ -10,6 +10,7 @@ import ctypes
 import functools
 import itertools
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -153,7 +154,9 @@ class Kernels:
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             waited_for: list[Future[Any]] = [pool.submit(operators, stable_abi=self.stable_abi)]
             for stem in (
-                FEW_TOKENS if or_16_bit else [variant, *BEFORE[kernel], *(["mask_tiles"] if masked and BEFORE[kernel] else [])]
+                FEW_TOKENS
+                if or_16_bit
+                else [variant, *BEFORE[kernel], *(["mask_tiles", "seen_keys"] if masked and BEFORE[kernel] else [])]
             ):
                 own = next((one for one in SOURCES[stem].get("head_dim", ()) if head_dim <= one), 0)
                 instance = f"{stem}-d{own}-{suffix}" if own else stem
@@ -322,6 +325,20 @@ class Case:
                 assert torch.equal(fuzz.bits(one), fuzz.bits(other)), seed
 
 
+def check_unseen(kernels: Kernels, kernel: str, mask: torch.Tensor, v_hidden: float) -> None:
+    """Hold the kernel to the same bits whatever keys, and values, no query sees; and to the reference, in K a bias."""
+    q, k, v = (x.half() for x in inputs(2, 2, 1, 70, 333, 64, 64))
+    k[..., 3] += 10
+    seen = reference.seen_keys(mask, 2, 333)
+    assert seen is not None
+    unseen = ~seen[:, None, :, None]
+    zeros = Case(q, k.masked_fill(unseen, 0.0), v.masked_fill(unseen, 0.0), attn_mask=mask)
+    numbers = Case(q, k.masked_fill(unseen, math.nan), v.masked_fill(unseen, v_hidden), attn_mask=mask)
+    zeros.check(kernels, kernel)
+    for one, other in zip(zeros.run(kernels, kernel), numbers.run(kernels, kernel), strict=True):
+        assert torch.equal(fuzz.bits(one), fuzz.bits(other))
+
+
 def stand_in(kernels: Kernels, monkeypatch: pytest.MonkeyPatch) -> None:
     """Put these in the operators' place. Threads of each call go on in another order."""
     seeds = itertools.count()
@@ -359,6 +376,25 @@ def inputs(
         randn(batch, kv_heads, kv_len, head_dim, seed=1) + 2 * randn(1, kv_heads, 1, head_dim, seed=4),
         randn(batch, kv_heads, kv_len, v_head_dim, seed=2) + randn(1, kv_heads, 1, v_head_dim, seed=5),
     ]
+
+
+def _forms() -> dict[str, torch.Tensor]:
+    """Masks of two batch elements, two heads, 70 queries and 333 keys, of which they leave a part, some in the middle, or none."""
+    some = torch.arange(333) < 150
+    others = (torch.arange(333) >= 130) & (torch.arange(333) < 300) & (randn(333, seed=8) > 0)
+    scores = randn(2, 2, 70, 333, seed=9)
+    return {
+        "keys": torch.stack([some, others])[:, None, None],
+        "keys of all": others[None],
+        "no key": torch.stack([some, some & False])[:, None, None],
+        "scores": (scores[0, 0] > 0.5) & some,
+        "scores of heads": (scores > 0.5) & torch.stack([some, others])[:, None, None],
+        "added": scores[:, :1].masked_fill(~some, -math.inf).half(),
+        "added to keys": randn(333).half().masked_fill(~others, -65504.0)[None],
+    }
+
+
+FORMS = _forms()
 
 
 def packed(

@@ -11,7 +11,19 @@ from pathlib import Path
 
 import pytest
 import torch
-from kernels_on_cpu import MANY, WAIT, WAIT_AT_END, Case, Kernels, check_wrong_starts, inputs, packed, randn
+from kernels_on_cpu import (
+    FORMS,
+    MANY,
+    WAIT,
+    WAIT_AT_END,
+    Case,
+    Kernels,
+    check_unseen,
+    check_wrong_starts,
+    inputs,
+    packed,
+    randn,
+)
 from model_inputs import sink
 
 pytestmark = pytest.mark.slow
@@ -96,6 +108,11 @@ def test_kernels_agree_with_the_reference(name: str, kernels: Kernels) -> None:
     (out, lse), (expected, expected_lse) = case.run(kernels, KERNEL), case.expected(KERNEL)
     assert torch.equal(out, expected)
     torch.testing.assert_close(lse, expected_lse, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("form", sorted(FORMS))
+def test_what_nobody_sees_changes_no_bit(form: str, kernels: Kernels) -> None:
+    check_unseen(kernels, KERNEL, FORMS[form], v_hidden=math.nan)
 
 
 # Blocks come in another order too, and which of them run before the kernel that they are launched to overlap.

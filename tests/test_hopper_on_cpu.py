@@ -16,7 +16,18 @@ import fuzz
 import pytest
 import torch
 from fuzz_inputs import Problem
-from kernels_on_cpu import Case, Kernels, check_random_calls, check_wrong_starts, inputs, packed, randn, stand_in
+from kernels_on_cpu import (
+    FORMS,
+    Case,
+    Kernels,
+    check_random_calls,
+    check_unseen,
+    check_wrong_starts,
+    inputs,
+    packed,
+    randn,
+    stand_in,
+)
 
 from sageattention import dispatch
 
@@ -210,7 +221,7 @@ class MaskTiles(ctypes.Structure):
 
     _fields_ = (
         ("mask", Mask),
-        *((name, ctypes.c_void_p) for name in ("tiles", "bits")),
+        *((name, ctypes.c_void_p) for name in ("tiles", "bits", "seen")),
         *((name, ctypes.c_int32) for name in ("heads", "rows", "keys", "causal", "vectors", "count")),
     )
 
@@ -221,8 +232,11 @@ HIDDEN, MIXED, VISIBLE, ADDED = range(4)
 
 def look_at(
     kernels: Kernels, mask: torch.Tensor, rows: int, tile_rows: int, *, bits: bool, causal: bool
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """What mask_tiles says of [heads, rows or 1, keys]: [heads, tiles of rows, tiles of keys], and for each tile the words."""
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """What mask_tiles says of [heads, rows or 1, keys].
+
+    Returns [heads, tiles of rows, tiles of keys], for each tile the words, and which of its keys some row sees.
+    """
     keys, size = mask.shape[2], mask.element_size()
     row_tiles, key_tiles = -(-rows // tile_rows), -(-keys // 64)
     tiles = torch.full((mask.shape[0], row_tiles, key_tiles), 255, dtype=torch.uint8)
@@ -231,13 +245,24 @@ def look_at(
     told = Mask(mask.data_ptr(), 0, 0, 0, mask.stride(0) * size, row_stride, mask.stride(2) * size)
     told.tile_rows, told.type = tile_rows, MASK_TYPES.index(mask.dtype)
     vectors = mask.data_ptr() % 16 == 0 and mask.stride(0) * size % 16 == 0 and row_stride % 16 == 0 and mask.stride(2) == 1
+    seen = torch.full((*tiles.shape, 4), -1, dtype=torch.int32)
     params = MaskTiles(
-        told, tiles.data_ptr(), words.data_ptr() if bits else 0, mask.shape[0], rows, keys, causal, vectors, tiles.numel()
+        told,
+        tiles.data_ptr(),
+        words.data_ptr() if bits else 0,
+        seen.data_ptr(),
+        mask.shape[0],
+        rows,
+        keys,
+        causal,
+        vectors,
+        tiles.numel(),
     )
     launch = ctypes.CDLL(str(kernels.folder / kernels.architecture / "mask_tiles.so")).launch
     launch.restype = ctypes.c_char_p
     assert launch(ctypes.byref(params), -(-tiles.numel() // 8), 1, 256, 0, 1, None, 0) is None
-    return tiles, words
+    key = torch.arange(64)
+    return tiles, words, (seen[..., key % 8 // 2] >> key // 8 * 4 + key % 2 & 1).bool()
 
 
 def expected_tiles(
@@ -270,6 +295,12 @@ def expected_tiles(
     return tiles, words
 
 
+def seen_by_tiles(sees: torch.Tensor, tile_rows: int) -> torch.Tensor:
+    """Which keys a row of each tile sees: [heads, rows, keys] → [heads, tiles of rows, tiles of keys, 64]."""
+    padded = torch.nn.functional.pad(sees, (0, -sees.shape[2] % 64, 0, -sees.shape[1] % tile_rows))
+    return padded.unflatten(2, (-1, 64)).unflatten(1, (-1, tile_rows)).any(dim=2)
+
+
 @pytest.mark.parametrize("dtype", MASK_TYPES, ids=str)
 @pytest.mark.parametrize("rows", [1, 70, 200])
 def test_mask_tiles(dtype: torch.dtype, rows: int, hopper: Kernels) -> None:
@@ -285,9 +316,10 @@ def test_mask_tiles(dtype: torch.dtype, rows: int, hopper: Kernels) -> None:
             if (bits and dtype == torch.float32) or (causal and (rows == 1 or not bits)):
                 continue  # not asked for
             asked = rows if causal else mask_rows
-            tiles, words = look_at(hopper, mask, asked, tile_rows, bits=bits, causal=causal)
+            tiles, words, seen = look_at(hopper, mask, asked, tile_rows, bits=bits, causal=causal)
             expected, expected_words = expected_tiles(mask, asked, tile_rows, bits=bits, causal=causal)
             assert torch.equal(tiles, expected)
+            assert torch.equal(seen, seen_by_tiles(~hidden.expand(-1, asked, -1), tile_rows))
             read = (expected == MIXED) | (expected == ADDED)
             assert not bits or torch.equal(words[read], expected_words[read])
 
@@ -300,9 +332,15 @@ def test_mask_tiles_of_other_bytes_than_one(hopper: Kernels) -> None:
     bytes_of = torch.arange(1, 256, dtype=torch.uint8).repeat(196)[: seen.numel()].view(seen.shape) * seen
     for width in (333, 336):
         mask = torch.zeros(1, 150, width, dtype=torch.uint8)[..., :333].copy_(bytes_of).view(torch.bool)
-        tiles, words = look_at(hopper, mask, 150, 64, bits=True, causal=False)
+        tiles, words, keys = look_at(hopper, mask, 150, 64, bits=True, causal=False)
         assert torch.equal(tiles, expected)
+        assert torch.equal(keys, seen_by_tiles(seen, 64))
         assert torch.equal(words[expected == MIXED], expected_words[expected == MIXED])
+
+
+@pytest.mark.parametrize("form", sorted(FORMS))
+def test_what_nobody_sees_changes_no_bit(form: str, hopper: Kernels) -> None:
+    check_unseen(hopper, KERNEL, FORMS[form], v_hidden=1e4)
 
 
 @pytest.mark.parametrize("name", ["many tiles", "many pairs", "causal, 256", "packed", "mask", "added"])

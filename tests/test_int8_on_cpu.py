@@ -18,11 +18,13 @@ import torch
 from fuzz_inputs import Problem
 from kernels_on_cpu import (
     BEFORE,
+    FORMS,
     MANY,
     WAIT,
     Case,
     Kernels,
     check_random_calls,
+    check_unseen,
     check_wrong_starts,
     inputs,
     packed,
@@ -122,6 +124,12 @@ def test_many_packed_sequences(ada: Kernels) -> None:
     packed(*MANY, 64, 48, torch.float16, kv_heads=4).check(ada, "sm89_qk_int8_pv_f8")
     blocks = {kernel: blocks for kernel, blocks, *_ in ada.launches()}
     assert blocks["quant_k_int8"] == blocks["quant_v_f8"] == 4 * (sum(MANY[1]) // (4 * 128) + len(MANY[1]))
+
+
+@pytest.mark.parametrize("form", sorted(FORMS))
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_what_nobody_sees_changes_no_bit(kernel: str, form: str, ada: Kernels) -> None:
+    check_unseen(ada, kernel, FORMS[form], v_hidden=1e4 if kernel == "sm80_qk_int8_pv_f16" else math.nan)
 
 
 @pytest.mark.parametrize("name", ["causal", "packed", "bool mask"])

@@ -124,6 +124,7 @@ EXPECTED = {
         ("LDG.E.EF.128", "LDG.E.U8", "LDG.E.U16", "LDG.E", "STG.E"),
         since_90=("PREEXIT", "ACQBULK"),
     ),
+    "seen_keys": Expected(lambda _, __: 6, (), ("LDG.E.128", "STG.E"), since_90=("PREEXIT", "ACQBULK")),
     # A warp by itself: no shared memory but for Q at head_dim 256, where registers are short.
     "sm80_qk_f16_pv_f16": Expected(
         lambda d, _: 4 if d <= 64 else 2 if d <= 128 else 1,

@@ -410,6 +410,52 @@ def test_sampled_mean(tokens: int) -> None:
         assert (moved - mean).abs().mean() <= 0.1
 
 
+@pytest.mark.parametrize("kernel", [*reference.PRECISION, *reference_fp4.PRECISION])
+@pytest.mark.parametrize(("filled", "room", "bias"), [(300, 1024, 100), (40, 77, 30), (20, 4096, 100), (1, 200, 100)])
+def test_a_cache_that_is_not_full(filled: int, room: int, bias: float, kernel: str) -> None:
+    """Zeros that a mask hides cost nothing where K has a bias, as they would beside their neighbours."""
+    q, k, v = qkv(2, 64, 64, kv_len=room)
+    k[:, :, :, 3] += bias
+    k[:, :, filled:] = v[:, :, filled:] = 0
+    options: dict[str, Any] = {"is_causal": False, "sm_scale": 0.125, "smooth_k": True, "kernel": kernel}
+    out, lse = reference.attention(q, k, v, (torch.arange(room) < filled)[None], **options)
+    expected, expected_lse = exact(q, k[:, :, :filled], v[:, :, :filled])
+    alone = reference.attention(q, k[:, :, :filled], v[:, :, :filled], **options)[0]
+    assert relative_l1(out, expected) <= 1.1 * relative_l1(alone, expected) + 1e-4
+    assert (lse - expected_lse).abs().max() <= (0.3 if "fp4" in kernel else 0.15)
+
+
+@pytest.mark.parametrize("kernel", [*reference.PRECISION, *reference_fp4.PRECISION])
+def test_what_no_query_sees_changes_no_bit(kernel: str) -> None:
+    q, k, v = qkv(2, 70, 64, kv_len=333, batch=2)
+    seen = torch.stack([torch.arange(333) < 150, randn(333, seed=7) > 0])
+    mask = (randn(2, 2, 70, 333, seed=8) > 0) & seen[:, None, None]
+    results = [
+        reference.attention(
+            q,
+            k.masked_fill(~seen[:, None, :, None], number),
+            v.masked_fill(~seen[:, None, :, None], number),
+            mask,
+            is_causal=False,
+            sm_scale=0.125,
+            smooth_k=True,
+            smooth_v=True,
+            kernel=kernel,
+        )
+        for number in (0.0, 1e4, math.nan)
+    ]
+    for out, lse in results:
+        assert torch.equal(out, results[0][0])
+        assert torch.equal(lse, results[0][1])
+
+
+def test_keys_past_the_last_query_change_no_bit() -> None:
+    q, k, v = qkv(2, 70, 64, kv_len=333)
+    some = attend(q, k[:, :, :70], v[:, :, :70], is_causal=True)
+    k[:, :, 70:] = v[:, :, 70:] = math.nan
+    assert torch.equal(attend(q, k, v, is_causal=True), some)
+
+
 def test_rounding_is_to_nearest_even() -> None:
     x = torch.tensor([-127.0, -2.5, -1.5, -0.5, 0.5, 1.5, 2.5, 127.0])
     assert reference.round_to_int8(x, torch.tensor(127.0)).tolist() == [-127, -2, -2, 0, 0, 2, 2, 127]

@@ -275,7 +275,7 @@ def test_its_own_kernels_and_no_others() -> None:
     assert set(dispatch.KERNELS) == {KERNEL}
     assert dispatch.KERNELS[KERNEL].error == FP4.relative_l1
     (installed,) = {frozenset(name.partition(".")[0] for name in names) for names in _library.kernels.values()}
-    assert installed == {KERNEL, "mask_tiles", "means", "quant_kv_fp4"}
+    assert installed == {KERNEL, "mask_tiles", "seen_keys", "means", "quant_kv_fp4"}
 
 
 # ── PyTorch's machinery ──────────────────────────────────────────────────────────────────────────────────────────────

@@ -346,6 +346,6 @@ def test_the_operator_takes_it(hopper: Kernels) -> None:
     seen = some_hidden(200, 200)
     for mask in (seen, torch.zeros(200, 200).masked_fill(~seen, -math.inf).bfloat16()):
         assert launched(0.1, or_16_bit=True, mask=mask) == [f"{KERNEL}_masked"]
-        assert launched(-0.1, or_16_bit=True, mask=mask) == ["mask_tiles", "quant_k_int8", f"{QUANTISES}_masked"]
+        assert launched(-0.1, or_16_bit=True, mask=mask) == ["mask_tiles", "seen_keys", "quant_k_int8", f"{QUANTISES}_masked"]
     with pytest.raises((TypeError, RuntimeError), match="takes dtype bool or that of q"):
         launched(0.1, or_16_bit=True, mask=torch.zeros(200, 200))

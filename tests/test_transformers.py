@@ -45,6 +45,7 @@ BOTH: dict[str, Any] = {
 # By transformers' name: what differs from its defaults, and how many calls one pass makes.
 MODELS: dict[str, tuple[dict[str, Any], int]] = {
     "llama": ({**SMALL, "num_key_value_heads": 2}, 2),
+    "qwen2": ({**SMALL, "num_key_value_heads": 2}, 2),
     "mistral": ({**SMALL, "num_key_value_heads": 2, "sliding_window": 16}, 2),
     "gemma3_text": ({**SMALL, "num_key_value_heads": 2, "head_dim": 32, "sliding_window": 16}, 2),
     "falcon": ({**SMALL, "multi_query": True}, 2),
@@ -71,6 +72,8 @@ def built(name: str, how: Any = transformers.AutoModel) -> Any:
         if weight.dim() == 2 and "embed" not in path:
             scaled = 32 if name == "t5" and path.endswith(".q.weight") else 1  # which has no scale but this
             torch.nn.init.normal_(weight, std=(weight.shape[1] * scaled) ** -0.5)
+        elif name == "qwen2" and path.endswith("k_proj.bias"):  # as trained: large where positions hardly turn it
+            weight.data.view(-1, 32)[:, 15::16] = 30.0
     return model.to(torch.bfloat16).eval()
 
 
@@ -131,9 +134,10 @@ def test_models(name: str, in_its_place: Callable[[Callable[..., Any]], list[Any
 
 
 @pytest.mark.parametrize("room", [None, 64])
-def test_a_cache(room: int | None, in_its_place: Callable[[Callable[..., Any]], list[Any]]) -> None:
+@pytest.mark.parametrize("name", ["llama", "qwen2"])
+def test_a_cache(name: str, room: int | None, in_its_place: Callable[[Callable[..., Any]], list[Any]]) -> None:
     """One that grows, and a static one that has room for more; the same tokens are written to both."""
-    model, given = built("llama", transformers.AutoModelForCausalLM), inputs("llama")
+    model, given = built(name, transformers.AutoModelForCausalLM), inputs(name)
 
     def logits() -> torch.Tensor:
         cache = transformers.StaticCache(config=model.config, max_cache_len=room) if room else None

@@ -28,6 +28,7 @@ using cuda::std::uint8_t;
 using std::int32_t;
 using std::int64_t;
 using std::int8_t;
+using std::uint32_t;
 using std::uint64_t;
 using std::uint8_t;
 #endif

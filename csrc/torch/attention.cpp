@@ -1,5 +1,6 @@
 #include "torch/attention.h"
 
+#include <algorithm>
 #include <limits>
 
 #include "kernels/attention/params.h"
@@ -86,11 +87,11 @@ void run(Call& call, const Tensor& out, const Tensor& lse, const std::optional<T
   const Tiling tiling = tiling_of(call, store.device(call.device()).multiprocessors, mask_kind);
   const Workspace workspace(call, tiling);
   if (kernel.fp4) {
-    find_means(call, workspace);
-    quantise_kv_fp4(call, workspace);
+    find_means(call, workspace, looked.seen);
+    quantise_kv_fp4(call, workspace, looked.seen);
   } else {
-    quantise_k(call, workspace, tiling);
-    if (kernel.quant_v != nullptr) quantise_v(call, workspace);
+    quantise_k(call, workspace, looked.seen, tiling);
+    if (kernel.quant_v != nullptr) quantise_v(call, workspace, looked.seen);
   }
   AttentionParams params = attention_params(call, out, lse, workspace);
   params.mask = looked.mask;
@@ -152,8 +153,10 @@ std::tuple<Tensor, Tensor> attention(const Tensor& q, const Tensor& k, const Ten
                                      double sm_scale, int64_t bits) {
   const AttentionOptions options(bits);
   const AttentionKernel& kernel = attention_kernel(options.kernel);
-  const AttentionShape shape = check_attention(q, k, v, options.heads_first);
+  AttentionShape shape = check_attention(q, k, v, options.heads_first);
   TORCH_CHECK_VALUE(shape.kv_len >= 1 || q.numel() == 0, "k: expected at least one token, got none");
+  // No query sees those further on, as of a cache that is not full.
+  if (options.is_causal && !attn_mask.has_value()) shape.kv_len = std::max(1, std::min(shape.kv_len, shape.qo_len));
   Call call{kernel, shape, q, k, v, {}, {}, sm_scale, options};
   check_kernel(call);
   if (const auto result = attention_of_few_tokens(call, attn_mask)) return *result;

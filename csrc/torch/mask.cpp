@@ -111,8 +111,18 @@ LookedAt look_at_mask(const Call& call, const Tensor& attn_mask) {
   mask.tiles_head_stride = looked.heads == 1 ? 0 : looked.tiles.stride(1);
   mask.tiles_row_stride = row_tiles == 1 ? 0 : looked.tiles.stride(2);
   params.mask = looked.mask = mask;
-  const int64_t blocks = (int64_t{params.count} + MaskTiles::kTilesOfBlock - 1) / MaskTiles::kTilesOfBlock;
-  if (blocks > 0) launch_common(call, "mask_tiles", blocks, MaskTiles::kThreads, &params);
+  looked.seen_by_tiles = call.empty({looked.tiles.numel(), SeenKeys::kWords}, kInt);
+  params.seen = data_or_null<uint32_t>(looked.seen_by_tiles);
+  if (params.count == 0) return looked;
+  launch_common(call, "mask_tiles", (int64_t{params.count} + MaskTiles::kTilesOfBlock - 1) / MaskTiles::kTilesOfBlock, MaskTiles::kThreads, &params);
+  const int64_t parts = looked.heads * row_tiles;
+  looked.seen = {params.seen, looked.batch == 1 ? 0 : key_tiles * SeenKeys::kWords};
+  if (parts == 1) return looked;
+  looked.seen_keys = call.empty({looked.batch, key_tiles, SeenKeys::kWords}, kInt);
+  looked.seen.data = data_or_null<uint32_t>(looked.seen_keys);
+  SeenKeys::Params added{params.seen, data_or_null<uint32_t>(looked.seen_keys), static_cast<int32_t>(parts), static_cast<int32_t>(key_tiles),
+                         static_cast<int32_t>(looked.batch * key_tiles)};
+  launch_common(call, "seen_keys", (added.count + SeenKeys::kTilesOfBlock - 1) / SeenKeys::kTilesOfBlock, SeenKeys::kThreads, &added);
   return looked;
 }
 

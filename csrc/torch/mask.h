@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "kernels/attention/params.h"
+#include "kernels/mask/seen_keys.h"
 #include "torch/call.h"
 #include "torch/tensor.h"
 
@@ -12,8 +13,9 @@ namespace sage {
 
 // A mask as kernels are told of it, with the tensors that it lies in.
 struct LookedAt {
-  Tensor data, tiles, bits;
+  Tensor data, tiles, bits, seen_by_tiles, seen_keys;
   AttentionMask mask{};
+  SeenKeys::Words seen{};
   int32_t batch = 1, heads = 1, rows = 1;  // of data, 1 where it is broadcast
 };
 

@@ -11,7 +11,7 @@ namespace {
 
 // What the kernels that quantise K and V are told alike.
 template <typename Params>
-Params quantisation(const Call& call, int32_t head_dim) {
+Params quantisation(const Call& call, const SeenKeys::Words& seen, int32_t head_dim) {
   Params params{};
   params.kv_heads = call.shape.kv_heads;
   params.kv_len = call.shape.kv_len;
@@ -20,11 +20,13 @@ Params quantisation(const Call& call, int32_t head_dim) {
   params.together = call.spans_together();
   params.lots = call.lots(params.together);
   params.cu_seqlens = data_or_null<int32_t>(call.cu_seqlens_k);
+  if (call.options.is_causal) params.cu_seqlens_q = data_or_null<int32_t>(call.cu_seqlens_q);
+  params.seen = seen;
   return params;
 }
 
-QuantV::Params quantisation_of_v(const Call& call, const Workspace& workspace) {
-  auto params = quantisation<QuantV::Params>(call, call.shape.v_head_dim);
+QuantV::Params quantisation_of_v(const Call& call, const Workspace& workspace, const SeenKeys::Words& seen) {
+  auto params = quantisation<QuantV::Params>(call, seen, call.shape.v_head_dim);
   params.v = view(call.v, call.shape.heads_first);
   params.v_quantised = workspace.v;
   params.v_scale = workspace.v_scale;
@@ -34,8 +36,8 @@ QuantV::Params quantisation_of_v(const Call& call, const Workspace& workspace) {
 
 }  // namespace
 
-void quantise_k(const Call& call, const Workspace& workspace, const Tiling& tiling) {
-  auto params = quantisation<QuantKInt8::Params>(call, call.shape.head_dim);
+void quantise_k(const Call& call, const Workspace& workspace, const SeenKeys::Words& seen, const Tiling& tiling) {
+  auto params = quantisation<QuantKInt8::Params>(call, seen, call.shape.head_dim);
   params.k = view(call.k, call.shape.heads_first);
   params.k_int8 = workspace.k_int8;
   params.k_scale = workspace.k_scale;
@@ -46,12 +48,12 @@ void quantise_k(const Call& call, const Workspace& workspace, const Tiling& tili
   launch(call, "quant_k_int8", call.kv_blocks(), QuantKInt8::kThreads, &params);
 }
 
-void quantise_v(const Call& call, const Workspace& workspace) {
-  auto params = quantisation_of_v(call, workspace);
+void quantise_v(const Call& call, const Workspace& workspace, const SeenKeys::Words& seen) {
+  auto params = quantisation_of_v(call, workspace, seen);
   launch(call, call.kernel.quant_v, call.kv_blocks(), QuantV::threads(call.head_dim()), &params);
 }
 
-void find_means(const Call& call, const Workspace& workspace) {
+void find_means(const Call& call, const Workspace& workspace, const SeenKeys::Words& seen) {
   const AttentionShape& shape = call.shape;
   Means::Params params{};
   params.q = view(call.q, shape.heads_first);
@@ -66,15 +68,17 @@ void find_means(const Call& call, const Workspace& workspace) {
   params.means = call.means();
   params.cu_seqlens_q = data_or_null<int32_t>(call.cu_seqlens_q);
   params.cu_seqlens_k = data_or_null<int32_t>(call.cu_seqlens_k);
+  params.causal = call.packed() && call.options.is_causal ? 1 : 0;
+  params.seen = seen;
   const int64_t q_blocks = int64_t{shape.batch} * shape.q_heads * call.means();
   const int64_t k_blocks = call.options.smooth_k ? int64_t{shape.batch} * shape.kv_heads : 0;
   params.q_blocks = static_cast<int32_t>(q_blocks);
   launch(call, "means", q_blocks + k_blocks, Means::kThreads, &params);
 }
 
-void quantise_kv_fp4(const Call& call, const Workspace& workspace) {
+void quantise_kv_fp4(const Call& call, const Workspace& workspace, const SeenKeys::Words& seen) {
   QuantKvFp4::Params params{};
-  params.v = quantisation_of_v(call, workspace);
+  params.v = quantisation_of_v(call, workspace, seen);
   params.v_blocks = static_cast<int32_t>(call.kv_blocks());
   params.k_blocks = static_cast<int32_t>(call.kv_spans());
   params.k.k = view(call.k, call.shape.heads_first);
@@ -93,6 +97,8 @@ void quantise_kv_fp4(const Call& call, const Workspace& workspace) {
   params.k.causal = call.options.is_causal ? 1 : 0;
   params.k.scale_log2 = static_cast<float>(call.sm_scale * kLog2E);
   params.k.cu_seqlens = params.v.cu_seqlens;
+  params.k.cu_seqlens_q = params.v.cu_seqlens_q;
+  params.k.seen = seen;
   launch(call, call.kernel.quant_v, call.kv_blocks() + call.parts() * call.kv_spans(), QuantKvFp4::threads(call.head_dim()), &params);
 }
 

@@ -86,8 +86,14 @@ def test_a_kernel_that_is_missing_is_missed(tmp_path: Path) -> None:
 
 def test_each_package_has_its_own_kernels() -> None:
     mine, others = (set(content.instances("12.9", package)) for package in (NAME, "sageattention"))
-    assert mine & others == {"mask_tiles"}
-    assert {name.partition("-")[0] for name in mine} == {"mask_tiles", "means", "quant_kv_fp4", "sm120_qk_fp4_pv_fp4"}
+    assert mine & others == {"mask_tiles", "seen_keys"}
+    assert {name.partition("-")[0] for name in mine} == {
+        "mask_tiles",
+        "seen_keys",
+        "means",
+        "quant_kv_fp4",
+        "sm120_qk_fp4_pv_fp4",
+    }
     assert not any("fp4" in name for name in others)
 
 

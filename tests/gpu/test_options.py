@@ -140,6 +140,26 @@ def test_masks(kernel: str, head_dim: int, causal: bool) -> None:
         assert (lse - expected_lse)[~blind].abs().max() <= 0.15, name
 
 
+@pytest.mark.parametrize("filled", [40, 300, 700])
+def test_a_cache_that_is_not_full(kernel: str, filled: int) -> None:
+    """Whatever keys hold that a mask hides from all queries changes no bit, and costs nothing where K has a bias."""
+    q, k, v = (randn(2, 4, tokens, 128, seed=i) for i, tokens in enumerate((200, 1000, 1000)))
+    k[..., 3] += 50
+    seen, rows = torch.arange(1000, device="cuda") < filled, torch.arange(200, device="cuda")[:, None]
+    for mask in (
+        seen[None],
+        seen & (torch.arange(1000, device="cuda") <= rows + filled // 2),
+        torch.zeros(200, 1000, dtype=q.dtype, device="cuda").masked_fill(~seen, -math.inf),
+    ):
+        results = []
+        for number in (0.0, 1e4):
+            k[:, :, filled:] = v[:, :, filled:] = number
+            results.append(attend(kernel, q, k, v, mask))
+        meant = mask if mask.dtype == torch.bool else mask.double()
+        assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
+        assert relative_l1(results[0][0], exact(q, k, v, attn_mask=meant)[0]) <= limit(kernel)
+
+
 def test_nan_in_a_mask_is_not_hidden(kernel: str) -> None:
     q, k, v = (randn(1, 1, 100, 64, seed=i) for i in range(3))
     mask = torch.zeros(100, 100, device="cuda", dtype=q.dtype)

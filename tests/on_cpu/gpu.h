@@ -500,6 +500,13 @@ inline uint32_t __reduce_add_sync(uint32_t, uint32_t x) {
     for (int lane = 0; lane < 32; ++lane) made.put(lane, sum);
   });
 }
+inline uint32_t __reduce_or_sync(uint32_t, uint32_t x) {
+  return gpu::together<uint32_t>(x, [](auto given, auto made) {
+    uint32_t bits = 0;
+    for (int lane = 0; lane < 32; ++lane) bits |= given[lane];
+    for (int lane = 0; lane < 32; ++lane) made.put(lane, bits);
+  });
+}
 inline bool __any_sync(uint32_t mask, bool x) { return __ballot_sync(mask, x) != 0; }
 inline bool __all_sync(uint32_t mask, bool x) { return __ballot_sync(mask, !x) == 0; }
 
@@ -545,6 +552,10 @@ template <typename T>
 void __stcg(T* pointer, T value) { *pointer = value; }
 template <typename T>
 T atomicAdd(T* pointer, T x) { return std::exchange(*pointer, *pointer + x); }
+template <typename T>
+T atomicMin(T* pointer, T x) { return std::exchange(*pointer, std::min(*pointer, x)); }
+template <typename T>
+T atomicMax(T* pointer, T x) { return std::exchange(*pointer, std::max(*pointer, x)); }
 inline void* __cvta_shared_to_generic(uint32_t address) { return gpu::at(address, 1); }
 
 #ifdef SAGE_RACES

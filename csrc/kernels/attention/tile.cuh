@@ -53,7 +53,7 @@ struct Tile {
       const int tile = slot - queries.first_slot;
       qo_len = tile < tiles ? queries.length : 0;
       first_row = (tiles - 1 - tile) * block_m;
-      kv_len = queries.index < p.batch ? keys.length : 0;
+      kv_len = queries.index >= p.batch ? 0 : p.causal ? min(keys.length, queries.length) : keys.length;
       q_token = queries.first_token;
       kv_token = keys.first_token;
       lse = static_cast<int64_t>(head) * p.qo_len + queries.first_token;

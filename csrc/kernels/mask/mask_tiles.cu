@@ -119,6 +119,21 @@ __device__ __forceinline__ uint32_t look_at(const uint4* first, const uint4* sec
   }
 }
 
+// From the keys that each lane's rows see, as look_at leaves them, to those that any row sees: lanes 0 to 3 have SeenKeys' words.
+template <int kType>
+__device__ __forceinline__ uint32_t seen_by_tile(uint32_t keys) {
+#pragma unroll
+  for (int lanes = 16; lanes >= 4; lanes /= 2) keys |= __shfl_xor_sync(0xffffffffu, keys, lanes);
+  if constexpr (kType == AttentionMask::kFloat) {  // of each 16 keys a lane has four neighbouring ones, the word two and those eight further
+    const int lane = threadIdx.x % 4;
+    keys |= keys >> 4;
+    const uint32_t low = __shfl_sync(0xffffffffu, keys, lane / 2), high = __shfl_sync(0xffffffffu, keys, lane / 2 + 2);
+    return low >> lane % 2 * 2 & 0x03030303u | (high >> lane % 2 * 2 & 0x03030303u) << 4;
+  } else {
+    return (keys | keys >> 2) & 0x33333333u;
+  }
+}
+
 // Of the first keys of a tile, this one the last, this lane's bits in a word, for one row.
 __device__ __forceinline__ uint32_t keys_up_to(int last) {
   const auto eights = [](int last) { return last < 0 ? 0 : last >= 7 ? ~0u : (16u << 4 * last) - 1; };
@@ -172,7 +187,7 @@ __device__ __forceinline__ void look_at_tile(const MaskTiles::Params& p) {
                        (batch_head - batch * heads) * p.mask.head_stride + (tile_row + lane / 4) * row_stride +
                        (tile_key + lane % 4 * kPieceKeys) * p.mask.key_stride;
 
-  uint32_t words[kSlabs] = {}, added = 0, count = 0;
+  uint32_t words[kSlabs] = {}, added = 0, count = 0, seen = 0;
 #pragma unroll 1
   for (int first_row = tile_row; first_row < tile_row + tile_rows; first_row += kRowsAtOnce) {
     uint4 pieces[kPieces];  // of each eighth row first those of its keys
@@ -204,8 +219,11 @@ __device__ __forceinline__ void look_at_tile(const MaskTiles::Params& p) {
     for (int j = 0; j < kPieces; j += 2 * kElement) {
       append(words, look_at<kType>(pieces + j, pieces + j + kElement, added));
       count += __popc(words[kSlabs - 1]);
+      seen |= words[kSlabs - 1];
     }
   }
+  seen = seen_by_tile<kType>(seen);
+  if (lane < SeenKeys::kWords) p.seen[static_cast<int64_t>(tile) * SeenKeys::kWords + lane] = seen;
   if (p.causal && tile_row < tile_key + MaskTiles::kKeys) {
     count = 0;
 #pragma unroll 1

@@ -2,11 +2,12 @@
 #pragma once
 
 #include "kernels/attention/params.h"
+#include "kernels/mask/seen_keys.h"
 
 namespace sage {
 
 struct MaskTiles {
-  static constexpr int kKeys = 64;   // of a tile
+  static constexpr int kKeys = SeenKeys::kKeys;  // of a tile
   static constexpr int kRows = 128;  // of a tile for mma.sync
   static constexpr int kWgmmaRows = 64;
   static constexpr int kWords = 128;  // of bits for such a tile: one for each thread of a warpgroup
@@ -17,6 +18,7 @@ struct MaskTiles {
     AttentionMask mask;  // tiles and bits unset
     uint8_t* tiles;      // [batch, heads, ceil(rows / mask.tile_rows), ceil(keys / kKeys)]
     uint32_t* bits;      // [as tiles, kWords]; null: not wanted
+    uint32_t* seen;      // [as tiles, SeenKeys::kWords]: which keys some row of the tile sees
     // Of the mask, 1 where it is broadcast.
     int32_t heads;
     int32_t rows;

@@ -45,15 +45,35 @@ struct alignas(16) MeanOfKeys {
 template <typename Config>
 struct KeysOfWarp {
   int first_key;  // of the batch element or sequence
-  uint32_t bits[Config::kPieces][Config::kNFragments][4];
+  uint32_t counts;  // a bit for each that does: others are past the end, or nobody sees them
+  alignas(16) uint32_t bits[Config::kPieces][Config::kNFragments][4];
 
   __device__ __forceinline__ KeysOfWarp(const typename Config::Params& p, const KvSpan& span)
-      : first_key(span.first_key + static_cast<int>(threadIdx.x) / 32 * Config::kKeys) {
+      : first_key(span.first_key + static_cast<int>(threadIdx.x) / 32 * Config::kKeys), counts(0) {
     const auto* k = row_pointer<typename Config::Element>(p.k, span.batch, span.head, span.first_token);
     const int lane = threadIdx.x % 32;
     const auto key = [&](int n) { return k + min(first_key + n * 8 + lane / 4, span.length - 1) * p.k.token_stride; };
 #pragma unroll
     for (int piece = 0; piece < Config::kPieces; ++piece) load_rows<8>(bits[piece], key, Config::channel(piece), p.head_dim, p.k.aligned16);
+    const Seen seen(p.seen, span.batch);
+#pragma unroll
+    for (int n = 0; n < Config::kNFragments; ++n) {
+      const int mine = first_key + n * 8 + lane / 4;
+      if (mine < span.length && seen(mine)) counts |= 1u << n;
+    }
+  }
+
+  // What hides them does so by adding to their scores, which so shall be numbers.
+  __device__ __forceinline__ void drop_others() {
+#pragma unroll
+    for (int n = 0; n < Config::kNFragments; ++n) {
+      if (counts >> n & 1) continue;
+#pragma unroll
+      for (int piece = 0; piece < Config::kPieces; ++piece) {
+#pragma unroll
+        for (uint32_t& word : bits[piece][n]) word = 0;
+      }
+    }
   }
 
   __device__ __forceinline__ void keep() {

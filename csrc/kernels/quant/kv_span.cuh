@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kernels/element.cuh"
+#include "kernels/mask/seen_keys.cuh"
 #include "kernels/sequences.cuh"
 
 namespace sage {
@@ -17,10 +18,10 @@ struct KvSpan {
   int64_t mean;        // index of its mean
 
   KvSpan() = default;
-  // `heads` and `tokens` are those of the whole tensor, as the grid is from `first_block` on; cu_seqlens is null where it is not packed. A block of
-  // threads has a lot: `together` consecutive spans of a head and sequence. A head has `lots`, those of all packed sequences; unsigned numbers, whose
+  // `heads` and `tokens` are those of the whole tensor, as the grid is from `first_block` on; cu_seqlens is null where it is not packed, that of queries
+  // where not because of a causal mask no more keys are seen than these. A block of threads has a lot: `together` consecutive spans of a head and sequence. A head has `lots`, those of all packed sequences; unsigned numbers, whose
   // division is shorter.
-  __device__ __forceinline__ KvSpan(const int32_t* cu_seqlens, int sequences, int heads, int tokens, int span_n, int together, uint32_t lots,
+  __device__ __forceinline__ KvSpan(const int32_t* cu_seqlens, const int32_t* cu_seqlens_q, int sequences, int heads, int tokens, int span_n, int together, uint32_t lots,
                                     int first_block = 0) {
     const uint32_t block = blockIdx.x - first_block;
     const int lot = together * span_n;
@@ -43,6 +44,7 @@ struct KvSpan {
       const Sequence sequence = find_sequence(cu_seqlens, sequences, tokens, lot, slot);
       first_key = (slot - sequence.first_slot) * lot;
       length = sequence.index < sequences ? sequence.length : 0;
+      if (cu_seqlens_q != nullptr && length > 0) length = max(0, min(length, cu_seqlens_q[sequence.index + 1] - cu_seqlens_q[sequence.index]));
       end_key = min(length, first_key + lot);
       first_token = sequence.first_token;
       index = head * slots(tokens, sequences, span_n) + sequence.first_token / span_n + sequence.index + first_key / span_n;
@@ -87,13 +89,15 @@ struct Sample {
   float spread[HeadDim];  // mean distance from it
   float partial[2][Threads / 32][HeadDim];
   float weight[Threads / 32];
+  KeyRange tiles_seen;
 };
 
-// Estimates the mean of a tensor's tokens from this many of them. A token's vote weighs less the further it lies from the others, by the
-// square of its distance: one far away, or some that a mask will hide, shall not move it. By a block of threads; their answers are
-// the same in every block that asks.
+// Estimates the mean of a tensor's tokens from this many of them: those that are seen, and where these are few, anew from what lies between the first
+// and the last of all that are. A token's vote weighs less the further it lies from the
+// others, by the square of its distance: one far away shall not move it. By a block of threads; their answers are the same in every block that asks.
 template <int SampledTokens, bool WithSpread, typename Element, int HeadDim, int Threads>
-__device__ __forceinline__ void take_sample(const TensorView& tensor, const KvSpan& span, int head_dim, Sample<HeadDim, Threads>& sample) {
+__device__ __forceinline__ void take_sample(const TensorView& tensor, const KvSpan& span, int head_dim, const Seen& seen,
+                                            Sample<HeadDim, Threads>& sample) {
   constexpr int kThreadsPerToken = 16;
   constexpr int kChannels = HeadDim / kThreadsPerToken;
   constexpr int kPerPass = Threads / kThreadsPerToken;
@@ -102,12 +106,30 @@ __device__ __forceinline__ void take_sample(const TensorView& tensor, const KvSp
   static_assert(Threads >= HeadDim);
   const int channel = threadIdx.x % kThreadsPerToken * kChannels;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const int samples = min(span.length, SampledTokens);
   const auto number = [&](int pass) { return pass * kPerPass + static_cast<int>(threadIdx.x) / kThreadsPerToken; };
   const auto* tokens = row_pointer<Element>(tensor, span.batch, span.head, span.first_token);
-  const auto row = [&](int pass) { return tokens + int64_t{sampled_token<SampledTokens>(number(pass), span.length)} * tensor.token_stride; };
+  KeyRange range{0, span.length};
+  const auto token = [&](uint32_t number) { return range.first + static_cast<int>(sampled_token<SampledTokens>(number, range.end - range.first)); };
+  uint32_t votes_of[SampledTokens / 32];  // a bit for each token that has one
+  const auto count_votes = [&] {
+    int count = 0;
+#pragma unroll
+    for (int i = 0; i < SampledTokens / 32; ++i) {
+      votes_of[i] = __ballot_sync(0xffffffffu, i * 32 + lane < range.end - range.first && seen(token(i * 32 + lane)));
+      count += __popc(votes_of[i]);
+    }
+    return count;
+  };
+  int count = count_votes();
+  if (count < min(span.length, SampledTokens) / 4) {
+    range = seen_range<Threads>(seen, span.length, sample.tiles_seen);
+    count = count_votes();
+  }
+  const auto row = [&](int pass) { return tokens + int64_t{token(number(pass))} * tensor.token_stride; };
   uint32_t bits[kPasses][kChannels / 2];
   load_rows<kChannels>(bits, row, channel, head_dim, tensor.aligned16);
+  static_assert(32 % kPerPass == 0);
+  const auto has_vote = [&](int pass) { return (votes_of[pass * kPerPass / 32] >> number(pass) % 32 & 1) != 0; };
 
   const auto tell = [&](float(&sums)[kWarps][HeadDim], float(&x)[kChannels]) {
     // Lanes 16 apart have the same channels of two tokens.
@@ -127,11 +149,11 @@ __device__ __forceinline__ void take_sample(const TensorView& tensor, const KvSp
   float sum[kChannels] = {};
 #pragma unroll
   for (int pass = 0; pass < kPasses; ++pass) {
-    const float share = number(pass) < samples ? __fdividef(1.0f, static_cast<float>(samples)) : 0.0f;
+    const float share = __fdividef(1.0f, static_cast<float>(count));
     float x[kChannels];
     unpack<Element>(x, bits[pass]);
 #pragma unroll
-    for (int i = 0; i < kChannels; ++i) sum[i] = __fmaf_rn(x[i], share, sum[i]);
+    for (int i = 0; i < kChannels; ++i) sum[i] = has_vote(pass) ? __fmaf_rn(x[i], share, sum[i]) : sum[i];
   }
   tell(sample.partial[0], sum);
   __syncthreads();
@@ -145,15 +167,15 @@ __device__ __forceinline__ void take_sample(const TensorView& tensor, const KvSp
   for (int pass = 0; pass < kPasses; ++pass) {
     float x[kChannels];
     unpack<Element>(x, bits[pass]);
-    distances[pass] = 0.0f;
+    distances[pass] = has_vote(pass) ? 0.0f : INFINITY;
 #pragma unroll
     for (int i = 0; i < kChannels; ++i) distances[pass] += fabsf(x[i] - mean[i]);
   }
-  // A lane looks at one of its passes' tokens. One that is infinitely far has no vote, and none has one where all are. That of the nearest is a number.
+  // A lane looks at one of its passes' tokens. One that is infinitely far weighs nothing, and none does where all are. The nearest's vote is a number.
   constexpr int kLanesPerPass = kThreadsPerToken / kPasses;
   const float distance = sums_of_16_lanes(distances);
   const float inverse = __fdividef(1.0f, fmaxf(distance, 1e-18f));
-  const float vote = number(lane % kThreadsPerToken / kLanesPerPass) < samples && distance < 1e18f ? inverse * inverse : 0.0f;
+  const float vote = distance < 1e18f ? inverse * inverse : 0.0f;
   float moved[kChannels] = {}, spread[kChannels] = {}, votes = 0.0f;
 #pragma unroll
   for (int pass = 0; pass < kPasses; ++pass) {

@@ -24,6 +24,8 @@ struct Means {
     int32_t means;  // of a head of Q: one for each kRows rows, or 1
     const int32_t* cu_seqlens_q;  // null: not packed
     const int32_t* cu_seqlens_k;
+    int32_t causal;
+    SeenKeys::Words seen;
   };
 };
 

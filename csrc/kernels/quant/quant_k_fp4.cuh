@@ -25,9 +25,8 @@ __device__ __forceinline__ void quantise(const typename Config::Params& p, const
     float mean[8];
     unpack<typename Config::Element>(mean, bits);
     unpack<typename Config::Element>(x, keys.bits[piece][n]);
-    const bool there = keys.first_key + n * 8 + lane / 4 < span.length;
 #pragma unroll
-    for (int i = 0; i < 8; ++i) x[i] = there ? x[i] * 0.5f - mean[i] * 0.5f : 0.0f;
+    for (int i = 0; i < 8; ++i) x[i] = keys.counts >> n & 1 ? x[i] * 0.5f - mean[i] * 0.5f : 0.0f;
   };
   float magnitude = Fp4::kSmallest;
 #pragma unroll
@@ -77,7 +76,7 @@ template <typename Config>
 __device__ __forceinline__ void quantise_k_fp4(const typename Config::Params& p, int first_block, int part) {
   __shared__ MeanOfKeys<Config> mean_of_keys;
   ptx::grid_dependency_launch();
-  const KvSpan span(p.cu_seqlens, p.sequences, p.kv_heads, p.kv_len, Config::kSpanN, 1, p.lots, first_block);
+  const KvSpan span(p.cu_seqlens, p.cu_seqlens_q, p.sequences, p.kv_heads, p.kv_len, Config::kSpanN, 1, p.lots, first_block);
   if (span.first_key >= span.length) {
     ptx::grid_dependency_wait();
     return;
@@ -85,6 +84,7 @@ __device__ __forceinline__ void quantise_k_fp4(const typename Config::Params& p,
   KeysOfWarp<Config> keys(p, span);
   ptx::grid_dependency_wait();
   mean_of_keys.fetch(p, span);
+  keys.drop_others();
   if (part == 0) quantise<Config>(p, span, keys, mean_of_keys);
   score_means<Config>(p, span, keys, mean_of_keys, part);
 }

@@ -30,6 +30,8 @@ struct QuantKFp4 {
     int32_t causal;  // products that nothing reads are left out
     float scale_log2;  // sm_scale * log2(e)
     const int32_t* cu_seqlens;  // null: not packed
+    const int32_t* cu_seqlens_q;  // under a causal mask; else null
+    SeenKeys::Words seen;
   };
 };
 

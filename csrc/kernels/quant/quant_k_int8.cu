@@ -36,7 +36,7 @@ struct alignas(Bytes) Packed {
 
 // Quantises a span, given the head's first token and the mean of K (halves of it, negative) of this thread's channels.
 __device__ __forceinline__ void quantise(const Config::Params& p, const Config::Element* k, int length, int first_span_key, int64_t index,
-                                         const uint32_t (&shift)[Config::kChannels / 2]) {
+                                         const Seen& seen, const uint32_t (&shift)[Config::kChannels / 2]) {
   using Element = Config::Element;
   constexpr int kChannels = Config::kChannels;
   const int block = threadIdx.x / 128;
@@ -53,17 +53,29 @@ __device__ __forceinline__ void quantise(const Config::Params& p, const Config::
     if (pass + 1 < count) next += 8 * p.k.token_stride;
     return here;
   };
+  constexpr uint32_t kAll = 0x11111111;  // SeenKeys::bit of each pass
+  uint32_t seen_keys = kAll;
+  if (seen.words != nullptr && first_key - row < length) seen_keys = seen.word(first_key) >> SeenKeys::bit(row);
   load_rows<kChannels>(keys, key, channel, p.head_dim, p.k.aligned16);
 
   // Of the difference rounding to Element will do: it is finer than 8 bits. Halves, since that of two large keys need not fit Element.
+#pragma unroll
+  for (int pass = 0; pass < Config::kPasses; ++pass) {
+#pragma unroll
+    for (int i = 0; i < kChannels / 2; ++i) keys[pass][i] = Pair<Element>::half_plus(keys[pass][i], shift[i]);
+  }
+  if ((seen_keys & kAll) != kAll) {
+#pragma unroll
+    for (int pass = 0; pass < Config::kPasses; ++pass) {
+#pragma unroll
+      for (int i = 0; i < kChannels / 2; ++i) keys[pass][i] = seen_keys >> SeenKeys::bit(pass * 8) & 1 ? keys[pass][i] : 0;
+    }
+  }
   uint32_t largest = 0;
 #pragma unroll
   for (int pass = 0; pass < Config::kPasses; ++pass) {
 #pragma unroll
-    for (int i = 0; i < kChannels / 2; ++i) {
-      keys[pass][i] = Pair<Element>::half_plus(keys[pass][i], shift[i]);
-      largest = Pair<Element>::larger_magnitude(largest, keys[pass][i]);
-    }
+    for (int i = 0; i < kChannels / 2; ++i) largest = Pair<Element>::larger_magnitude(largest, keys[pass][i]);
   }
   const float2 largest_pair = Pair<Element>::unpack(largest);
   // Positive, so that the scale of zeros is.
@@ -116,12 +128,13 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPe
     for (int i = threadIdx.x; i < p.zeros; i += Config::kThreads) p.next_tile[1 + i] = 0;
   }
 
-  const KvSpan span(p.cu_seqlens, p.sequences, p.kv_heads, p.kv_len, Config::kSpanN, p.together, p.lots);
+  const KvSpan span(p.cu_seqlens, p.cu_seqlens_q, p.sequences, p.kv_heads, p.kv_len, Config::kSpanN, p.together, p.lots);
   if (span.first_key >= span.length) return;
+  const Seen seen(p.seen, span.batch);
   uint32_t shift[kChannels / 2] = {};
   if (p.k_mean != nullptr) {
     __shared__ Sample<Config::kHeadDim, Config::kThreads> sample;
-    take_sample<Config::kSampledKeys, false, Element>(p.k, span, p.head_dim, sample);
+    take_sample<Config::kSampledKeys, false, Element>(p.k, span, p.head_dim, seen, sample);
     const int channel = threadIdx.x % Config::kThreadsPerKey * kChannels;
 #pragma unroll
     for (int i = 0; i < kChannels / 2; ++i) {
@@ -138,7 +151,7 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPe
   const Element* k = row_pointer<Element>(p.k, span.batch, span.head, span.first_token);
   int64_t index = span.index;
 #pragma unroll 1
-  for (int key = span.first_key; key < span.end_key; key += Config::kSpanN) quantise(p, k, span.length, key, index++, shift);
+  for (int key = span.first_key; key < span.end_key; key += Config::kSpanN) quantise(p, k, span.length, key, index++, seen, shift);
 }
 
 }  // namespace sage

@@ -1,7 +1,7 @@
 // Quantisation of K to INT8: what host and device agree on.
 #pragma once
 
-#include "kernels/tensor_view.h"
+#include "kernels/mask/seen_keys.h"
 
 namespace sage {
 
@@ -37,6 +37,8 @@ struct QuantKInt8 {
     int32_t together;           // spans of a block of threads, which all but the first cost it no sample
     int32_t lots;               // of so many spans, of a head (of all packed sequences)
     const int32_t* cu_seqlens;  // null: not packed
+    const int32_t* cu_seqlens_q;  // under a causal mask; else null
+    SeenKeys::Words seen;
   };
 };
 

@@ -37,6 +37,13 @@ struct VPart {
     return {warp % Config::kChunks, lane / 8, warp / Config::kChunks * 64 + lane % 8 * 8};
   }
   __device__ __forceinline__ int key(int i) const { return Config::key(chunk, j, i); }
+  // Which of the four, a bit each, are seen: of the block that starts with `first_key`.
+  __device__ __forceinline__ uint32_t seen_keys(const Seen& seen, int first_key, int length) const {
+    uint32_t keys = 0;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) keys |= (first_key + key(i) < length && seen(first_key + key(i)) ? 1u : 0u) << i;
+    return keys;
+  }
 };
 
 // Four lanes, 8 apart, hold words j = 0 to 3 of the same rows: hands each of them all four words of the row of its number.
@@ -59,9 +66,9 @@ __device__ __forceinline__ void load_part(const typename Config::Params& p, cons
   load_rows<8>(keys, row, part.channel, p.head_dim, p.v.aligned16);
 }
 
-// Whether subtracting the mean makes some key's channels of this warp kGrowth times larger; `apart`: the first key of lanes 0 to 7 is not asked.
+// Whether subtracting the mean makes some key's channels of this warp kGrowth times larger, of those `kept`.
 template <typename Config>
-__device__ __forceinline__ bool grows(const uint32_t (&keys)[4][4], const float* mean, bool apart) {
+__device__ __forceinline__ bool grows(const uint32_t (&keys)[4][4], const float* mean, uint32_t kept) {
   bool grown = false;
 #pragma unroll
   for (int key = 0; key < 4; ++key) {
@@ -78,7 +85,7 @@ __device__ __forceinline__ bool grows(const uint32_t (&keys)[4][4], const float*
       before += __shfl_xor_sync(0xffffffffu, before, lane);
       after += __shfl_xor_sync(0xffffffffu, after, lane);
     }
-    grown |= after > Config::kGrowth * before && !(key == 0 && apart);
+    grown |= after > Config::kGrowth * before && (kept >> key & 1) != 0;
   }
   return grown;
 }
@@ -90,12 +97,13 @@ __device__ __forceinline__ void quantise_v(const typename Config::Params& p, con
   __shared__ Sample<Config::kHeadDim, Config::kThreads> sample;
   ptx::grid_dependency_launch();
 
-  const KvSpan span(p.cu_seqlens, p.sequences, p.kv_heads, p.kv_len, Config::kSpanN, p.together, p.lots);
+  const KvSpan span(p.cu_seqlens, p.cu_seqlens_q, p.sequences, p.kv_heads, p.kv_len, Config::kSpanN, p.together, p.lots);
   const auto part = VPart<Config>::mine();
   if (span.first_key < span.length) {
+    const Seen seen(p.seen, span.batch);
     const float* mean = sample.mean + part.channel;
     if (p.v_mean != nullptr) {
-      take_sample<Config::kSampledKeys, true, typename Config::Element>(p.v, span, p.head_dim, sample);
+      take_sample<Config::kSampledKeys, true, typename Config::Element>(p.v, span, p.head_dim, seen, sample);
       if (threadIdx.x < Config::kHeadDim) {
         float& kept = sample.mean[threadIdx.x];
         if (!(fabsf(kept) >= Config::kWorthIt * sample.spread[threadIdx.x])) kept = 0.0f;
@@ -107,10 +115,11 @@ __device__ __forceinline__ void quantise_v(const typename Config::Params& p, con
 #pragma unroll 1
     for (int block = 0; block < blocks; ++block) {
       uint32_t keys[4][4];
-      load_part<Config>(p, span, span.first_key + block * Config::kBlockN, part, keys);
-      const bool apart = Config::first_apart() && span.first_key + block + part.key(0) == 0;
-      const bool smooth = p.v_mean != nullptr && !__syncthreads_or(grows<Config>(keys, mean, apart));
-      const int keys_left = span.length - span.first_key - block * Config::kBlockN;
+      const int first_key = span.first_key + block * Config::kBlockN;
+      load_part<Config>(p, span, first_key, part, keys);
+      uint32_t kept = part.seen_keys(seen, first_key, span.length);
+      if (Config::first_apart() && first_key + part.key(0) == 0) kept &= ~1u;
+      const bool smooth = p.v_mean != nullptr && !__syncthreads_or(grows<Config>(keys, mean, kept));
       float x[4][8], magnitude[8];
 #pragma unroll
       for (int i = 0; i < 8; ++i) magnitude[i] = Config::kSmallest;
@@ -119,8 +128,7 @@ __device__ __forceinline__ void quantise_v(const typename Config::Params& p, con
         unpack<typename Config::Element>(x[key], keys[key]);
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
-          const bool kept = part.key(key) < keys_left && !(key == 0 && apart);
-          x[key][i] = kept ? (smooth ? x[key][i] - mean[i] : x[key][i]) : 0.0f;
+          x[key][i] = kept >> key & 1 ? (smooth ? x[key][i] - mean[i] : x[key][i]) : 0.0f;
           magnitude[i] = ptx::max_nan(magnitude[i], fabsf(x[key][i]));
         }
       }

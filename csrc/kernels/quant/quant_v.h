@@ -33,6 +33,8 @@ struct QuantV {
     int32_t together;  // spans of a block of threads
     int32_t lots;      // of so many spans, of a head (of all packed sequences)
     const int32_t* cu_seqlens;  // null: not packed
+    const int32_t* cu_seqlens_q;  // under a causal mask; else null
+    SeenKeys::Words seen;
   };
 
   // Whether a sequence's first key is left out, its value being attention's to add: no scale is for it, nor does it keep the mean from being taken.
