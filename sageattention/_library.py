@@ -58,7 +58,7 @@ def index_url(cuda: str) -> str:
         urls = metadata(PACKAGE.name).get_all("Project-URL") or []
     except PackageNotFoundError:
         urls = []
-    known = next((url.partition(", ")[2] for url in urls if url.startswith("Index, ")), "INDEX/")
+    known = next((url.partition(", ")[2] for url in urls if url.startswith("Index, ")), "PAGES/")  # as README.md has it
     return f"{known}cu{cuda.partition('.')[0]}/"
 
 
@@ -77,7 +77,7 @@ def check_torch(build: Build, installed: str) -> None:
         f"{build.package} {build.version} here was built for PyTorch {want}{' and later' if build.stable_abi else ''} (CUDA "
         f"{build.cuda}), but PyTorch {installed} is installed. Install the build for PyTorch {have}: "
         f"`pip install --upgrade {build.package} --index-url {index_url(torch.version.cuda or build.cuda)}`, or "
-        f"`conda install {build.package} pytorch={have}`; or go back to PyTorch {want}: `pip install '{pin}'`."
+        f"`conda install {build.package} pytorch={have}`; or take PyTorch {want}: `pip install '{pin}'`."
     )
     raise ImportError(message)
 

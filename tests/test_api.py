@@ -440,7 +440,7 @@ def test_another_pytorch_is_refused(installed: str) -> None:
     assert "built for PyTorch 2.8 (CUDA 12.8)" in message
     assert f"PyTorch {installed} is installed" in message
     assert f"conda install sageattention pytorch={series}" in message
-    assert "pip install --upgrade sageattention --index-url INDEX/cu12/`" in message
+    assert "pip install --upgrade sageattention --index-url PAGES/cu12/`" in message
     assert "pip install 'torch==2.8.*'" in message
 
 
@@ -449,7 +449,7 @@ def test_another_pytorch_is_refused(installed: str) -> None:
     [
         ("12.8", ["Homepage, https://example.org", "Index, https://example.org/pages/"], "https://example.org/pages/cu12/"),
         ("13.0", ["Index, https://example.org/pages/"], "https://example.org/pages/cu13/"),
-        ("12.8", None, "INDEX/cu12/"),
+        ("12.8", None, "PAGES/cu12/"),
     ],
 )
 def test_the_index_is_the_one_that_the_wheel_states(
