@@ -18,6 +18,7 @@ SMALLEST_MAGNITUDE = 1e-14  # of Q and K: keeps scales of zeros positive, and th
 SMALLEST_V = 1e-24
 SCALE_UNIT = 2.0**40  # what scales of V count: sums of products times scales fit float32 whatever bfloat16 holds
 LARGEST_SCALE = 2.0**50  # of Q and K: products of two of them and a score are numbers
+FAR, NEAR = -8192.0, -1024.0  # a mask of keys hides those that are far where others are near
 HIDES = -5e5  # what a mask adds that is no more than this hides; of float16 its least number does
 NEVER = -1e30  # a maximum below any score: relative to it, whatever is seen is infinite
 LARGEST_SCORE = 2.0**20  # in log2 units: beyond, Hopper's kernel makes a row's scores smaller
@@ -88,15 +89,11 @@ def sampled_tokens(length: int, most: int = SAMPLED_TOKENS) -> torch.Tensor:
 
 
 def seen_tokens(seen: torch.Tensor, most: int) -> torch.Tensor:
-    """Those that are seen; where these are few, anew from the first block that has such to the last. seen: [keys] bool."""
+    """Those of `sampled_tokens` that are seen; where these are few, a sample of all that are. seen: [keys] bool."""
     index = sampled_tokens(len(seen), most)
-    if seen[index].sum() >= min(len(seen), most) // 4:
-        return index[seen[index]]
-    blocks = torch.nn.functional.pad(seen, (0, -len(seen) % BLOCK_N)).unflatten(0, (-1, BLOCK_N)).any(dim=1).nonzero()
-    if len(blocks) == 0:
-        return torch.arange(0)
-    first, last = int(blocks[0]) * BLOCK_N, min(int(blocks[-1] + 1) * BLOCK_N, len(seen))
-    index = first + sampled_tokens(last - first, most)
+    if seen[index].sum() < min(len(seen), most) // 4:
+        index = seen.nonzero()[:, 0]
+        index = index[sampled_tokens(len(index), most)]
     return index[seen[index]]
 
 
@@ -136,6 +133,14 @@ def scale_of(magnitude: torch.Tensor, by: float) -> torch.Tensor:
     """The unit in which numbers up to `magnitude` become integers; infinity and NaN stay what they are."""
     scale = magnitude * by
     return torch.where((scale > LARGEST_SCALE) & (magnitude < math.inf), LARGEST_SCALE, scale)
+
+
+def without_far_keys(attn_mask: torch.Tensor) -> torch.Tensor:
+    """A mask that is added to the scores of all queries alike; those keys hidden that no query gives weight beside others."""
+    of_keys = attn_mask.dim() < 2 or attn_mask.shape[-2] == 1 or attn_mask.stride(-2) == 0
+    if not of_keys or attn_mask.dtype == torch.bool or attn_mask.dim() == 0:
+        return attn_mask
+    return attn_mask.masked_fill((attn_mask <= FAR) & (attn_mask > NEAR).any(dim=-1, keepdim=True), -math.inf)
 
 
 def seen_keys(attn_mask: torch.Tensor | None, batch: int, kv_len: int) -> torch.Tensor | None:
@@ -322,8 +327,11 @@ def attention(
     """
     if q.numel() == 0:
         return q.new_empty(*q.shape[:3], v.shape[3]), q.new_empty(q.shape[:3], dtype=torch.float32)
-    if is_causal and attn_mask is None:  # no query sees those further on
+    if is_causal:  # no query sees those further on
         k, v = k[:, :, : q.shape[2]], v[:, :, : q.shape[2]]
+        attn_mask = attn_mask[..., : q.shape[2]] if attn_mask is not None and attn_mask.dim() > 0 else attn_mask
+    elif attn_mask is not None:
+        attn_mask = without_far_keys(attn_mask)
     if "fp4" in kernel:
         from . import reference_fp4  # which is made of parts of this module
 

@@ -131,14 +131,17 @@ class Exact:
 
     @functools.cached_property
     def seen(self) -> torch.Tensor:
-        """Which keys of a batch element some query sees, [batch, kv_len]: a mask tells, of a causal one beside it nothing is asked."""
+        """Which keys of a batch element some query sees, [batch, kv_len]; where a mask is there beside a causal one, as far as each alone tells."""
         mask, hidden = self.problem.mask, self.problem.hidden
         if mask is not None:
-            hidden = hides(mask)
+            hidden = hides(mask if self.problem.is_causal else reference.without_far_keys(mask))
         if hidden is None:
             return self.k.new_ones(self.k.shape[0], self.k.shape[2], dtype=torch.bool)
         hidden = hidden[(None,) * (4 - hidden.dim())]
-        return (~hidden).any(dim=2).any(dim=1).expand(self.k.shape[0], self.k.shape[2])
+        seen = (~hidden).any(dim=2).any(dim=1).expand(self.k.shape[0], self.k.shape[2])
+        if mask is not None and self.problem.is_causal:
+            seen = seen & (torch.arange(self.k.shape[2], device=self.k.device) < self.q.shape[-2])
+        return seen
 
     @functools.cached_property
     def norms(self) -> torch.Tensor:

@@ -242,6 +242,8 @@ def may_be_copied(tensor: torch.Tensor) -> bool:
     """Whether PyTorch may have to copy an input of a call first (`copied` of csrc/torch/call.h, and of masks)."""
     if tensor.dtype in (torch.bool, torch.int32):
         return False
+    if tensor.dim() > 0 and tensor.shape[-1] == 1:  # a mask, the same for all keys
+        return True
     rows = zip(tensor.stride()[:-1], tensor.shape[:-1], strict=True)
     uneven = any(size > 1 and (stride == 0 or stride * tensor.itemsize % 16 != 0) for stride, size in rows)
     return tensor.dim() < 2 or tensor.stride(-1) != 1 or tensor.data_ptr() % 16 != 0 or uneven
@@ -325,15 +327,27 @@ class Case:
                 assert torch.equal(fuzz.bits(one), fuzz.bits(other)), seed
 
 
-def check_unseen(kernels: Kernels, kernel: str, mask: torch.Tensor, v_hidden: float) -> None:
+class Form(NamedTuple):
+    """What hides keys of 333 from 70 queries of two batch elements and heads."""
+
+    mask: torch.Tensor
+    is_causal: bool = False
+
+    def seen(self) -> torch.Tensor:
+        """Which keys some query sees: [2, 333] bool."""
+        seen = reference.seen_keys(self.mask if self.is_causal else reference.without_far_keys(self.mask), 2, 333)
+        assert seen is not None
+        return seen & (torch.arange(333) < 70) if self.is_causal else seen
+
+
+def check_unseen(kernels: Kernels, kernel: str, form: Form, v_hidden: float) -> None:
     """Hold the kernel to the same bits whatever keys, and values, no query sees; and to the reference, in K a bias."""
     q, k, v = (x.half() for x in inputs(2, 2, 1, 70, 333, 64, 64))
     k[..., 3] += 10
-    seen = reference.seen_keys(mask, 2, 333)
-    assert seen is not None
-    unseen = ~seen[:, None, :, None]
-    zeros = Case(q, k.masked_fill(unseen, 0.0), v.masked_fill(unseen, 0.0), attn_mask=mask)
-    numbers = Case(q, k.masked_fill(unseen, math.nan), v.masked_fill(unseen, v_hidden), attn_mask=mask)
+    unseen = ~form.seen()[:, None, :, None]
+    options = {"attn_mask": form.mask, "is_causal": form.is_causal}
+    zeros = Case(q, k.masked_fill(unseen, 0.0), v.masked_fill(unseen, 0.0), **options)
+    numbers = Case(q, k.masked_fill(unseen, math.nan), v.masked_fill(unseen, v_hidden), **options)
     zeros.check(kernels, kernel)
     for one, other in zip(zeros.run(kernels, kernel), numbers.run(kernels, kernel), strict=True):
         assert torch.equal(fuzz.bits(one), fuzz.bits(other))
@@ -378,19 +392,26 @@ def inputs(
     ]
 
 
-def _forms() -> dict[str, torch.Tensor]:
-    """Masks of two batch elements, two heads, 70 queries and 333 keys, of which they leave a part, some in the middle, or none."""
-    some = torch.arange(333) < 150
-    others = (torch.arange(333) >= 130) & (torch.arange(333) < 300) & (randn(333, seed=8) > 0)
+def _forms() -> dict[str, Form]:
+    """They leave a part, some keys in the middle, few or none."""
+    key = torch.arange(333)
+    some = key < 150
+    others = (key >= 130) & (key < 300) & (randn(333, seed=8) > 0)
     scores = randn(2, 2, 70, 333, seed=9)
     return {
-        "keys": torch.stack([some, others])[:, None, None],
-        "keys of all": others[None],
-        "no key": torch.stack([some, some & False])[:, None, None],
-        "scores": (scores[0, 0] > 0.5) & some,
-        "scores of heads": (scores > 0.5) & torch.stack([some, others])[:, None, None],
-        "added": scores[:, :1].masked_fill(~some, -math.inf).half(),
-        "added to keys": randn(333).half().masked_fill(~others, -65504.0)[None],
+        "keys": Form(torch.stack([some, others])[:, None, None]),
+        "keys of all": Form(others[None]),
+        "all but the first keys": Form((key >= 10)[None]),
+        "few keys, far apart": Form(((key - 13).abs().minimum((key - 303).abs()) < 4)[None]),
+        "no key": Form(torch.stack([some, some & False])[:, None, None]),
+        "scores": Form((scores[0, 0] > 0.5) & some),
+        "scores of heads": Form((scores > 0.5) & torch.stack([some, others])[:, None, None]),
+        "added": Form(scores[:, :1].masked_fill(~some, -math.inf).half()),
+        "added to keys": Form(randn(333).half().masked_fill(~others, -65504.0)[None]),
+        "far keys": Form(torch.where(others, 0.5, -1e4).half()[None]),
+        "far keys, or all": Form(torch.where(torch.stack([others, others & False])[:, None, None], 0.0, -1e4)),
+        "keys, causal": Form((key >= 20)[None], is_causal=True),
+        "added, causal": Form(scores[:, :1].half(), is_causal=True),
     }
 
 

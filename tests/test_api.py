@@ -167,6 +167,31 @@ def test_neither_autocast_nor_the_default_dtype_changes_the_reference(function: 
     assert packed[1].dtype == torch.float32
 
 
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_autocast_decides_where_dtypes_differ(function: Callable[..., Any]) -> None:
+    """As a rotation in float32 leaves them."""
+    q, k, v = qkv(1, 2, 70, 64, dtype=torch.bfloat16)
+    expected = function(q, k, v)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        for call in (function, torch.compile(function, backend="eager", fullgraph=True)):
+            out = call(q.float(), k.float(), v)
+            assert out.dtype == torch.bfloat16
+            assert torch.equal(out, expected)
+    with pytest.raises(TypeError, match=r"v: expected dtype torch\.float32 as q, got torch\.bfloat16"):
+        function(q.float(), k.float(), v)
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_a_batch_of_one_is_everybodys(function: Callable[..., Any]) -> None:
+    """A learned query beside many windows, one prompt beside many images."""
+    q, k, v = qkv(3, 2, 70, 64)
+    mask = randn(3, 1, 70, 70) < 0.5
+    for one in ("q", "kv", "v"):
+        some = [x[:1] if name in one else x for name, x in zip("qkv", (q, k, v), strict=True)]
+        whole = [x.expand(3, -1, -1, -1) for x in some]
+        assert torch.equal(function(*some, attn_mask=mask), function(*whole, attn_mask=mask))
+
+
 # ── Errors ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 Q, K, V = qkv(2, 4, 10, 64)

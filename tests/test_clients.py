@@ -412,5 +412,9 @@ def test_wanvideowrapper_varlen() -> None:
     check_packed(varlen(q, k, v, cu, cu, 18, 18, dropout_p=0.0, is_causal=False), q, k, v, [12, 18])
     scaled = varlen(q, k, v, cu, cu, 18, 18, softmax_scale=0.2, causal=False, dropout_p=0, deterministic=True)
     assert torch.equal(scaled, varlen(q, k, v, cu, cu, 18, 18, sm_scale=0.2))
+    axolotls = varlen(q, k, v, cu, cu, 18, 18, tensor_layout="NHD", sm_scale=0.2)
+    assert torch.equal(scaled, axolotls)
+    with pytest.raises(ValueError, match="tensor_layout: expected 'NHD', got 'HND'; packed sequences have one layout"):
+        varlen(q, k, v, cu, cu, 18, 18, tensor_layout="HND")
     with pytest.raises(ValueError, match="causal: expected False, got True; is_causal is not the same"):
         varlen(q, k, v, cu, cu, 18, 18, causal=True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -425,6 +426,47 @@ def test_a_cache_that_is_not_full(filled: int, room: int, bias: float, kernel: s
     assert (lse - expected_lse).abs().max() <= (0.3 if "fp4" in kernel else 0.15)
 
 
+@pytest.mark.parametrize("hides", [-8192.0, -1e4, -1e5])
+@pytest.mark.parametrize("kernel", [*reference.PRECISION, *reference_fp4.PRECISION])
+def test_keys_that_a_mask_of_keys_puts_far_away(kernel: str, hides: float) -> None:
+    """-10000 and the like, as diffusers hide padding, is no weight beside others: their keys may be as large as they like. Alone they are what they were."""
+    q, k, v = qkv(2, 64, 64, kv_len=300, batch=2, dtype=torch.bfloat16)
+    seen = torch.stack([torch.arange(300) < 180, torch.zeros(300, dtype=torch.bool)])[:, None, None]
+    mask = torch.where(seen, 0.0, hides).bfloat16()
+    k[0, :, 180:] *= 100
+    options: dict[str, Any] = {"is_causal": False, "sm_scale": 0.125, "smooth_k": True, "kernel": kernel}
+    out, _ = reference.attention(q, k, v, mask, **options)
+    for i, keys in enumerate((180, 300)):
+        some = q[i : i + 1], k[i : i + 1, :, :keys], v[i : i + 1, :, :keys]
+        expected, _ = exact(*some)
+        alone, _ = reference.attention(*some, **options)
+        assert relative_l1(out[i], expected[0]) <= 1.1 * relative_l1(alone, expected) + 1e-3
+
+
+FAR_APART: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "two groups": lambda key: (key >= 1) & (key < 30) | (key >= 4000) & (key < 4020),
+    "one of each 64": lambda key: key % 64 == 1,
+    "sinks and a window": lambda key: (key < 4) | (key >= 3800) & (key < 4000),
+}
+
+
+@pytest.mark.parametrize("kernel", [*reference.PRECISION, *reference_fp4.PRECISION])
+@pytest.mark.parametrize("which", sorted(FAR_APART))
+def test_seen_keys_that_are_far_apart(which: str, kernel: str) -> None:
+    """They cost what they would beside each other, and the first of them, unlike the others, is not their mean."""
+    q, k, v = qkv(2, 64, 64, kv_len=4096)
+    k[:, :, :, 3] += 100
+    k[:, :, 0] = 8 * randn(64, seed=9)
+    seen = FAR_APART[which](torch.arange(4096))
+    options: dict[str, Any] = {"is_causal": False, "sm_scale": 0.125, "smooth_k": True, "kernel": kernel}
+    expected, _ = exact(q, k[:, :, seen], v[:, :, seen])
+    error, alone = (
+        relative_l1(reference.attention(*some, **options)[0], expected)
+        for some in ((q, k, v, seen[None]), (q, k[:, :, seen], v[:, :, seen]))
+    )
+    assert error <= 1.25 * alone + 1e-3
+
+
 @pytest.mark.parametrize("kernel", [*reference.PRECISION, *reference_fp4.PRECISION])
 def test_what_no_query_sees_changes_no_bit(kernel: str) -> None:
     q, k, v = qkv(2, 70, 64, kv_len=333, batch=2)
@@ -454,6 +496,11 @@ def test_keys_past_the_last_query_change_no_bit() -> None:
     some = attend(q, k[:, :, :70], v[:, :, :70], is_causal=True)
     k[:, :, 70:] = v[:, :, 70:] = math.nan
     assert torch.equal(attend(q, k, v, is_causal=True), some)
+    whole = randn(70, 333, seed=3)
+    for mask in (whole[0, 0], whole[0, :1], whole[0], whole[:, :1], whole):
+        cut = mask[..., :70] if mask.dim() > 0 else mask
+        some = attend(q, k[:, :, :70], v[:, :, :70], attn_mask=cut, is_causal=True)
+        assert torch.equal(attend(q, k, v, attn_mask=mask, is_causal=True), some)
 
 
 def test_rounding_is_to_nearest_even() -> None:
@@ -497,6 +544,7 @@ NUMBER = r"(-?(?:0x[\dp-]+|\d[\d.]*(?:e-?\d+)?))f?"
         ("attention/mma_sync/config.cuh", rf"kEnough = {NUMBER};", [reference.TWICE.enough]),
         ("attention/mma_sync/config.cuh", rf"kLargestBase = {NUMBER};", [reference.TWICE.largest]),
         ("attention/mask_value.cuh", rf"hides = {NUMBER}\)", [reference.HIDES]),
+        ("mask/mask_tiles.cu", rf"kFar = {NUMBER} \* kLog2E, kNear = {NUMBER} \* kLog2E;", [reference.FAR, reference.NEAR]),
         ("quant/quant_v_f8.h", rf"kLargest = {NUMBER};", [F8.largest_v]),
         ("quant/quant_v_f16.h", rf"kLargest = {NUMBER};", [F16_SUMS.largest_v]),
         ("quant/quant_v.h", rf"kScaleUnit = {NUMBER};", [reference.SCALE_UNIT]),
@@ -509,7 +557,7 @@ NUMBER = r"(-?(?:0x[\dp-]+|\d[\d.]*(?:e-?\d+)?))f?"
             [reference.chunk_n(64, F16), reference.chunk_n(128, F16), 16],
         ),
         ("element.cuh", rf"scale > {NUMBER} ", [reference.LARGEST_SCALE]),
-        ("quant/kv_span.cuh", r"\* (0x[0-9a-f]+)u /", [reference.GOLDEN]),
+        ("quant/sampled_tokens.cuh", r"\* (0x[0-9a-f]+)u /", [reference.GOLDEN]),
         ("quant/fp4.h", rf"kGroup = {NUMBER};", [reference_fp4.GROUP]),
         ("quant/fp4.h", rf"kLargest = {NUMBER} \* {NUMBER};", [reference_fp4.LARGEST / 448.0, 448.0]),
         ("quant/fp4.h", rf"kSmallestScale = {NUMBER} / {NUMBER};", [1.0, 1.0 / reference_fp4.SMALLEST_SCALE]),

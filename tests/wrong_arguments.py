@@ -51,7 +51,7 @@ CASES: list[tuple[str, dict[str, Any], type[Exception], str]] = [
         "k and v differ", {"v": V[:, :, :9]}, ValueError,
         "v: expected the shape of k but for head_dim, (2, 4, 10, 64), got (2, 4, 9, 64)",
     ),
-    ("batch", {"k": K[:1], "v": V[:1]}, ValueError, "k: expected batch 2 as q, got 1"),
+    ("batch", {"k": K[[0, 1, 0]], "v": V[[0, 1, 0]]}, ValueError, "k: expected batch 2 as q, got 3"),
     ("head_dim differs", {"k": K[..., :32], "v": V[..., :32]}, ValueError, "k: expected head_dim 64 as q, got 32"),
     (
         "head_dim", dict.fromkeys("qkv", torch.empty(1, 1, 5, 257, dtype=torch.float16)), ValueError,

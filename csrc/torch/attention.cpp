@@ -153,15 +153,18 @@ std::tuple<Tensor, Tensor> attention(const Tensor& q, const Tensor& k, const Ten
                                      double sm_scale, int64_t bits) {
   const AttentionOptions options(bits);
   const AttentionKernel& kernel = attention_kernel(options.kernel);
-  AttentionShape shape = check_attention(q, k, v, options.heads_first);
-  TORCH_CHECK_VALUE(shape.kv_len >= 1 || q.numel() == 0, "k: expected at least one token, got none");
-  // No query sees those further on, as of a cache that is not full.
-  if (options.is_causal && !attn_mask.has_value()) shape.kv_len = std::max(1, std::min(shape.kv_len, shape.qo_len));
-  Call call{kernel, shape, q, k, v, {}, {}, sm_scale, options};
+  Call call{kernel, check_attention(q, k, v, options.heads_first), q, k, v, {}, {}, sm_scale, options};
+  TORCH_CHECK_VALUE(call.shape.kv_len >= 1 || q.numel() == 0, "k: expected at least one token, got none");
   check_kernel(call);
-  if (const auto result = attention_of_few_tokens(call, attn_mask)) return *result;
+  std::optional<Tensor> mask = attn_mask;
+  if (options.is_causal && call.shape.kv_len > std::max(1, call.shape.qo_len)) {
+    // No query sees those further on, as of a cache that is not full.
+    if (mask.has_value()) mask = of_first_keys(call, *mask, std::max(1, call.shape.qo_len));
+    call.shape.kv_len = std::max(1, call.shape.qo_len);
+  }
+  if (const auto result = attention_of_few_tokens(call, mask)) return *result;
   const auto [out, lse] = call.outputs();
-  run(call, out, lse, attn_mask);
+  run(call, out, lse, mask);
   return {out, lse};
 }
 

@@ -59,6 +59,18 @@ AttentionMask described(const Call& call, const Tensor& attn_mask) {
   return mask;
 }
 
+Tensor of_first_keys(const Call& call, const Tensor& attn_mask, int64_t keys) {
+  static_cast<void>(described(call, attn_mask));  // as it was given
+  if (attn_mask.dim() == 0 || attn_mask.size(attn_mask.dim() - 1) == 1) return attn_mask;
+  std::vector<int64_t> sizes, strides;
+  for (int64_t i = 0; i < attn_mask.dim(); ++i) {
+    sizes.push_back(attn_mask.size(i));
+    strides.push_back(attn_mask.stride(i));
+  }
+  sizes.back() = keys;
+  return attn_mask.as_strided(sizes, strides);
+}
+
 MaskForm form_of(const Call& call, const std::optional<Tensor>& attn_mask) {
   if (!attn_mask.has_value()) return MaskForm::kNone;
   const AttentionMask mask = described(call, *attn_mask);
@@ -97,6 +109,7 @@ LookedAt look_at_mask(const Call& call, const Tensor& attn_mask) {
   params.causal = bits && call.options.is_causal ? 1 : 0;
   params.rows = params.causal != 0 ? shape.qo_len : looked.rows;
   params.keys = shape.kv_len;
+  params.alone = call.options.is_causal ? 0 : 1;
   params.vectors = has_even_rows(mask, element_size) ? 1 : 0;
   mask.tile_rows = bits ? MaskTiles::kWgmmaRows : MaskTiles::kRows;
   const int64_t row_tiles = (params.rows + mask.tile_rows - 1) / mask.tile_rows;

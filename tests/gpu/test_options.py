@@ -145,10 +145,13 @@ def test_a_cache_that_is_not_full(kernel: str, filled: int) -> None:
     """Whatever keys hold that a mask hides from all queries changes no bit, and costs nothing where K has a bias."""
     q, k, v = (randn(2, 4, tokens, 128, seed=i) for i, tokens in enumerate((200, 1000, 1000)))
     k[..., 3] += 50
-    seen, rows = torch.arange(1000, device="cuda") < filled, torch.arange(200, device="cuda")[:, None]
+    at, rows = torch.arange(1000, device="cuda"), torch.arange(200, device="cuda")[:, None]
+    seen = at < filled
     for mask in (
         seen[None],
-        seen & (torch.arange(1000, device="cuda") <= rows + filled // 2),
+        seen & (at <= rows + filled // 2),
+        (seen & ((at < 5) | (at >= filled - 5)))[None],
+        torch.where(seen, 0.0, -1e4).to(q.dtype)[None],
         torch.zeros(200, 1000, dtype=q.dtype, device="cuda").masked_fill(~seen, -math.inf),
     ):
         results = []

@@ -11,6 +11,7 @@
 
 #include <cuda/std/type_traits>
 
+#include "kernels/attention/mask_value.cuh"
 #include "kernels/ptx/grid.cuh"
 
 namespace sage {
@@ -166,14 +167,28 @@ __device__ __forceinline__ uint4 read_elements(const uint8_t* piece, int key_str
   return make_uint4(words[0], words[1], words[2], words[3]);
 }
 
+// Of a tile with so many rows and keys, of whose scores so many are seen. Rows past the last say nothing. Keys past it are hidden: to wgmma's bits no
+// tile with such is seen as a whole.
+__device__ __forceinline__ uint8_t state_of(const MaskTiles::Params& p, uint32_t seen, int rows, int keys, bool adds) {
+  const int all = rows * (p.bits != nullptr ? MaskTiles::kKeys : min(keys, MaskTiles::kKeys));
+  return seen == 0                     ? AttentionMask::kHidden
+         : adds && p.bits != nullptr   ? AttentionMask::kAdded
+         : !adds && seen == all        ? AttentionMask::kVisible
+                                       : AttentionMask::kMixed;
+}
+
+__device__ __forceinline__ bool wants_bits(const MaskTiles::Params& p, uint8_t state) {
+  return p.bits != nullptr && (state == AttentionMask::kMixed || state == AttentionMask::kAdded);
+}
+
 template <int kType>
 __device__ __forceinline__ void look_at_tile(const MaskTiles::Params& p) {
   constexpr int kElement = sizeof(Element<kType>);
   constexpr int kPieceKeys = kPieceBytes / kElement;
   constexpr int kRowsAtOnce = kPieces / kElement * 8;
   const int tile_rows = p.mask.tile_rows;
-  const int rows = p.rows == 1 ? tile_rows : p.rows;  // one row stands for all
-  const int64_t row_stride = p.rows == 1 ? 0 : p.mask.row_stride;
+  const int rows = p.rows;
+  const int64_t row_stride = p.mask.row_stride;
   const uint32_t row_tiles = (p.rows + tile_rows - 1) / tile_rows, key_tiles = (p.keys + MaskTiles::kKeys - 1) / MaskTiles::kKeys;
   const uint32_t heads = p.heads;
   const int lane = threadIdx.x % 32;
@@ -235,16 +250,47 @@ __device__ __forceinline__ void look_at_tile(const MaskTiles::Params& p) {
   count = __reduce_add_sync(0xffffffffu, count);
   const bool adds = __any_sync(0xffffffffu, (added & (kElement == 4 ? 0x7fffffffu : 0x7fff7fffu)) != 0);  // zeros have signs
 
-  // Rows past the last say nothing. Keys past it are hidden: to wgmma's bits no tile with such is seen as a whole.
-  const int all = min(rows - tile_row, tile_rows) * (p.bits != nullptr ? MaskTiles::kKeys : min(keys_left, MaskTiles::kKeys));
-  const uint8_t state = count == 0                   ? AttentionMask::kHidden
-                        : adds && p.bits != nullptr  ? AttentionMask::kAdded
-                        : !adds && count == all      ? AttentionMask::kVisible
-                                                     : AttentionMask::kMixed;
+  const uint8_t state = state_of(p, count, min(rows - tile_row, tile_rows), keys_left, adds);
   if (lane == 0) p.tiles[tile] = state;
-  if (p.bits != nullptr && (state == AttentionMask::kMixed || state == AttentionMask::kAdded)) {
+  if (wants_bits(p, state)) {
 #pragma unroll
     for (int j = 0; j < kSlabs; ++j) p.bits[static_cast<int64_t>(tile) * MaskTiles::kWords + j * 32 + lane] = words[j];
+  }
+}
+
+// The same where one row stands for all. A lane has two neighbouring keys. Nothing else hiding keys from these rows (`alone`), those that are
+// far hide where others are near: padding is often told by -10000, which is no weight beside 0.
+__device__ __forceinline__ void look_at_keys(const MaskTiles::Params& p) {
+  constexpr float kLog2E = 1.4426950408889634f;
+  constexpr float kFar = -8192.0f * kLog2E, kNear = -1024.0f * kLog2E;
+  const uint32_t key_tiles = (p.keys + MaskTiles::kKeys - 1) / MaskTiles::kKeys, heads = p.heads;
+  const int lane = threadIdx.x % 32;
+  const uint32_t tile = blockIdx.x * MaskTiles::kTilesOfBlock + threadIdx.x / 32;
+  if (tile >= p.count) return;
+  const uint32_t batch_head = tile / key_tiles, batch = batch_head / heads;
+  const int tile_key = (tile - batch_head * key_tiles) * MaskTiles::kKeys;
+  const auto* row = mask_row(p.mask, batch, batch_head - batch * heads, 0);
+  const auto value = [&](int key) { return key < p.keys ? mask_value(static_cast<int>(p.mask.type), row + key * p.mask.key_stride) : -INFINITY; };
+  const float values[2] = {value(tile_key + lane * 2), value(tile_key + lane * 2 + 1)};
+
+  bool any_near = __any_sync(0xffffffffu, values[0] > kNear || values[1] > kNear);
+  if (p.alone && p.mask.type != AttentionMask::kBool) {
+#pragma unroll 1
+    for (int first = 0; !any_near && first < p.keys; first += 32) any_near = __any_sync(0xffffffffu, value(first + lane) > kNear);
+  }
+  const float hides = p.alone && any_near ? kFar : -INFINITY;
+  const bool seen[2] = {!(values[0] <= hides), !(values[1] <= hides)};
+  const uint32_t even = __ballot_sync(0xffffffffu, seen[0]), odd = __ballot_sync(0xffffffffu, seen[1]);
+  const uint32_t word = (even >> lane % 4 & 0x11111111u) | (odd >> lane % 4 & 0x11111111u) << 1;
+  if (lane < SeenKeys::kWords) p.seen[static_cast<int64_t>(tile) * SeenKeys::kWords + lane] = word;
+
+  const bool adds = __any_sync(0xffffffffu, (seen[0] && values[0] != 0.0f) || (seen[1] && values[1] != 0.0f));
+  const int count = __popc(even) + __popc(odd);
+  const uint8_t state = state_of(p, count, 1, p.keys - tile_key, adds);
+  if (lane == 0) p.tiles[tile] = state;
+  if (wants_bits(p, state)) {
+#pragma unroll
+    for (int j = 0; j < kSlabs; ++j) p.bits[static_cast<int64_t>(tile) * MaskTiles::kWords + j * 32 + lane] = word | word << 2;
   }
 }
 
@@ -252,6 +298,7 @@ extern "C" __global__ void __launch_bounds__(MaskTiles::kThreads, __CUDA_ARCH__ 
     mask_tiles(const __grid_constant__ MaskTiles::Params p) {
   ptx::grid_dependency_wait();
   ptx::grid_dependency_launch();
+  if (p.rows == 1) return look_at_keys(p);
   if (p.mask.type == AttentionMask::kBool) return look_at_tile<AttentionMask::kBool>(p);
   if (p.mask.type == AttentionMask::kHalf) return look_at_tile<AttentionMask::kHalf>(p);
   if (p.mask.type == AttentionMask::kBfloat16) return look_at_tile<AttentionMask::kBfloat16>(p);

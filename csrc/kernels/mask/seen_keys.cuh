@@ -14,32 +14,30 @@ struct Seen {
 
   __device__ __forceinline__ uint32_t word(int key) const { return words[key / SeenKeys::kKeys * SeenKeys::kWords + SeenKeys::word(key)]; }
   __device__ __forceinline__ bool operator()(int key) const { return words == nullptr || (word(key) >> SeenKeys::bit(key) & 1) != 0; }
-};
 
-struct KeyRange {
-  int first, end;
+  // Of these there must be words.
+  __device__ __forceinline__ uint4 tile(int index) const { return reinterpret_cast<const uint4*>(words)[index]; }
+  __device__ __forceinline__ int count(int index) const {
+    const uint4 keys = tile(index);
+    return __popc(keys.x) + __popc(keys.y) + __popc(keys.z) + __popc(keys.w);
+  }
+  // The key of a tile before which so many of the tile's are seen.
+  __device__ __forceinline__ int key(int index, int rank) const {
+    const uint4 keys = tile(index);
+    // Four neighbouring keys a nibble, then eight a byte.
+    const uint32_t first_fours = keys.x | keys.y << 2, second_fours = keys.z | keys.w << 2;
+    const auto bytes = [](uint32_t nibbles) {
+      nibbles = (nibbles | nibbles << 8) & 0x00ff00ff;
+      return (nibbles | nibbles << 4) & 0x0f0f0f0f;
+    };
+    const auto half = [&](int shift) { return bytes(first_fours >> shift & 0xffff) | bytes(second_fours >> shift & 0xffff) << 4; };
+    const uint32_t low = half(0);
+    const bool upper = rank >= __popc(low);
+    uint32_t in_order = upper ? half(16) : low;
+#pragma unroll 1
+    for (int i = upper ? rank - __popc(low) : rank; i > 0; --i) in_order &= in_order - 1;
+    return index * SeenKeys::kKeys + (upper ? 32 : 0) + __ffs(in_order) - 1;
+  }
 };
-
-// From the first tile that has keys which are seen to the last; all of so many keys, if none has. By a block of threads.
-template <int Threads>
-__device__ __forceinline__ KeyRange seen_range(const Seen& seen, int keys, KeyRange& tiles_seen) {
-  const int tiles = (keys + SeenKeys::kKeys - 1) / SeenKeys::kKeys;
-  if (threadIdx.x == 0) tiles_seen = {tiles, 0};
-  __syncthreads();
-  int first = tiles, end = 0;
-  for (int tile = threadIdx.x; tile < tiles; tile += Threads) {
-    const uint4 words = reinterpret_cast<const uint4*>(seen.words)[tile];
-    if ((words.x | words.y | words.z | words.w) == 0) continue;
-    first = min(first, tile);
-    end = tile + 1;
-  }
-  if (end > 0) {
-    atomicMin(&tiles_seen.first, first);
-    atomicMax(&tiles_seen.end, end);
-  }
-  __syncthreads();
-  if (tiles_seen.end == 0) return {0, keys};
-  return {tiles_seen.first * SeenKeys::kKeys, min(keys, tiles_seen.end * SeenKeys::kKeys)};
-}
 
 }  // namespace sage

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "kernels/element.cuh"
-#include "kernels/mask/seen_keys.cuh"
+#include "kernels/quant/sampled_tokens.cuh"
 #include "kernels/sequences.cuh"
 
 namespace sage {
@@ -53,17 +53,6 @@ struct KvSpan {
   }
 };
 
-// The token that stands for a stretch of them: one in each of so many equal stretches, at places that the golden ratio spreads. Evenly
-// spaced ones of an image would all be of a column or two.
-template <int Samples>
-__device__ __forceinline__ uint32_t sampled_token(uint32_t sample, int length) {
-  if (length <= Samples) return min(static_cast<int>(sample), length - 1);
-  // Where the stretch starts, and how far within it, in 2^-32 of all tokens.
-  static_assert((Samples & (Samples - 1)) == 0);
-  constexpr uint32_t kStretch = (uint64_t{1} << 32) / Samples;
-  return __umulhi(sample * kStretch + sample * 0x9e3779b9u / Samples, length);
-}
-
 // Adds up over 16 lanes several numbers of each: a lane gets the sum of their (lane % 16 / (16 / Count))-th.
 template <int Count, typename T>
 __device__ __forceinline__ T sums_of_16_lanes(T (&x)[Count]) {
@@ -82,6 +71,8 @@ __device__ __forceinline__ T sums_of_16_lanes(T (&x)[Count]) {
   return x[0];
 }
 
+constexpr int kMostSamples = 128;
+
 // What a sample of its tokens says of a tensor's channels; in shared memory.
 template <int HeadDim, int Threads>
 struct Sample {
@@ -89,11 +80,11 @@ struct Sample {
   float spread[HeadDim];  // mean distance from it
   float partial[2][Threads / 32][HeadDim];
   float weight[Threads / 32];
-  KeyRange tiles_seen;
+  SeenSample<kMostSamples, Threads> seen;
 };
 
-// Estimates the mean of a tensor's tokens from this many of them: those that are seen, and where these are few, anew from what lies between the first
-// and the last of all that are. A token's vote weighs less the further it lies from the
+// Estimates the mean of a tensor's tokens from this many of them: those that are seen, and where these are few, a sample of all that are.
+// A token's vote weighs less the further it lies from the
 // others, by the square of its distance: one far away shall not move it. By a block of threads; their answers are the same in every block that asks.
 template <int SampledTokens, bool WithSpread, typename Element, int HeadDim, int Threads>
 __device__ __forceinline__ void take_sample(const TensorView& tensor, const KvSpan& span, int head_dim, const Seen& seen,
@@ -108,21 +99,25 @@ __device__ __forceinline__ void take_sample(const TensorView& tensor, const KvSp
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const auto number = [&](int pass) { return pass * kPerPass + static_cast<int>(threadIdx.x) / kThreadsPerToken; };
   const auto* tokens = row_pointer<Element>(tensor, span.batch, span.head, span.first_token);
-  KeyRange range{0, span.length};
-  const auto token = [&](uint32_t number) { return range.first + static_cast<int>(sampled_token<SampledTokens>(number, range.end - range.first)); };
+  int tokens_left = span.length;
+  bool of_seen = false;
+  const auto token = [&](uint32_t number) {
+    return of_seen ? sample.seen.tokens[number] : static_cast<int>(sampled_token<SampledTokens>(number, span.length));
+  };
   uint32_t votes_of[SampledTokens / 32];  // a bit for each token that has one
   const auto count_votes = [&] {
     int count = 0;
 #pragma unroll
     for (int i = 0; i < SampledTokens / 32; ++i) {
-      votes_of[i] = __ballot_sync(0xffffffffu, i * 32 + lane < range.end - range.first && seen(token(i * 32 + lane)));
+      votes_of[i] = __ballot_sync(0xffffffffu, i * 32 + lane < tokens_left && seen(token(i * 32 + lane)));
       count += __popc(votes_of[i]);
     }
     return count;
   };
   int count = count_votes();
   if (count < min(span.length, SampledTokens) / 4) {
-    range = seen_range<Threads>(seen, span.length, sample.tiles_seen);
+    tokens_left = sample_seen<SampledTokens>(seen, span.length, sample.seen);
+    of_seen = true;
     count = count_votes();
   }
   const auto row = [&](int pass) { return tokens + int64_t{token(number(pass))} * tensor.token_stride; };

@@ -83,7 +83,9 @@ __device__ __forceinline__ void add_first_key(const typename Config::Params& p, 
       if (smoothed) value -= mean[channel];
       value *= 1.0f / QuantV::kScaleUnit;
 #pragma unroll
-      for (int row = 0; row < Config::kRows; ++row) state.out[row / 2][d][row % 2 * 2 + odd] += first[row] * value;
+      for (int row = 0; row < Config::kRows; ++row) {
+        if (first[row] != 0.0f) state.out[row / 2][d][row % 2 * 2 + odd] += first[row] * value;  // the value need not be a number where nobody sees it
+      }
     }
   }
 }
