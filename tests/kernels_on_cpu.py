@@ -409,7 +409,7 @@ def _forms() -> dict[str, Form]:
         "added": Form(scores[:, :1].masked_fill(~some, -math.inf).half()),
         "added to keys": Form(randn(333).half().masked_fill(~others, -65504.0)[None]),
         "far keys": Form(torch.where(others, 0.5, -1e4).half()[None]),
-        "far keys, or all": Form(torch.where(torch.stack([others, others & False])[:, None, None], 0.0, -1e4)),
+        "far keys, or all": Form(torch.where(torch.stack([others, others & False])[:, None, None], 0.0, -1e4).half()),
         "keys, causal": Form((key >= 20)[None], is_causal=True),
         "added, causal": Form(scores[:, :1].half(), is_causal=True),
     }

@@ -222,7 +222,7 @@ class MaskTiles(ctypes.Structure):
     _fields_ = (
         ("mask", Mask),
         *((name, ctypes.c_void_p) for name in ("tiles", "bits", "seen")),
-        *((name, ctypes.c_int32) for name in ("heads", "rows", "keys", "causal", "vectors", "count")),
+        *((name, ctypes.c_int32) for name in ("heads", "rows", "keys", "causal", "alone", "vectors", "count")),
     )
 
 
@@ -255,6 +255,7 @@ def look_at(
         rows,
         keys,
         causal,
+        0,  # of masks that put keys far away
         vectors,
         tiles.numel(),
     )
