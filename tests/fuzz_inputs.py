@@ -375,9 +375,10 @@ def problem(seed: int, device: str) -> Problem:
     if len(views) == 4:
         filled, said = mask_values(values, places[3])
         mask = views[3].copy_(filled)
-        hidden = hides(mask)
         said = f"{said} {mask.dtype} {places[3]}"
     is_causal = rng.random() < (0.35 if 2 * qo_len >= kv_len else 0.05)  # else most keys are seen by none
+    if mask is not None:
+        hidden = hides(mask if is_causal else reference.without_far_keys(mask))
     if packed is not None:
         (number_q, at_q), (number_k, at_k) = (
             sequence_of(some, tokens, none, device)
