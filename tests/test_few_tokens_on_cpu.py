@@ -257,9 +257,8 @@ def test_keys_that_a_mask_hides_are_not_read(kernels: Kernels, name: str, is_cau
         q, k, v, attn_mask=mask if mask.dtype is torch.bool else mask.float().masked_fill(~seen, -math.inf), is_causal=is_causal
     )
     for block in range(0, keys, 16):
-        if not seen[block : block + 16].any() and (
-            block > 0 or not is_causal
-        ):  # so few keys another kernel reads, hidden or not
+        # The few keys that is_causal leaves another kernel reads, hidden or not.
+        if not seen[block : block + 16].any() and (block > 0 or not is_causal):
             k[:, :, block : block + 16] = v[:, :, block : block + 16] = math.nan
     out, lse = attention(kernels, q, k, v, mask, is_causal=is_causal)
     assert (out.double() - expected).abs().max() <= 0.003
