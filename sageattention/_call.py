@@ -47,7 +47,7 @@ def attend(
         except Exception as error:
             _raise_if_out_of_memory(error)
             alike = _alike(q, k, v)
-            if alike[0] is not q or alike[1] is not k or alike[2] is not v:
+            if any(one is not other for one, other in zip(alike, (q, k, v))):
                 return attend(
                     function, pv_accum_dtype, *alike, attn_mask, tensor_layout, is_causal, sm_scale, return_lse, smooth_k, smooth_v,
                     qk_quant_gran, per_block_mean, served,
@@ -152,9 +152,8 @@ def _operator_checks(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, attn_mas
 
 def _alike(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Tensors that differ as PyTorch's attention takes them: autocast's dtype for several, a batch of one for all of the others."""
-    tensors = (q, k, v)
-    if not all(isinstance(x, torch.Tensor) and x.dim() == 4 and not x.is_nested for x in tensors):
-        return tensors
+    if not all(isinstance(x, torch.Tensor) and x.dim() == 4 and not x.is_nested for x in (q, k, v)):
+        return q, k, v  # which will be refused
     if (k.dtype != q.dtype or v.dtype != q.dtype) and torch.is_autocast_enabled(q.device.type):
         dtype = torch.get_autocast_dtype(q.device.type)
         q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)

@@ -39,10 +39,8 @@ OPTIONS: dict[str, tuple[tuple[object, ...], str]] = {
     "return_softmax": ((False,), "probabilities are never in memory; return_lse=True gives their log-sum-exp"),
     "return_attn_probs": ((False,), "probabilities are never in memory; return_lse=True gives their log-sum-exp"),
     "deterministic": ((False, True), "every call is deterministic"),
-    "tensor_layout": (
-        ("NHD",),
-        "packed sequences have one layout, [tokens, heads, head_dim]",
-    ),  # of sageattn_varlen; others have it
+    # Of sageattn_varlen; to others it is an argument of their own.
+    "tensor_layout": (("NHD",), "packed sequences have one layout, [tokens, heads, head_dim]"),
     "enable_gqa": ((False, True), "grouped heads need no permission"),
 }
 

@@ -135,10 +135,10 @@ def scale_of(magnitude: torch.Tensor, by: float) -> torch.Tensor:
     return torch.where((scale > LARGEST_SCALE) & (magnitude < math.inf), LARGEST_SCALE, scale)
 
 
-def without_far_keys(attn_mask: torch.Tensor) -> torch.Tensor:
-    """A mask that is added to the scores of all queries alike; those keys hidden that no query gives weight beside others."""
+def without_far_keys(attn_mask: torch.Tensor, *, is_causal: bool) -> torch.Tensor:
+    """A mask that is added to the scores of all queries alike, and alone; those keys hidden that no query gives weight beside others."""
     of_keys = attn_mask.dim() < 2 or attn_mask.shape[-2] == 1 or attn_mask.stride(-2) == 0
-    if not of_keys or attn_mask.dtype == torch.bool or attn_mask.dim() == 0:
+    if is_causal or not of_keys or attn_mask.dtype == torch.bool or attn_mask.dim() == 0:
         return attn_mask
     return attn_mask.masked_fill((attn_mask <= FAR) & (attn_mask > NEAR).any(dim=-1, keepdim=True), -math.inf)
 
@@ -329,9 +329,8 @@ def attention(
         return q.new_empty(*q.shape[:3], v.shape[3]), q.new_empty(q.shape[:3], dtype=torch.float32)
     if is_causal:  # no query sees those further on
         k, v = k[:, :, : q.shape[2]], v[:, :, : q.shape[2]]
-        attn_mask = attn_mask[..., : q.shape[2]] if attn_mask is not None and attn_mask.dim() > 0 else attn_mask
-    elif attn_mask is not None:
-        attn_mask = without_far_keys(attn_mask)
+    if attn_mask is not None and attn_mask.dim() > 0:
+        attn_mask = without_far_keys(attn_mask[..., : k.shape[2]], is_causal=is_causal)
     if "fp4" in kernel:
         from . import reference_fp4  # which is made of parts of this module
 

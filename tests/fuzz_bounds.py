@@ -134,7 +134,7 @@ class Exact:
         """Which keys of a batch element some query sees, [batch, kv_len]; where a mask is there beside a causal one, as far as each alone tells."""
         mask, hidden = self.problem.mask, self.problem.hidden
         if mask is not None:
-            hidden = hides(mask if self.problem.is_causal else reference.without_far_keys(mask))
+            hidden = hides(reference.without_far_keys(mask, is_causal=self.problem.is_causal))
         if hidden is None:
             return self.k.new_ones(self.k.shape[0], self.k.shape[2], dtype=torch.bool)
         hidden = hidden[(None,) * (4 - hidden.dim())]

@@ -378,9 +378,10 @@ def problem(seed: int, device: str) -> Problem:
         said = f"{said} {mask.dtype} {places[3]}"
     is_causal = rng.random() < (0.35 if 2 * qo_len >= kv_len else 0.05)  # else most keys are seen by none
     if mask is not None:
-        settled = mask if is_causal else reference.without_far_keys(mask)
+        settled = reference.without_far_keys(mask, is_causal=is_causal)
+        # Scores, 3 being the largest `spread`, would come near what is far.
         if not q.numel() or 3 * float(q.float().norm(dim=-1).max() * k.float().norm(dim=-1).max()) > 1000 * head_dim**0.5:
-            mask.copy_(settled)  # scores would come near what is far
+            mask.copy_(settled)
         hidden = hides(settled)
     if packed is not None:
         (number_q, at_q), (number_k, at_k) = (

@@ -335,7 +335,7 @@ class Form(NamedTuple):
 
     def seen(self) -> torch.Tensor:
         """Which keys some query sees: [2, 333] bool."""
-        seen = reference.seen_keys(self.mask if self.is_causal else reference.without_far_keys(self.mask), 2, 333)
+        seen = reference.seen_keys(reference.without_far_keys(self.mask, is_causal=self.is_causal), 2, 333)
         assert seen is not None
         return seen & (torch.arange(333) < 70) if self.is_causal else seen
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -190,6 +191,28 @@ def test_a_batch_of_one_is_everybodys(function: Callable[..., Any]) -> None:
         some = [x[:1] if name in one else x for name, x in zip("qkv", (q, k, v), strict=True)]
         whole = [x.expand(3, -1, -1, -1) for x in some]
         assert torch.equal(function(*some, attn_mask=mask), function(*whole, attn_mask=mask))
+
+
+def test_what_docs_put_in_the_place_takes_whatever_pytorch_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    functional = torch.nn.functional
+    exact = functional.scaled_dot_product_attention
+    monkeypatch.setattr(functional, "scaled_dot_product_attention", exact)  # is put back
+    text = (Path(__file__).resolve().parent.parent / "docs" / "api.md").read_text(encoding="utf-8")
+    (code,) = (block for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "functional" in block)
+    exec(code, {"torch": torch, "sageattn": sageattn})
+    attention = functional.scaled_dot_product_attention
+    q, k, v = qkv(2, 4, 70, 64, dtype=torch.float32)
+    assert torch.equal(attention(q, k, v, is_causal=True), sageattn(q, k, v, is_causal=True))
+    wide = qkv(1, 1, 5, 512, dtype=torch.float32)
+    others = [
+        (q[0], k[0], v[0]),
+        (q[None], k[None], v[None]),
+        [x.double() for x in (q, k, v)],
+        wide,
+        (q.requires_grad_(), k, v),
+    ]
+    for some in others:
+        assert torch.equal(attention(*some), exact(*some))
 
 
 # ── Errors ───────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -544,7 +544,11 @@ NUMBER = r"(-?(?:0x[\dp-]+|\d[\d.]*(?:e-?\d+)?))f?"
         ("attention/mma_sync/config.cuh", rf"kEnough = {NUMBER};", [reference.TWICE.enough]),
         ("attention/mma_sync/config.cuh", rf"kLargestBase = {NUMBER};", [reference.TWICE.largest]),
         ("attention/mask_value.cuh", rf"hides = {NUMBER}\)", [reference.HIDES]),
-        ("mask/mask_tiles.cu", rf"kFar = {NUMBER} \* kLog2E, kNear = {NUMBER} \* kLog2E;", [reference.FAR, reference.NEAR]),
+        (
+            "mask/mask_tiles.cu",
+            rf"far = mask_value\({NUMBER}\), near = mask_value\({NUMBER}\);",
+            [reference.FAR, reference.NEAR],
+        ),
         ("quant/quant_v_f8.h", rf"kLargest = {NUMBER};", [F8.largest_v]),
         ("quant/quant_v_f16.h", rf"kLargest = {NUMBER};", [F16_SUMS.largest_v]),
         ("quant/quant_v.h", rf"kScaleUnit = {NUMBER};", [reference.SCALE_UNIT]),

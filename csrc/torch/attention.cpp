@@ -156,12 +156,12 @@ std::tuple<Tensor, Tensor> attention(const Tensor& q, const Tensor& k, const Ten
   Call call{kernel, check_attention(q, k, v, options.heads_first), q, k, v, {}, {}, sm_scale, options};
   TORCH_CHECK_VALUE(call.shape.kv_len >= 1 || q.numel() == 0, "k: expected at least one token, got none");
   check_kernel(call);
-  std::optional<Tensor> mask = attn_mask;
-  if (options.is_causal && call.shape.kv_len > std::max(1, call.shape.qo_len)) {
-    // No query sees those further on, as of a cache that is not full.
-    if (mask.has_value()) mask = of_first_keys(call, *mask, std::max(1, call.shape.qo_len));
-    call.shape.kv_len = std::max(1, call.shape.qo_len);
-  }
+  // No query sees those further on, as of a cache that is not full.
+  const int32_t keys = options.is_causal ? std::max(1, std::min(call.shape.kv_len, call.shape.qo_len)) : call.shape.kv_len;
+  std::optional<Tensor> cut;
+  if (attn_mask.has_value() && keys < call.shape.kv_len) cut = of_first_keys(call, *attn_mask, keys);
+  const std::optional<Tensor>& mask = cut.has_value() ? cut : attn_mask;
+  call.shape.kv_len = keys;
   if (const auto result = attention_of_few_tokens(call, mask)) return *result;
   const auto [out, lse] = call.outputs();
   run(call, out, lse, mask);

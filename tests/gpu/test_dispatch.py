@@ -315,6 +315,22 @@ def test_what_surrounds_a_call_changes_nothing(tokens: int) -> None:
             assert torch.equal(out, expected)
 
 
+@pytest.mark.parametrize("tokens", [128, 3000])
+def test_tensors_that_differ_after_like_calls(tokens: int) -> None:
+    """What was served once is not looked at again in Python: the operator refuses what differs, which is then made alike."""
+    q, k, v = (randn(2, 4, tokens, 64, seed=seed, dtype=torch.bfloat16) for seed in range(3))
+    for _ in range(3):
+        expected = sageattention.sageattn(q, k, v)
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        for some in ((q, k.float(), v), (q.float(), k.float(), v)):
+            assert torch.equal(sageattention.sageattn(*some), expected)
+    with pytest.raises(TypeError, match="k: expected dtype"):
+        sageattention.sageattn(q, k.float(), v)
+    for some in ((q[:1], k, v), (q, k[:1], v[:1]), (q, k, v[:1])):
+        whole = [x.expand(2, -1, -1, -1).contiguous() for x in some]
+        assert torch.equal(sageattention.sageattn(*some), sageattention.sageattn(*whole))
+
+
 @pytest.mark.parametrize("causal", [False, True])
 def test_log_sum_exp_of_short_calls(causal: bool) -> None:
     q, k, v = (randn(2, 4, tokens, 64, seed=seed, dtype=torch.bfloat16) for seed, tokens in enumerate((128, 200, 200)))

@@ -552,10 +552,6 @@ template <typename T>
 void __stcg(T* pointer, T value) { *pointer = value; }
 template <typename T>
 T atomicAdd(T* pointer, T x) { return std::exchange(*pointer, *pointer + x); }
-template <typename T>
-T atomicMin(T* pointer, T x) { return std::exchange(*pointer, std::min(*pointer, x)); }
-template <typename T>
-T atomicMax(T* pointer, T x) { return std::exchange(*pointer, std::max(*pointer, x)); }
 inline void* __cvta_shared_to_generic(uint32_t address) { return gpu::at(address, 1); }
 
 #ifdef SAGE_RACES

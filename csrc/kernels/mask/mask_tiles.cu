@@ -261,8 +261,7 @@ __device__ __forceinline__ void look_at_tile(const MaskTiles::Params& p) {
 // The same where one row stands for all. A lane has two neighbouring keys. Nothing else hiding keys from these rows (`alone`), those that are
 // far hide where others are near: padding is often told by -10000, which is no weight beside 0.
 __device__ __forceinline__ void look_at_keys(const MaskTiles::Params& p) {
-  constexpr float kLog2E = 1.4426950408889634f;
-  constexpr float kFar = -8192.0f * kLog2E, kNear = -1024.0f * kLog2E;
+  const float far = mask_value(-8192.0f), near = mask_value(-1024.0f);
   const uint32_t key_tiles = (p.keys + MaskTiles::kKeys - 1) / MaskTiles::kKeys, heads = p.heads;
   const int lane = threadIdx.x % 32;
   const uint32_t tile = blockIdx.x * MaskTiles::kTilesOfBlock + threadIdx.x / 32;
@@ -270,15 +269,15 @@ __device__ __forceinline__ void look_at_keys(const MaskTiles::Params& p) {
   const uint32_t batch_head = tile / key_tiles, batch = batch_head / heads;
   const int tile_key = (tile - batch_head * key_tiles) * MaskTiles::kKeys;
   const auto* row = mask_row(p.mask, batch, batch_head - batch * heads, 0);
-  const auto value = [&](int key) { return key < p.keys ? mask_value(static_cast<int>(p.mask.type), row + key * p.mask.key_stride) : -INFINITY; };
+  const auto value = [&](int key) { return key < p.keys ? mask_value(p.mask.type, row + key * p.mask.key_stride) : -INFINITY; };
   const float values[2] = {value(tile_key + lane * 2), value(tile_key + lane * 2 + 1)};
 
-  bool any_near = __any_sync(0xffffffffu, values[0] > kNear || values[1] > kNear);
+  bool any_near = __any_sync(0xffffffffu, values[0] > near || values[1] > near);
   if (p.alone && p.mask.type != AttentionMask::kBool) {
 #pragma unroll 1
-    for (int first = 0; !any_near && first < p.keys; first += 32) any_near = __any_sync(0xffffffffu, value(first + lane) > kNear);
+    for (int first = 0; !any_near && first < p.keys; first += 32) any_near = __any_sync(0xffffffffu, value(first + lane) > near);
   }
-  const float hides = p.alone && any_near ? kFar : -INFINITY;
+  const float hides = p.alone && any_near ? far : -INFINITY;
   const bool seen[2] = {!(values[0] <= hides), !(values[1] <= hides)};
   const uint32_t even = __ballot_sync(0xffffffffu, seen[0]), odd = __ballot_sync(0xffffffffu, seen[1]);
   const uint32_t word = (even >> lane % 4 & 0x11111111u) | (odd >> lane % 4 & 0x11111111u) << 1;

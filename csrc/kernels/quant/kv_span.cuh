@@ -71,7 +71,7 @@ __device__ __forceinline__ T sums_of_16_lanes(T (&x)[Count]) {
   return x[0];
 }
 
-constexpr int kMostSamples = 128;
+constexpr int kMostSamples = 128;  // that anybody asks for
 
 // What a sample of its tokens says of a tensor's channels; in shared memory.
 template <int HeadDim, int Threads>
@@ -99,7 +99,7 @@ __device__ __forceinline__ void take_sample(const TensorView& tensor, const KvSp
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const auto number = [&](int pass) { return pass * kPerPass + static_cast<int>(threadIdx.x) / kThreadsPerToken; };
   const auto* tokens = row_pointer<Element>(tensor, span.batch, span.head, span.first_token);
-  int tokens_left = span.length;
+  int candidates = span.length;
   bool of_seen = false;
   const auto token = [&](uint32_t number) {
     return of_seen ? sample.seen.tokens[number] : static_cast<int>(sampled_token<SampledTokens>(number, span.length));
@@ -109,14 +109,14 @@ __device__ __forceinline__ void take_sample(const TensorView& tensor, const KvSp
     int count = 0;
 #pragma unroll
     for (int i = 0; i < SampledTokens / 32; ++i) {
-      votes_of[i] = __ballot_sync(0xffffffffu, i * 32 + lane < tokens_left && seen(token(i * 32 + lane)));
+      votes_of[i] = __ballot_sync(0xffffffffu, i * 32 + lane < candidates && seen(token(i * 32 + lane)));
       count += __popc(votes_of[i]);
     }
     return count;
   };
   int count = count_votes();
   if (count < min(span.length, SampledTokens) / 4) {
-    tokens_left = sample_seen<SampledTokens>(seen, span.length, sample.seen);
+    candidates = sample_seen<SampledTokens>(seen, span.length, sample.seen);
     of_seen = true;
     count = count_votes();
   }
