@@ -127,7 +127,7 @@ class Command:
         process, rng = self.start(), self.clone.random
         end = time.monotonic() + (rng.uniform(0, seconds) if where == "anywhere" else 10 * self.seconds)
         while time.monotonic() < end and process.poll() is None:
-            if where == "writing" and any(self.folder.rglob(".*.partial")):
+            if where == "writing" and _half_written(self.folder):
                 time.sleep(rng.uniform(0, 0.03))
                 break
             time.sleep(0.001)
@@ -160,16 +160,18 @@ class Command:
         assert not list((self.clone.root / "build").glob("staging-*")), "staging of a killed build is still there"
 
 
+def _half_written(folder: Path) -> bool:
+    """Whether a file below has no name of its own yet; unlike `rglob`, `os.walk` lets folders vanish while it looks."""
+    return any(name.startswith(".") and name.endswith(".partial") for _, _, names in os.walk(folder) for name in names)
+
+
 def _children(pid: int) -> list[int]:
     """All descendants of a process."""
-    found = []
-    for path in Path("/proc").glob(f"{pid}/task/*/children"):
-        try:
-            direct = [int(word) for word in path.read_text().split()]
-        except OSError:  # it has ended
-            continue
-        found += [*direct, *(below for child in direct for below in _children(child))]
-    return found
+    direct: list[int] = []
+    with contextlib.suppress(OSError):  # it has ended
+        for path in Path(f"/proc/{pid}/task").glob("*/children"):
+            direct += map(int, path.read_text().split())
+    return [*direct, *(below for child in direct for below in _children(child))]
 
 
 def _older(dist: Path) -> None:
