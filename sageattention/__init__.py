@@ -15,6 +15,7 @@ try:
         sageattn_varlen,
     )
     from .dispatch import explain
+    from .in_place import scaled_dot_product_attention
 
     __version__ = build.version
 except (ImportError, OSError):
@@ -32,4 +33,5 @@ __all__ = [
     "sageattn_qk_int8_pv_fp16_cuda",
     "sageattn_qk_int8_pv_fp16_triton",
     "sageattn_varlen",
+    "scaled_dot_product_attention",
 ]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from . import _ops, dispatch, validation
+from . import _ops, aliases, dispatch, validation
 
 if TYPE_CHECKING:
     from typing import Callable, Union
@@ -64,6 +64,7 @@ def attend(
     more = {} if per_block_mean is None else {"per_block_mean": per_block_mean}
     is_causal = validation.decided(is_causal)
     validation.flags(is_causal, smooth_k, smooth_v, return_lse, **more)
+    attn_mask, is_causal = aliases.written_out(attn_mask, is_causal, q)
     q, k, v = _alike(q, k, v)
     arguments = (function, pv_accum_dtype, q, k, v, attn_mask, tensor_layout, is_causal, sm_scale, smooth_k, smooth_v, return_lse)
     # fmt: on

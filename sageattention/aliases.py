@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import sys
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -137,3 +138,21 @@ def from_positions(
     if isinstance(fifth, bool):
         return "HND", fifth, sixth, attn_mask, dropout_p
     return "HND", False, sixth, attn_mask, dropout_p or fifth
+
+
+def written_out(attn_mask: Any, is_causal: bool, q: torch.Tensor) -> tuple[Any, bool]:
+    """Without `torch.nn.attention.bias.CausalBias`, a tensor nobody has written to: its attributes say what it means.
+
+    Args:
+        attn_mask, is_causal: as they came.
+        q: on whose device the mask is written out where it has to be.
+    """
+    if attn_mask is None or type(attn_mask) is torch.Tensor:
+        return attn_mask, is_causal
+    bias = sys.modules.get("torch.nn.attention.bias")  # whoever has such a mask has imported it, which takes seconds
+    if bias is None or not isinstance(attn_mask, bias.CausalBias):
+        return attn_mask, is_causal
+    queries, keys = attn_mask.seq_len_q, attn_mask.seq_len_kv
+    if queries == keys or attn_mask.variant == bias.CausalVariant.UPPER_LEFT:
+        return None, True
+    return torch.ones(queries, keys, dtype=torch.bool, device=getattr(q, "device", None)).tril(keys - queries), is_causal

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from . import _library, validation
+from . import _library, aliases, validation
 from .kernels import CPU, GPUS, Capability, Gpu, Kernel, Row
 from .table import ELSEWHERE, FEW_TOKENS, KERNELS, PACKED, SERVED_AS, TABLE
 
@@ -37,6 +37,7 @@ __all__ = [
     "forget",
     "gpu_of",
     "is_other_mask",
+    "is_served",
     "kernel_folder",
     "kernel_for",
 ]
@@ -194,6 +195,11 @@ SERVED: dict[tuple[object, ...], int] = {}
 REMEMBERED: list[dict[Any, Any]] = [SERVED]
 
 
+def is_served(gpu: Gpu) -> bool:
+    """Whether some kernel is for such GPUs."""
+    return any(GPUS[kernel.gpus](gpu) for kernel in KERNELS.values())
+
+
 def gpu_of(device: str, index: int | None) -> tuple[Gpu, frozenset[str] | None]:
     """What a device is, and the kernels that this installation has for it (None: the CPU's references).
 
@@ -205,7 +211,7 @@ def gpu_of(device: str, index: int | None) -> tuple[Gpu, frozenset[str] | None]:
     index = torch.cuda.current_device() if index is None else index
     name = torch.cuda.get_device_name(index)
     gpu = Gpu(torch.cuda.get_device_capability(index), "GeForce" in name)
-    if not any(GPUS[kernel.gpus](gpu) for kernel in KERNELS.values()):
+    if not is_served(gpu):
         served = ", ".join(dict.fromkeys(kernel.gpus for kernel in KERNELS.values()))
         raise RuntimeError(
             f"{_library.build.package}: no kernel runs on compute capability {'{}.{}'.format(*gpu.capability)} (device {index}, {name}), "
@@ -278,6 +284,8 @@ def explain(
     if attn_mask is not None:
         if packed:
             raise TypeError(f"{PACKED}() has no argument 'attn_mask'")
+        attn_mask, _ = aliases.written_out(attn_mask, is_causal, q)
+    if attn_mask is not None:
         validation.mask(attn_mask, q, k, tensor_layout)
     if pv_accum_dtype is not None:
         if not (allowed := ACCUMULATORS.get(function)):

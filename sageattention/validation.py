@@ -188,7 +188,8 @@ def mask(attn_mask: torch.Tensor, q: torch.Tensor, k: torch.Tensor, tensor_layou
     tokens = token_dimension(tensor_layout)
     scores = (q.shape[0], q.shape[3 - tokens], q.shape[tokens], k.shape[tokens])
     shape = tuple(attn_mask.shape)
-    if len(shape) > 4 or any(a not in (1, b) for a, b in zip(shape[::-1], scores[::-1])):
+    # (Of `a in (1, b)` torch.compile makes False where b is a length that it keeps open.)
+    if len(shape) > 4 or any(not (a == 1 or a == b) for a, b in zip(shape[::-1], scores[::-1])):  # noqa: PLR1714
         raise ValueError(
             f"attn_mask: expected a shape that broadcasts to [batch, q_heads, qo_len, kv_len], {scores}, got {shape}"
         )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -108,7 +107,7 @@ def test_nothing_is_swallowed(function: Callable[..., Any]) -> None:
 
 def test_what_is_exported() -> None:
     assert sageattention.__version__ == _library.build.version
-    functions = {f.__name__ for f in FUNCTIONS} | {"sageattn_varlen", "explain"}
+    functions = {f.__name__ for f in FUNCTIONS} | {"sageattn_varlen", "scaled_dot_product_attention", "explain"}
     assert set(sageattention.__all__) == {"__version__", *functions}
     assert all(callable(getattr(sageattention, name)) for name in functions)
 
@@ -191,28 +190,6 @@ def test_a_batch_of_one_is_everybodys(function: Callable[..., Any]) -> None:
         some = [x[:1] if name in one else x for name, x in zip("qkv", (q, k, v), strict=True)]
         whole = [x.expand(3, -1, -1, -1) for x in some]
         assert torch.equal(function(*some, attn_mask=mask), function(*whole, attn_mask=mask))
-
-
-def test_what_docs_put_in_the_place_takes_whatever_pytorch_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    functional = torch.nn.functional
-    exact = functional.scaled_dot_product_attention
-    monkeypatch.setattr(functional, "scaled_dot_product_attention", exact)  # is put back
-    text = (Path(__file__).resolve().parent.parent / "docs" / "api.md").read_text(encoding="utf-8")
-    (code,) = (block for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "functional" in block)
-    exec(code, {"torch": torch, "sageattn": sageattn})
-    attention = functional.scaled_dot_product_attention
-    q, k, v = qkv(2, 4, 70, 64, dtype=torch.float32)
-    assert torch.equal(attention(q, k, v, is_causal=True), sageattn(q, k, v, is_causal=True))
-    wide = qkv(1, 1, 5, 512, dtype=torch.float32)
-    others = [
-        (q[0], k[0], v[0]),
-        (q[None], k[None], v[None]),
-        [x.double() for x in (q, k, v)],
-        wide,
-        (q.requires_grad_(), k, v),
-    ]
-    for some in others:
-        assert torch.equal(attention(*some), exact(*some))
 
 
 # ── Errors ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -392,6 +369,21 @@ def test_compile_where_a_length_decides_is_causal(dynamic: bool | None, fullgrap
     for tokens in (5, 9, 1):
         q, k, v = qkv(1, 2, tokens, 64)
         torch.testing.assert_close(compiled(q, k, v), layer(q, k, v))
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_compile_where_a_mask_comes_later_than_open_lengths(dynamic: bool | None) -> None:
+    """Its own sizes are constants of that graph, which the others' are not."""
+
+    def layer(q: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+        return sageattn(q, q, q, attn_mask=mask)
+
+    torch._dynamo.reset()
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager", dynamic=dynamic)
+    of_keys, of_scores = torch.ones(2, 1, 1, 9, dtype=torch.bool), torch.ones(12, 12, dtype=torch.bool).tril()
+    for tokens, mask in ((5, None), (7, None), (9, of_keys), (12, of_scores)):
+        (q, *_) = qkv(2, 2, tokens, 64)
+        torch.testing.assert_close(compiled(q, mask), layer(q, mask))
 
 
 @pytest.mark.parametrize("strict", [False, True])

@@ -1,0 +1,169 @@
+"""`sageattention.scaled_dot_product_attention`: `sageattn` for what that serves, PyTorch's own attention, to the last bit, for all else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from accuracy import relative_l1
+from torch.nn.attention import bias
+from torch.utils.checkpoint import checkpoint
+
+import sageattention
+from sageattention import in_place, sageattn
+
+exact = torch.nn.functional.scaled_dot_product_attention
+
+
+@pytest.fixture
+def attention(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., torch.Tensor]]:
+    """Put in PyTorch's place, and as if there were kernels for a CPU."""
+    monkeypatch.setattr(in_place, "_has_kernels", lambda device, index: device == "cpu")
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", sageattention.scaled_dot_product_attention)
+    yield torch.nn.functional.scaled_dot_product_attention
+    torch._dynamo.reset()
+
+
+def _of(*shape: int, dtype: torch.dtype = torch.bfloat16) -> tuple[torch.Tensor, ...]:
+    generator = torch.Generator().manual_seed(3)
+    return tuple(torch.randn(*shape, generator=generator).to(dtype) for _ in range(3))
+
+
+Q, K, V = _of(2, 4, 70, 64)
+HIDDEN = torch.ones(70, 70, dtype=torch.bool).tril(9)
+
+
+def test_a_cpu_is_pytorchs() -> None:
+    assert torch.equal(sageattention.scaled_dot_product_attention(Q, K, V, HIDDEN), exact(Q, K, V, HIDDEN))
+    assert not in_place._has_kernels("cpu", None)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "here"),
+    [
+        ((Q, K, V), {}, {}),
+        ((Q, K, V, None, 0.0, True), {}, {"is_causal": True}),
+        ((Q, K, V, None, 0.0), {"is_causal": False, "scale": None}, {}),  # RF-DETR's call
+        ((Q, K, V, HIDDEN), {"scale": 0.3}, {"attn_mask": HIDDEN, "sm_scale": 0.3}),
+        ((), {"query": Q, "key": K, "value": V, "attn_mask": HIDDEN.float()}, {"attn_mask": HIDDEN.float()}),
+        ((Q, K[:, :2], V[:, :2]), {"enable_gqa": True}, {"k": K[:, :2], "v": V[:, :2]}),
+        ((Q, K[:1], V[:1]), {}, {"k": K[:1], "v": V[:1]}),
+        ((Q.float(), K.float(), V.float()), {}, {"q": Q.float(), "k": K.float(), "v": V.float()}),
+        ((torch.nn.Parameter(Q, requires_grad=False), K, V), {}, {}),
+        ((Q, K, V, bias.causal_upper_left(70, 70)), {}, {"is_causal": True}),
+    ],
+)
+def test_what_sageattn_serves(
+    attention: Callable[..., torch.Tensor], arguments: tuple[Any, ...], options: dict[str, Any], here: dict[str, Any]
+) -> None:
+    expected = sageattn(**{"q": Q, "k": K, "v": V, **here})
+    assert torch.equal(attention(*arguments, **options), expected)
+
+
+class Subclass(torch.Tensor):  # type: ignore[misc, unused-ignore]
+    """A class of tensors as programs define them."""
+
+
+def _nested(layout: torch.layout) -> torch.Tensor:
+    """Two sequences, in the form that PyTorch's attention takes of this layout."""
+    parts = [Q[0, :, :5], Q[1, :, :9]]
+    if layout == torch.strided:
+        return torch.nested.nested_tensor(parts)
+    return torch.nested.nested_tensor([x.transpose(0, 1) for x in parts], layout=layout).transpose(1, 2)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "options"),
+    [
+        (_of(4, 70, 64), {}),
+        (_of(2, 2, 4, 70, 64), {}),
+        (_of(1, 1, 5, 512), {"is_causal": True}),
+        (_of(1, 2, 5, 64, dtype=torch.float64), {}),
+        ((Q[:, :1].expand(2, 4, 70, 64)[:, :1], K, V), {}),
+        ((Q, K, V[:, :1]), {}),
+        (tuple(x.transpose(2, 3).contiguous().transpose(2, 3) for x in (Q, K, V)), {}),
+        (tuple(x.as_subclass(Subclass) for x in (Q, K, V)), {}),
+        ((Q, K[:, :, :0], V[:, :, :0]), {}),
+        ((Q, K, V), {"dropout_p": 0.5}),
+        ((Q, K, V), {"dropout_p": 0.5, "attn_mask": HIDDEN}),
+    ],
+)
+def test_what_pytorch_computes(
+    attention: Callable[..., torch.Tensor], tensors: tuple[torch.Tensor, ...], options: dict[str, Any]
+) -> None:
+    torch.manual_seed(1)
+    expected = exact(*tensors, **options)
+    torch.manual_seed(1)
+    out = attention(*tensors, **options)
+    assert type(out) is type(expected)
+    assert torch.equal(out.nan_to_num(7), expected.nan_to_num(7))
+
+
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_nested_tensors(attention: Callable[..., torch.Tensor], layout: torch.layout) -> None:
+    x = _nested(layout)
+    assert all(torch.equal(*pair) for pair in zip(attention(x, x, x).unbind(), exact(x, x, x).unbind(), strict=True))
+
+
+def test_gradients(attention: Callable[..., torch.Tensor]) -> None:
+    """Of q, k and v, or of a bias alone, which is learned beside weights that are not."""
+    added = torch.zeros(70, 70, dtype=Q.dtype, requires_grad=True)
+    for tensors in (tuple(x.clone().requires_grad_() for x in (Q, K, V)), (Q, K, V)):
+        inputs = [x for x in (*tensors, added) if x.requires_grad]
+        grads, expected = (torch.autograd.grad(f(*tensors, added).sum(), inputs) for f in (attention, exact))
+        assert all(torch.equal(*pair) for pair in zip(grads, expected, strict=True))
+    with torch.no_grad():
+        assert torch.equal(attention(Q.clone().requires_grad_(), K, V), sageattn(Q, K, V))
+
+
+def test_dropout_where_no_gradient_is_recorded(attention: Callable[..., torch.Tensor]) -> None:
+    """Reentrant checkpoints compute a layer so, and whoever samples from a model that trains."""
+    module = torch.nn.MultiheadAttention(128, 4, dropout=0.1, batch_first=True).train()
+    x = torch.randn(2, 70, 128, requires_grad=True)
+    y = checkpoint(lambda x: module(x, x, x, need_weights=False)[0], x, use_reentrant=True)
+    y.sum().backward()
+    assert x.grad is not None
+    assert x.grad.isfinite().all()
+
+
+@pytest.mark.parametrize(("queries", "keys"), [(70, 70), (50, 70), (70, 50)])
+@pytest.mark.parametrize("corner", [bias.causal_upper_left, bias.causal_lower_right])
+@pytest.mark.filterwarnings("ignore:Lower right causal bias")
+def test_causal_bias(
+    attention: Callable[..., torch.Tensor], corner: Callable[[int, int], bias.CausalBias], queries: int, keys: int
+) -> None:
+    """Its numbers are whatever memory held: who reads them answers at random. Served, and where PyTorch computes."""
+    q, k, v = Q[:, :, :queries].contiguous(), K[:, :, :keys].contiguous(), V[:, :, :keys].contiguous()
+    mask = torch.ones(queries, keys, dtype=torch.bool).tril(keys - queries if corner is bias.causal_lower_right else 0)
+    expected = exact(q.double(), k.double(), v.double(), mask).nan_to_num()
+    for function in (attention, sageattn, torch.compile(sageattn, backend="eager", fullgraph=True)):
+        out = function(q, k, v, attn_mask=corner(queries, keys))
+        assert type(out) is torch.Tensor
+        assert relative_l1(out, expected) < 0.02
+    out = attention(q.double(), k.double(), v.double(), corner(queries, keys))
+    assert relative_l1(out.nan_to_num(), expected) < 1e-6
+    assert sageattention.explain(q, k, v, attn_mask=corner(queries, keys)).kernel
+
+
+def test_autocast(attention: Callable[..., torch.Tensor]) -> None:
+    """Converts all tensors, as for PyTorch's function."""
+    expected = sageattn(Q, K, V)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        for some in ((Q.float(), K.float(), V.float()), (Q.float(), K.float(), V)):
+            assert torch.equal(attention(*some), expected)
+    assert attention(Q.float(), K.float(), V.float()).dtype == torch.float32
+
+
+def test_compiled(attention: Callable[..., torch.Tensor]) -> None:
+    def program(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, mask)
+
+    compiled = torch.compile(program, backend="aot_eager", fullgraph=True)
+    for some in ((Q, K, V), _of(1, 3, 41, 32), (Q, K, V, HIDDEN), _of(4, 70, 64), _of(1, 2, 20, 320)):
+        assert torch.equal(compiled(*some), program(*some))
+    wants = [x.clone().requires_grad_() for x in (Q, K, V)]
+    compiled(*wants).sum().backward()
+    assert all(x.grad is not None for x in wants)
