@@ -35,7 +35,9 @@ def test_what_sageattn_serves(tokens: int) -> None:
         ((bias.causal_lower_right(tokens, tokens + 9),), {"attn_mask": mask.new_ones(tokens, tokens + 9).tril(9)}),
     ]
     for arguments, options in calls:
-        keys = tensors(1, 4, tokens + 9, 64)[1:] if "attn_mask" in options and options["attn_mask"].shape[1] > tokens else (k, v)
+        keys = (
+            tensors(1, 4, tokens + 9, 64)[1:] if "attn_mask" in options and options["attn_mask"].shape[1] > tokens else (k, v)
+        )
         for _ in range(3):
             out = sageattention.scaled_dot_product_attention(q, *keys, *arguments)
             assert torch.equal(out, sageattention.sageattn(q, *keys, **options))
