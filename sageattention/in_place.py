@@ -8,6 +8,7 @@ import torch
 
 from . import aliases, dispatch, validation
 from .core import sageattn
+from .recent import again
 
 _exact = torch._C._nn.scaled_dot_product_attention  # PyTorch's, also once something else is in its place
 
@@ -41,10 +42,15 @@ def scaled_dot_product_attention(
 
     Raises: as `sageattn` of what it serves, else as PyTorch.
     """
+    if not dropout_p and not torch.is_autocast_enabled():
+        # What `sageattn` has served needs no second look.
+        out = again(query, key, value, "HND", is_causal, scale, True, attn_mask)
+        if out is not None:
+            return out
     attn_mask, is_causal = aliases.written_out(attn_mask, is_causal, query)
     if dropout_p or not _serves(query, key, value, attn_mask):
-        out: torch.Tensor = _exact(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
-        return out
+        exact: torch.Tensor = _exact(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+        return exact
     if torch.is_autocast_enabled(query.device.type):
         dtype = torch.get_autocast_dtype(query.device.type)
         query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
@@ -52,31 +58,47 @@ def scaled_dot_product_attention(
 
 
 def _serves(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, attn_mask: torch.Tensor | None) -> bool:
-    tensors = (q, k, v) if attn_mask is None else (q, k, v, attn_mask)
+    mask = q if attn_mask is None else attn_mask
     # Other classes have a way of their own with PyTorch's function; a compiler's only stand for tensors.
-    if not torch.compiler.is_compiling() and not all(type(x) is torch.Tensor or type(x) is torch.nn.Parameter for x in tensors):
+    if not (_is_tensor(q) and _is_tensor(k) and _is_tensor(v) and _is_tensor(mask)):
         return False
-    if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
+    if (q.requires_grad or k.requires_grad or v.requires_grad or mask.requires_grad) and torch.is_grad_enabled():
         return False
-    if any(x.is_nested or x.layout != torch.strided or not _has_kernels(x.device.type, x.device.index) for x in tensors):
+    if (
+        q.is_nested
+        or k.is_nested
+        or v.is_nested
+        or not _is_4d(q)
+        or not _is_4d(k)
+        or not _is_4d(v)
+        or mask.layout != torch.strided
+    ):
         return False
-    if any(x.dim() != 4 or x.dtype not in validation.DTYPES or x.stride(3) != 1 for x in (q, k, v)):
+    device = q.device
+    if k.device != device or v.device != device or mask.device != device or not has_kernels(device.type, device.index):
         return False
-    heads, kv_heads, kv_len, largest = q.shape[1], k.shape[1], k.shape[2], validation.LARGEST_HEAD_DIM
-    return bool(
-        (k.dtype == q.dtype == v.dtype or torch.is_autocast_enabled(q.device.type))
-        and kv_heads > 0
-        and heads % kv_heads == 0
-        and v.shape[1] == kv_heads
-        and kv_len > 0
-        and v.shape[2] == kv_len
-        and 0 < q.shape[3] <= largest
-        and 0 < v.shape[3] <= largest
-    )
+    if (k.dtype != q.dtype or v.dtype != q.dtype) and not torch.is_autocast_enabled(device.type):
+        return False
+    (_, heads, _, head_dim), (_, kv_heads, kv_len, _), (_, v_heads, v_len, v_head_dim) = q.shape, k.shape, v.shape
+    if kv_heads == 0 or kv_len == 0 or heads % kv_heads != 0 or v_heads != kv_heads or v_len != kv_len:
+        return False
+    return bool(0 < head_dim <= validation.LARGEST_HEAD_DIM and 0 < v_head_dim <= validation.LARGEST_HEAD_DIM)
+
+
+def _is_tensor(x: object) -> bool:
+    return type(x) is torch.Tensor or type(x) is torch.nn.Parameter or torch.compiler.is_compiling()
+
+
+def _is_4d(x: torch.Tensor) -> bool:
+    return x.dim() == 4 and x.layout == torch.strided and x.dtype in validation.DTYPES and x.stride(3) == 1
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator, unused-ignore]
-@functools.cache
-def _has_kernels(device: str, index: int | None) -> bool:
+def has_kernels(device: str, index: int | None) -> bool:
     """Whether there are kernels for a device. A CPU's tensors `sageattn` would answer by a reference, slowly."""
-    return device == "cuda" and dispatch.is_served(dispatch.Gpu(torch.cuda.get_device_capability(index)))
+    return device == "cuda" and _is_served(index)
+
+
+@functools.cache
+def _is_served(index: int | None) -> bool:
+    return dispatch.is_served(dispatch.Gpu(torch.cuda.get_device_capability(index)))
