@@ -99,8 +99,9 @@ def sageattn(
         is_causal: query i sees keys 0..i, as PyTorch's `is_causal` has it also where qo_len and kv_len differ.
         sm_scale: factor on the scores; head_dim ** -0.5 if None.
         return_lse: also return the log-sum-exp of the scores.
-        smooth_k: subtract an estimate of K's mean over the tokens before rounding K to 8 bits. Softmax does not see
-            it, and log-sum-exp is corrected for it. Off, K with large per-channel offsets loses accuracy.
+        smooth_k: subtract an estimate of K's mean over the tokens before rounding K to 8 bits, and make channels of K that are
+            much larger than others smaller, and Q larger there. Softmax does not see either, and log-sum-exp is corrected.
+            Off, K with large per-channel offsets loses accuracy.
         attn_mask: broadcastable to [batch, q_heads, qo_len, kv_len] whatever the layout: bool (True: attend) or float16,
             bfloat16, float32, added to the scores (-5e5 and less: hidden). Beside `is_causal` both hold. A query that sees no
             key gets zeros, and log-sum-exp -inf.

@@ -18,6 +18,10 @@ SMALLEST_MAGNITUDE = 1e-14  # of Q and K: keeps scales of zeros positive, and th
 SMALLEST_V = 1e-24
 SCALE_UNIT = 2.0**40  # what scales of V count: sums of products times scales fit float32 whatever bfloat16 holds
 LARGEST_SCALE = 2.0**50  # of Q and K: products of two of them and a score are numbers
+LARGE_CHANNEL, MOST_POWERS = (
+    4.0,
+    4,
+)  # of K, beside what is typical, is divided by a power of two: csrc/kernels/quant/channel_factors.cuh
 FAR, NEAR = -8192.0, -1024.0  # a mask of keys hides those that are far where others are near
 HIDES = -5e5  # what a mask adds that is no more than this hides; of float16 its least number does
 NEVER = -1e30  # a maximum below any score: relative to it, whatever is seen is infinite
@@ -156,14 +160,34 @@ def only_seen(x: torch.Tensor, seen: torch.Tensor | None) -> torch.Tensor:
     return x if seen is None else x.masked_fill(~seen[:, None, :, None], 0.0)
 
 
-def quantise_k(k: torch.Tensor, mean: torch.Tensor, seen: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+def channel_factors(q: torch.Tensor, spread: torch.Tensor) -> torch.Tensor:
+    """What K's channels are divided by, and Q's multiplied: powers of two, of channels of K that are much larger than others.
+
+    q: [batch, q_heads, qo_len, head_dim], spread: of K, as `sampled_mean` has it, [batch, kv_heads, 1, head_dim] → that shape.
+    """
+    heads, group = spread.shape[1], q.shape[1] // spread.shape[1]
+    number = torch.arange(min(q.shape[2], SAMPLED_TOKENS))
+    some = q.float().unflatten(1, (heads, group))[:, :, number % group, sampled_tokens(q.shape[2])]
+    size = some.abs().nan_to_num(0.0, posinf=math.inf).amax(dim=2, keepdim=True)
+    typical_k, typical_q = (x.sqrt().sum(dim=-1, keepdim=True).square() for x in (spread, size))  # times head_dim squared
+    large = spread * q.shape[3] ** 2 > LARGE_CHANNEL * typical_k
+    ratio = spread * typical_q / (typical_k * size)
+    exponent = torch.frexp(ratio.nan_to_num(0.0).clamp_max(2.0**40))[1] - 1
+    powers = ((exponent + 1) // 2).clamp(0, MOST_POWERS)
+    return torch.where(large & (typical_q < math.inf) & (ratio >= 2.0), torch.exp2(powers.float()), 1.0)
+
+
+def quantise_k(
+    k: torch.Tensor, mean: torch.Tensor, seen: torch.Tensor | None = None, factor: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """K to INT8 with one scale for the 16 keys of a block of 64 that have the same (key % 8) // 2.
 
-    k: [batch, heads, kv_len, head_dim], mean: [batch, heads, 1, head_dim] of the same dtype, in which their halves are
+    k: [batch, heads, kv_len, head_dim], mean: [batch, heads, 1, head_dim] of the same dtype, in which their halves, over `factor`, are
     subtracted, seen: as `seen_keys` has it → integers of k's shape as float32, and scales [batch, heads, kv_len].
     """
     kv_len = k.shape[2]
-    centred = only_seen((k.double() / 2 - (mean / 2).double()).to(k.dtype).float(), seen)
+    by = torch.full_like(mean, 0.5, dtype=torch.float32) if factor is None else 0.5 / factor
+    centred = only_seen((k.double() * by.double() - (mean.float() * by).to(k.dtype).double()).to(k.dtype).float(), seen)
     padded = torch.nn.functional.pad(centred, (0, 0, 0, -kv_len % BLOCK_N))
     # [batch, heads, block, key // 8, group, key % 2, head_dim]
     magnitude = padded.abs().unflatten(2, (-1, BLOCK_N // 8, 4, 2)).amax(dim=(3, 5, 6), keepdim=True)
@@ -353,13 +377,17 @@ def attention(
     level = precision.bfloat16_level if bfloat16 else precision.level
     limit = precision.bfloat16_limit if bfloat16 else precision.limit
     seen = seen_keys(attn_mask, k.shape[0], kv_len)
-    mean = sampled_mean(k.float(), seen=seen)[0].to(k.dtype) if smooth_k else torch.zeros_like(k[:, :, :1])
-    k_int, k_scale = quantise_k(k, mean, seen)
+    mean, factor = torch.zeros_like(k[:, :, :1]), torch.ones_like(k[:, :, :1], dtype=torch.float32)
+    if smooth_k:
+        mean, spread = sampled_mean(k.float(), seen=seen)
+        mean, factor = mean.to(k.dtype), channel_factors(q, spread)
+    k_int, k_scale = quantise_k(k, mean, seen, factor)
     values = Values(*(x.unsqueeze(2) for x in quantise_v(v, precision, smooth_v=smooth_v, seen=seen)))
 
     queries = q.float().unflatten(1, heads) * torch.tensor(sm_scale * math.log2(math.e), dtype=torch.float32)
-    magnitude = queries.abs().amax(dim=-1, keepdim=True).clamp_min(SMALLEST_MAGNITUDE)
-    q_int = round_to_int8(queries, magnitude)
+    scaled = queries * factor.unsqueeze(2)
+    magnitude = scaled.abs().amax(dim=-1, keepdim=True).clamp_min(SMALLEST_MAGNITUDE)
+    q_int = round_to_int8(scaled, magnitude)
     k_int, k_scale = k_int.unsqueeze(2), k_scale[:, :, None, None]
     bias = None
     if attn_mask is not None:

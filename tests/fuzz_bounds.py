@@ -1,7 +1,7 @@
 """How far a kernel may be from float64 attention, element by element: a model of the errors of rounding, for tests/fuzz.py.
 
 Scores. Q's row i is rounded to integers of max|q_i|/127, K's row j to those of the largest number in its group of 16 keys, after
-the mean of those that are seen is taken off. An error of rounding is evenly distributed in ±half a unit, so the variance of a score's error is
+the mean of those that are seen is taken off, and channels are divided by what Q's are multiplied by. An error of rounding is evenly distributed in ±half a unit, so the variance of a score's error is
 sm_scale² · (h_q²/3 · |k_j|² + h_k²/3 · |q_i|²), h being half units, and some for rounding K - mean to its dtype and float32.
 
 Output. A relative error r_ij of p_ij moves the output by p_ij · r_ij · (v_j - out). Where the errors of different keys are independent,
@@ -144,6 +144,29 @@ class Exact:
         return seen
 
     @functools.cached_property
+    def factors(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """What Q's channels are multiplied by and K's divided, as the kernels' samples tell: of each query and of each key, of a key head."""
+        q, k = self.q.flatten(1, 2).float(), self.k.float()
+        if self.problem.packed is None:
+            if self.problem.is_causal:
+                k = k[:, :, : q.shape[2]]
+            if 0 in (q.numel(), k.numel()):
+                return torch.ones_like(self.k[:, :, :1, :1]), torch.ones_like(self.k[:, :, :1, :1])
+            seen = None if self.problem.mask is None else self.seen[:, : k.shape[2]].to("cpu")
+            factor = reference.channel_factors(q, reference.sampled_mean(k, seen=seen)[1])
+            return factor, factor
+        of_q, of_k = torch.ones_like(self.k.new_empty(1, k.shape[1], q.shape[2], k.shape[3])), torch.ones_like(self.k)
+        first_q = first_k = 0
+        for queries, keys in zip(self.problem.packed.lengths_q, self.problem.packed.lengths_k, strict=True):
+            seen_keys = min(keys, queries) if self.problem.is_causal else keys
+            some_q, some_k = q[:, :, first_q : first_q + queries], k[:, :, first_k : first_k + seen_keys]
+            if 0 not in (some_q.numel(), some_k.numel()):
+                factor = reference.channel_factors(some_q, reference.sampled_mean(some_k)[1]).double()
+                of_q[:, :, first_q : first_q + queries], of_k[:, :, first_k : first_k + keys] = factor, factor
+            first_q, first_k = first_q + queries, first_k + keys
+        return of_q, of_k
+
+    @functools.cached_property
     def norms(self) -> torch.Tensor:
         """|q| |k| and the factor: no score is larger."""
         return self.q.norm(dim=-1, keepdim=True) * self.k.norm(dim=-1)[:, :, None, None] * abs(self.problem.factor)
@@ -236,6 +259,8 @@ class Errors:
             total = k.new_zeros(*k.shape[:2], sequences, k.shape[3]).index_add_(2, sequence, k * seen)
             count = k.new_zeros(k.shape[0], 1, sequences, 1).index_add_(2, sequence, seen)
             k = k - (total / count.clamp_min(1.0))[:, :, sequence]
+            of_q, of_k = exact.factors
+            q, k = q * of_q.unsqueeze(2), k / of_k
             moves = MEAN_MOVES_ALIKE if self.problem.alike else MEAN_MOVES
         k = k * seen
         size = largest(k, -1)

@@ -327,6 +327,23 @@ class Case:
                 assert torch.equal(fuzz.bits(one), fuzz.bits(other)), seed
 
 
+def large_channels(case: Case) -> Case:
+    """Changed to: two channels of K that turn from key to key, so that their mean is nothing, in one of which Q is small."""
+    q, k, _ = case.tensors
+    tokens = torch.arange(k.shape[-2] if k.dim() == 4 else k.shape[0]).float()
+    turned = torch.stack([60 * torch.cos(0.7 * tokens), 25 * torch.sin(0.4 * tokens)], dim=-1)
+    k[..., [5, 17]] += (turned if k.dim() == 4 else turned[:, None]).to(k.dtype)
+    q[..., 5] *= 0.05
+    assert not case.options["smooth_k"] or case.options["cu_seqlens"] or factors(case).amax() >= 8
+    return case
+
+
+def factors(case: Case) -> torch.Tensor:
+    """What the reference multiplies Q's channels by."""
+    q, k, _ = case.tensors
+    return reference.channel_factors(q, reference.sampled_mean(k.float())[1])
+
+
 class Form(NamedTuple):
     """What hides keys of 333 from 70 queries of two batch elements and heads."""
 

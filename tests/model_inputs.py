@@ -122,6 +122,25 @@ def raster(*sides: int, queries: int = 48, seed: int = 0) -> Inputs:
     return Inputs(randn(1, 1, queries, 128, seed=seed), k, randn(1, 1, tokens, 128, seed=seed + 3))
 
 
+def turning_bias(tokens: int, bias: float, share: float, *, queries: int = 64) -> Inputs:
+    """Q and K are rotated, and K has a bias in a channel whose pair turns fast: no mean takes it off. Q is `share` of `randn` in that pair."""
+    q, k = randn(1, 2, tokens, 128), randn(1, 1, tokens, 128, seed=1)
+    k[..., 6] += bias
+    q[..., 6:8] *= share
+    q, k = (rotated(x, torch.arange(tokens)) for x in (q, k))
+    return Inputs(q[:, :, -queries:], k, randn(1, 1, tokens, 128, seed=2))
+
+
+# A bias of K in such a channel, how large Q is there, and the largest error of kernels that leave P and V 16 bits.
+BIASES = [(10.0, 1.0, 0.018), (30.0, 1.0, 0.028), (100.0, 1.0, 0.06), (30.0, 0.05, 0.013), (100.0, 0.05, 0.02)]
+
+
+def check_turning_bias(kernel: str, device: str, bias: float, share: float, limit: float) -> None:
+    inputs = turning_bias(1000, bias, share)
+    for dtype in (torch.float16, torch.bfloat16):
+        assert error(kernel, inputs.to(device, dtype)) <= (max(limit + 0.01, 0.045) if "f8" in kernel else limit)
+
+
 def error(kernel: str, inputs: Inputs, **options: bool) -> float:
     """Relative L1 of the output against float64."""
     out, lse = attend(kernel, inputs, **options)

@@ -24,6 +24,7 @@ from kernels_on_cpu import (
     check_unseen,
     check_wrong_starts,
     inputs,
+    large_channels,
     packed,
     randn,
     stand_in,
@@ -141,6 +142,14 @@ CASES = {
     "parts, a pair": case(1, 1, 1, 330, 3000, 64, 40, smooth_k=False),
     "parts, rows of one of three": case(1, 3, 1, 200, 1100, 64, 64),
     "parts, 256": case(1, 2, 1, 100, 2700, 256, 200),
+    # Q is quantised a second time.
+    "large channels": large_channels(case(2, 4, 2, 70, 333, 128, 96)),
+    "large channels, pairs, 64": large_channels(case(1, 4, 2, 380, 333, 64, 64)),
+    "large channels, 256": large_channels(case(1, 4, 1, 250, 200, 256, 200)),
+    "large channels, causal": large_channels(case(1, 2, 1, 500, 600, 128, 128, is_causal=True)),
+    "large channels, packed": large_channels(sequences()),
+    "large channels, mask": large_channels(case(1, 4, 2, 380, 333, 128, 128, attn_mask=seen(380, 333, 4))),
+    "large channels, mask, 256": large_channels(case(1, 2, 1, 250, 200, 256, 200, attn_mask=seen(250, 200))),
     "NaN": not_numbers(),
     "large V": Case(randn(1, 1, 40, 64).half(), randn(1, 1, 70, 64, seed=1).half(), torch.full((1, 1, 70, 64), 60000.0).half()),
     # Blocks that float16 does not hold relative to those before, of bounds that float32 holds and of others.

@@ -27,6 +27,7 @@ from kernels_on_cpu import (
     check_unseen,
     check_wrong_starts,
     inputs,
+    large_channels,
     packed,
     randn,
     stand_in,
@@ -110,6 +111,10 @@ CASES = {
     "NaN": not_numbers(),
     "large V": Case(randn(1, 1, 40, 64).half(), randn(1, 1, 70, 64, seed=1).half(), torch.full((1, 1, 70, 64), 60000.0).half()),
     "128": Case(*(x.bfloat16() for x in inputs(1, 2, 1, 140, 330, 128, 100)), is_causal=True),
+    "large channels": large_channels(Case(*halves(2, 6, 2, 40, 200, 64, 64))),
+    "large channels, 128": large_channels(Case(*(x.bfloat16() for x in inputs(1, 2, 1, 140, 330, 100, 128)), is_causal=True)),
+    "large channels, packed": large_channels(packed(*LENGTHS, 64, 48, torch.float16)),
+    "large channels, mask": large_channels(masked(seen())),
 }
 
 

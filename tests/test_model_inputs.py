@@ -45,6 +45,12 @@ def test_scores_far_apart(kernel: str, spread: float, head_dim: int) -> None:
     model_inputs.check_far_apart(kernel, "cpu", spread, head_dim)
 
 
+@kernels
+@pytest.mark.parametrize(("bias", "share", "limit"), model_inputs.BIASES)
+def test_a_bias_that_turns(kernel: str, bias: float, share: float, limit: float) -> None:
+    model_inputs.check_turning_bias(kernel, "cpu", bias, share, limit)
+
+
 @pytest.mark.parametrize(("spread", "most"), [(1.0, 0.0), (1.4, 0.05), (2.0, 0.15), (2.8, 0.15), (4.0, 0.15)])
 def test_scores_far_apart_are_seldom_gone_through_twice(spread: float, most: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """By a warp: where one of its rows takes a block in two the warp does, and others wait for it."""

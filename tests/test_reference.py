@@ -411,6 +411,32 @@ def test_sampled_mean(tokens: int) -> None:
         assert (moved - mean).abs().mean() <= 0.1
 
 
+def test_channel_factors() -> None:
+    """None where channels are alike; else so many that K is as far above what is typical as Q is, by powers of two."""
+    q, k = torch.randn(1, 4, 300, 64), torch.randn(1, 2, 200, 64)
+
+    def factors(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        return reference.channel_factors(q, reference.sampled_mean(k)[1])[0, :, 0]
+
+    assert (factors(q, k) == 1.0).all()
+    turning = torch.cos(torch.arange(200.0))
+    k[0, 1, :, 5] += 100 * turning
+    found = factors(q, k)
+    assert (found[0] == 1.0).all()
+    assert (found[1] != 1.0).nonzero().tolist() == [[5]]
+    assert found[1, 5] == 8.0
+    less, more = q.clone(), q.clone()
+    less[:, 2:, :, 5] *= 0.01
+    more[:, 3, :, 5] *= 80
+    assert factors(less, k)[1, 5] == 16.0
+    assert (factors(more, k) == 1.0).all()  # one of the heads that share K is large there too
+    more[0, 3, 0, 0] = math.inf
+    assert (factors(more, k) == 1.0).all()
+    scores = q.unflatten(1, (2, 2)) @ k.unsqueeze(2).transpose(-1, -2)
+    changed = (q.unflatten(1, (2, 2)) * found[:, None, None]) @ (k / found[:, None]).unsqueeze(2).transpose(-1, -2)
+    torch.testing.assert_close(changed, scores)
+
+
 @pytest.mark.parametrize("kernel", [*reference.PRECISION, *reference_fp4.PRECISION])
 @pytest.mark.parametrize(("filled", "room", "bias"), [(300, 1024, 100), (40, 77, 30), (20, 4096, 100), (1, 200, 100)])
 def test_a_cache_that_is_not_full(filled: int, room: int, bias: float, kernel: str) -> None:
@@ -519,7 +545,7 @@ NUMBER = r"(-?(?:0x[\dp-]+|\d[\d.]*(?:e-?\d+)?))f?"
         ("quant/quant_k_int8.h", rf"kSampledKeys = {NUMBER};", [reference.SAMPLED_TOKENS]),
         ("quant/quant_k_int8.cu", rf"magnitude = ptx::max_nan\({NUMBER},", [reference.SMALLEST_MAGNITUDE]),
         ("attention/mma_sync/quantise_q.cuh", rf"magnitude = {NUMBER};", [reference.SMALLEST_MAGNITUDE]),
-        ("attention/wgmma/quantise_q.cuh", rf"magnitude = ptx::max_nan\({NUMBER},", [reference.SMALLEST_MAGNITUDE]),
+        ("attention/wgmma/quantise_q.cuh", rf"float magnitude = {NUMBER};", [reference.SMALLEST_MAGNITUDE]),
         ("attention/wgmma/config.cuh", rf"kHeadroom = kHalfRange \? {NUMBER} : {NUMBER};", HOPPER.headroom),
         ("attention/wgmma/config.cuh", rf"kLevel = kHalfRange \? {NUMBER} : {NUMBER};", [HOPPER.level, HOPPER.bfloat16_level]),
         ("attention/wgmma/config.cuh", rf"kLargestScore = {NUMBER};", [reference.LARGEST_SCORE]),
@@ -548,6 +574,11 @@ NUMBER = r"(-?(?:0x[\dp-]+|\d[\d.]*(?:e-?\d+)?))f?"
             "mask/mask_tiles.cu",
             rf"far = mask_value\({NUMBER}\), near = mask_value\({NUMBER}\);",
             [reference.FAR, reference.NEAR],
+        ),
+        (
+            "quant/quant_k_int8.h",
+            rf"kLarge = {NUMBER};\n.* kMostPowers = {NUMBER};",
+            [reference.LARGE_CHANNEL, reference.MOST_POWERS],
         ),
         ("quant/quant_v_f8.h", rf"kLargest = {NUMBER};", [F8.largest_v]),
         ("quant/quant_v_f16.h", rf"kLargest = {NUMBER};", [F16_SUMS.largest_v]),

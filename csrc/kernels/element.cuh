@@ -23,13 +23,9 @@ struct Pair<__half> {
     const __half2 sum = __hadd2(reinterpret_cast<const __half2&>(x), reinterpret_cast<const __half2&>(y));
     return reinterpret_cast<const uint32_t&>(sum);
   }
-  static __device__ __forceinline__ uint32_t negative_half(uint32_t x) {
-    const __half2 half = __hmul2(reinterpret_cast<const __half2&>(x), __float2half2_rn(-0.5f));
-    return reinterpret_cast<const uint32_t&>(half);
-  }
-  // x / 2 + y, rounded once.
-  static __device__ __forceinline__ uint32_t half_plus(uint32_t x, uint32_t y) {
-    const __half2 sum = __hfma2(reinterpret_cast<const __half2&>(x), __float2half2_rn(0.5f), reinterpret_cast<const __half2&>(y));
+  // x * y + z, rounded once.
+  static __device__ __forceinline__ uint32_t multiply_add(uint32_t x, uint32_t y, uint32_t z) {
+    const __half2 sum = __hfma2(reinterpret_cast<const __half2&>(x), reinterpret_cast<const __half2&>(y), reinterpret_cast<const __half2&>(z));
     return reinterpret_cast<const uint32_t&>(sum);
   }
   // The larger one of x, which is not negative, and |y|; NaN if either is.
@@ -51,14 +47,9 @@ struct Pair<__nv_bfloat16> {
     const __nv_bfloat162 sum = __hadd2(reinterpret_cast<const __nv_bfloat162&>(x), reinterpret_cast<const __nv_bfloat162&>(y));
     return reinterpret_cast<const uint32_t&>(sum);
   }
-  static __device__ __forceinline__ uint32_t negative_half(uint32_t x) {
-    const __nv_bfloat162 half = __hmul2(reinterpret_cast<const __nv_bfloat162&>(x), __float2bfloat162_rn(-0.5f));
-    return reinterpret_cast<const uint32_t&>(half);
-  }
-  // x / 2 + y, rounded once.
-  static __device__ __forceinline__ uint32_t half_plus(uint32_t x, uint32_t y) {
-    const __nv_bfloat162 sum =
-        __hfma2(reinterpret_cast<const __nv_bfloat162&>(x), __float2bfloat162_rn(0.5f), reinterpret_cast<const __nv_bfloat162&>(y));
+  // x * y + z, rounded once.
+  static __device__ __forceinline__ uint32_t multiply_add(uint32_t x, uint32_t y, uint32_t z) {
+    const __nv_bfloat162 sum = __hfma2(reinterpret_cast<const __nv_bfloat162&>(x), reinterpret_cast<const __nv_bfloat162&>(y), reinterpret_cast<const __nv_bfloat162&>(z));
     return reinterpret_cast<const uint32_t&>(sum);
   }
   // The larger one of x, which is not negative, and |y|; NaN if either is.

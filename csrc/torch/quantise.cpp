@@ -42,6 +42,12 @@ void quantise_k(const Call& call, const Workspace& workspace, const SeenKeys::Wo
   params.k_int8 = workspace.k_int8;
   params.k_scale = workspace.k_scale;
   params.k_mean = workspace.k_mean;
+  params.q = view(call.q, call.shape.heads_first);
+  params.q_factor = workspace.q_factor;
+  params.scaled = workspace.scaled;
+  params.group = call.shape.q_heads / call.shape.kv_heads;
+  params.qo_len = call.shape.qo_len;
+  params.cu_seqlens_of_q = data_or_null<int32_t>(call.cu_seqlens_q);
   params.next_tile = workspace.next_tile;
   params.first_tile = static_cast<int32_t>(tiling.blocks) / tiling.cluster;
   params.zeros = workspace.arrivals;

@@ -22,7 +22,7 @@ def workspace(kernel: str, keys: int, heads: int, sequences: int, head_dim: int)
     """Bytes, as docs/api.md states them: `keys` counts those of all sequences, each rounded up to 128."""
     v_bytes = 1 if "f8" in kernel else 2 if "accum_f16" in kernel else 0  # of V as the kernel takes it; 0: as it is
     copies = keys * heads * head_dim * (1 + v_bytes)
-    means = 4 * sequences * heads * head_dim * (1 + (v_bytes == 1))
+    means = 4 * sequences * heads * head_dim * (2 + (v_bytes == 1))  # of K also factors
     k_scales = keys * heads // 2
     v_scales = keys // 64 * heads * (head_dim * (4 if v_bytes == 1 else 1) + 16) if v_bytes else 0
     return copies + means + k_scales + v_scales + ROUNDING

@@ -45,6 +45,11 @@ def test_scores_far_apart(kernel: str, spread: float, head_dim: int) -> None:
     model_inputs.check_far_apart(kernel, "cuda", spread, head_dim)
 
 
+@pytest.mark.parametrize(("bias", "share", "limit"), model_inputs.BIASES)
+def test_a_bias_that_turns(kernel: str, bias: float, share: float, limit: float) -> None:
+    model_inputs.check_turning_bias(kernel, "cuda", bias, share, limit)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_masks_that_hide_with_numbers(kernel: str, dtype: torch.dtype) -> None:
     inputs = Inputs(*(model_inputs.randn(1, 2, n, 64, seed=n + i) for i, n in enumerate((150, 700, 700)))).to("cuda", dtype)

@@ -1,8 +1,9 @@
 // K -> INT8, smoothed, in one pass and one launch. A block of threads handles spans of 128 keys of one head: it estimates the mean of K
-// from a sample of keys (each block reads the same sample, so all agree), subtracts it, and scales each group of 16 keys by
+// from a sample of keys (each block reads the same sample, so all agree), subtracts it, divides large channels, and scales each group of 16 keys by
 // its largest magnitude.
 #include "kernels/ptx/grid.cuh"
 #include "kernels/ptx/math.cuh"
+#include "kernels/quant/channel_factors.cuh"
 #include "kernels/quant/kv_span.cuh"
 #include "kernels/quant/quant_k_int8.h"
 #include "kernels/swizzle.cuh"
@@ -34,9 +35,15 @@ struct alignas(Bytes) Packed {
   uint32_t words[Bytes / 4];
 };
 
-// Quantises a span, given the head's first token and the mean of K (halves of it, negative) of this thread's channels.
+// What pairs of K's channels are multiplied by, and what is added then; in shared memory.
+struct Centring {
+  alignas(16) uint32_t factor[Config::kHeadDim / 2];
+  alignas(16) uint32_t shift[Config::kHeadDim / 2];
+};
+
+// Quantises a span, given the head's first token.
 __device__ __forceinline__ void quantise(const Config::Params& p, const Config::Element* k, int length, int first_span_key, int64_t index,
-                                         const Seen& seen, const uint32_t (&shift)[Config::kChannels / 2]) {
+                                         const Seen& seen, const Centring& centring) {
   using Element = Config::Element;
   constexpr int kChannels = Config::kChannels;
   const int block = threadIdx.x / 128;
@@ -59,10 +66,12 @@ __device__ __forceinline__ void quantise(const Config::Params& p, const Config::
   load_rows<kChannels>(keys, key, channel, p.head_dim, p.k.aligned16);
 
   // Of the difference rounding to Element will do: it is finer than 8 bits. Halves, since that of two large keys need not fit Element.
+  const auto* factor = reinterpret_cast<const Packed<kChannels * 2>*>(centring.factor + channel / 2)->words;
+  const auto* shift = reinterpret_cast<const Packed<kChannels * 2>*>(centring.shift + channel / 2)->words;
 #pragma unroll
   for (int pass = 0; pass < Config::kPasses; ++pass) {
 #pragma unroll
-    for (int i = 0; i < kChannels / 2; ++i) keys[pass][i] = Pair<Element>::half_plus(keys[pass][i], shift[i]);
+    for (int i = 0; i < kChannels / 2; ++i) keys[pass][i] = Pair<Element>::multiply_add(keys[pass][i], factor[i], shift[i]);
   }
   if ((seen_keys & kAll) != kAll) {
 #pragma unroll
@@ -120,7 +129,6 @@ __device__ __forceinline__ void quantise(const Config::Params& p, const Config::
 extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     quant_k_int8(const __grid_constant__ Config::Params p) {
   using Element = Config::Element;
-  constexpr int kChannels = Config::kChannels;
   ptx::grid_dependency_wait();
   ptx::grid_dependency_launch();
   if (p.next_tile != nullptr && blockIdx.x == 0) {
@@ -131,27 +139,36 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPe
   const KvSpan span(p.cu_seqlens, p.cu_seqlens_q, p.sequences, p.kv_heads, p.kv_len, Config::kSpanN, p.together, p.lots);
   if (span.first_key >= span.length) return;
   const Seen seen(p.seen, span.batch);
-  uint32_t shift[kChannels / 2] = {};
+  __shared__ Sample<Config::kHeadDim, Config::kThreads> sample;
+  __shared__ int powers[Config::kHeadDim];
+  __shared__ Centring centring;
+  bool scaled = false;
   if (p.k_mean != nullptr) {
-    __shared__ Sample<Config::kHeadDim, Config::kThreads> sample;
-    take_sample<Config::kSampledKeys, false, Element>(p.k, span, p.head_dim, seen, sample);
-    const int channel = threadIdx.x % Config::kThreadsPerKey * kChannels;
-#pragma unroll
-    for (int i = 0; i < kChannels / 2; ++i) {
-      const uint32_t mean = Pair<Element>::pack(sample.mean[channel + 2 * i], sample.mean[channel + 2 * i + 1]);
-      shift[i] = Pair<Element>::negative_half(mean);
-      if (span.first_key == 0 && threadIdx.x < Config::kThreadsPerKey) {
-        const float2 rounded = Pair<Element>::unpack(mean);
-        float* k_mean = p.k_mean + span.mean * Config::kHeadDim + channel + 2 * i;
-        k_mean[0] = rounded.x;
-        k_mean[1] = rounded.y;
+    take_sample<Config::kSampledKeys, true, Element>(p.k, span, p.head_dim, seen, sample);
+    scaled = find_factors<Element>(p, span, sample, powers);
+    if (span.first_key == 0 && threadIdx.x == 0) p.scaled[span.mean] = scaled;
+  }
+  if (threadIdx.x < Config::kHeadDim / 2) {
+    const int channel = 2 * threadIdx.x;
+    const int exponents[2] = {scaled ? powers[channel] : 0, scaled ? powers[channel + 1] : 0};
+    float2 mean = make_float2(0.0f, 0.0f);
+    if (p.k_mean != nullptr) {
+      mean = Pair<Element>::unpack(Pair<Element>::pack(sample.mean[channel], sample.mean[channel + 1]));
+      if (span.first_key == 0) {
+        const int64_t written = span.mean * Config::kHeadDim + channel;
+        *reinterpret_cast<float2*>(p.k_mean + written) = mean;
+        if (scaled) *reinterpret_cast<float2*>(p.q_factor + written) = make_float2(power_of_two(exponents[0]), power_of_two(exponents[1]));
       }
     }
+    const float2 by = make_float2(power_of_two(-1 - exponents[0]), power_of_two(-1 - exponents[1]));
+    centring.factor[threadIdx.x] = Pair<Element>::pack(by.x, by.y);
+    centring.shift[threadIdx.x] = Pair<Element>::pack(-mean.x * by.x, -mean.y * by.y);
   }
+  __syncthreads();
   const Element* k = row_pointer<Element>(p.k, span.batch, span.head, span.first_token);
   int64_t index = span.index;
 #pragma unroll 1
-  for (int key = span.first_key; key < span.end_key; key += Config::kSpanN) quantise(p, k, span.length, key, index++, seen, shift);
+  for (int key = span.first_key; key < span.end_key; key += Config::kSpanN) quantise(p, k, span.length, key, index++, seen, centring);
 }
 
 }  // namespace sage

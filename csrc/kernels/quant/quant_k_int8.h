@@ -17,6 +17,10 @@ struct QuantKInt8 {
   static constexpr int kThreads = 256;
   // Any estimate of K's mean serves (softmax does not see the shift); this many keys are read for it.
   static constexpr int kSampledKeys = 64;
+  // A channel whose mean distance from K's mean is so many times the channels' typical one is made smaller, by so many powers of two at most: Q need
+  // not be as small there as a few of its rows are.
+  static constexpr float kLarge = 4.0f;
+  static constexpr int kMostPowers = 4;
   SAGE_HOST_DEVICE static constexpr int spans(int kv_len) { return (kv_len + kSpanN - 1) / kSpanN; }
   SAGE_HOST_DEVICE static constexpr int blocks(int kv_len) { return 2 * spans(kv_len); }
   struct Params {
@@ -27,6 +31,12 @@ struct QuantKInt8 {
     int8_t* k_int8;
     float* k_scale;   // [batch, kv_heads, blocks, 2, 4]: scales and bounds
     float* k_mean;    // [batch or sequences, kv_heads, kHeadDim], written; null: K is not smoothed
+    TensorView q;
+    float* q_factor;  // [batch or sequences, kv_heads, kHeadDim], written where `scaled` is: what Q is multiplied by, since K was divided by it
+    int32_t* scaled;  // [batch or sequences, kv_heads], written: whether any of those is not 1
+    int32_t group;    // heads of Q that share one of K
+    int32_t qo_len;
+    const int32_t* cu_seqlens_of_q;  // null: not packed
     int32_t* next_tile;  // the attention kernel's counter, set to `first_tile`; null: it has none
     int32_t first_tile;
     int32_t zeros;       // numbers behind the counter that are set to 0

@@ -8,10 +8,16 @@
 
 namespace sage {
 
+// What Q's channels are multiplied by, since K's were divided by it; null: by nothing.
+template <int HeadDim>
+__device__ __forceinline__ const float* factors_of(const AttentionParams& p, int64_t kv_mean) {
+  return p.scaled != nullptr && p.scaled[kv_mean] != 0 ? p.q_factor + kv_mean * HeadDim : nullptr;
+}
+
 // Quantises the warp's rows of Q straight into mma A fragments, one scale a row (in shared memory: the main loop has no
-// register to spare).
+// register to spare). `factors` are those of its channels, or null.
 template <typename Config>
-__device__ __forceinline__ void quantise_q(const AttentionParams& p, const Tile& tile, Queries<Config>& q, float* q_scale) {
+__device__ __forceinline__ void quantise_q(const AttentionParams& p, const Tile& tile, const float* factors, Queries<Config>& q, float* q_scale) {
   constexpr int kPieces = Config::kQkSteps * 2;  // of 4 channels, every 16 channels
   const int lane = threadIdx.x % 32;
   const int first_row = tile.first_row + threadIdx.x / 32 * Config::kWarpM;
@@ -29,18 +35,12 @@ __device__ __forceinline__ void quantise_q(const AttentionParams& p, const Tile&
   for (int row = 0; row < Config::kRows; ++row) {
     const int token = first_row + row * 8 + lane / 4;
     float x[kPieces][4];
-    float magnitude = 1e-14f;  // keeps the scale of an all-zero row positive
 #pragma unroll
     for (int i = 0; i < kPieces; ++i) {
       unpack<typename Config::Element>(x[i], bits[row][i]);
 #pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        x[i][j] = __fmul_rn(x[i][j], p.scale_log2);
-        magnitude = ptx::max_nan(magnitude, fabsf(x[i][j]));
-      }
+      for (int j = 0; j < 4; ++j) x[i][j] = __fmul_rn(x[i][j], p.scale_log2);
     }
-    magnitude = reduce_quad(magnitude, ptx::max_nan);
-
     if (p.lse != nullptr && p.k_mean != nullptr) {
       // Smoothing took q . mean(K) off every score of this row; log-sum-exp gets it back at the end.
       const float* mean = p.k_mean + tile.kv_mean * Config::kHeadDim + lane % 4 * 4;
@@ -54,6 +54,23 @@ __device__ __forceinline__ void quantise_q(const AttentionParams& p, const Tile&
       if (lane % 4 == 0 && token < tile.qo_len) p.lse[tile.lse + token] = shift;
     }
 
+    if (factors != nullptr) {
+#pragma unroll
+      for (int i = 0; i < kPieces; ++i) {
+        const float4 by = *reinterpret_cast<const float4*>(factors + i * 16 + lane % 4 * 4);
+        x[i][0] *= by.x;
+        x[i][1] *= by.y;
+        x[i][2] *= by.z;
+        x[i][3] *= by.w;
+      }
+    }
+    float magnitude = 1e-14f;  // keeps the scale of an all-zero row positive
+#pragma unroll
+    for (int i = 0; i < kPieces; ++i) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) magnitude = ptx::max_nan(magnitude, fabsf(x[i][j]));
+    }
+    magnitude = reduce_quad(magnitude, ptx::max_nan);
     const float inverse = 127.0f / magnitude;
     if (lane % 4 == 0) q_scale[threadIdx.x / 32 * Config::kWarpM + row * 8 + lane / 4] = scale_of(magnitude, 1.0f / 127.0f);
 #pragma unroll

@@ -135,11 +135,22 @@ __device__ __forceinline__ void consume(const Config::Params& p, const Memory& s
     const int kv_len = same(work.kv_len);
     const int first_row = same(work.row(group));  // of this warpgroup
     const bool has_rows = first_row < qo_len;
-    if (has_rows) quantise_q<Masked>(p, work, first_row, warp_row, shared, q, rows);
-    if constexpr (!Config::kKeepQ) {
+    const auto put = [&] {
+      if constexpr (Config::kKeepQ) return;
       if (has_rows) store_queries(q, warp_row, shared);
       ptx::proxy_async_fence();
       ptx::named_barrier(1 + group, 128);
+    };
+    if (has_rows) quantise_q<Masked, false>(p, work, first_row, warp_row, shared, q, rows);
+    put();
+    if (has_rows) {
+      wait_full();
+      // Rarely channels of K turn out to have been divided by something: once more, then.
+      if (same(work.scaled)) {
+        ptx::grid_dependency_wait();
+        quantise_q<Masked, true>(p, work, first_row, warp_row, shared, q, rows);
+        put();
+      }
     }
     ptx::mbarrier_arrive(shared.address + Shared::kQEmpty);
     turns ^= 1;
@@ -219,7 +230,6 @@ __device__ __forceinline__ void consume(const Config::Params& p, const Memory& s
     };
 
     if (has_rows) {
-      wait_full();
       start_qk(0);
 #pragma unroll
       for (int row = 0; row < 2; ++row) {

@@ -108,6 +108,7 @@ struct Work : Tile {
   int parts;  // how many clusters compute the tile, from a part of its keys each
   int part;   // which this is
   int left;   // which of such tiles
+  int scaled;  // whether Q is to be multiplied by factors, as whoever loads K says with the first stage
 
   // `part` being the item's number: has its part of the tile's keys be all that there are.
   __device__ __forceinline__ void take_part(const Config::Params& p) {

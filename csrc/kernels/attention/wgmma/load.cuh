@@ -170,7 +170,7 @@ __device__ __forceinline__ void stream(const Config::Params& p, const Memory& sh
   Ring ring;
   for (uint32_t parity = 0;; parity ^= 1) {
     ptx::mbarrier_wait(shared.address + Shared::kQFull, parity);
-    const Work& work = work_of(parity, shared);
+    Work& work = work_of(parity, shared);
     if (work.qo_len == 0) return;
     ptx::mbarrier_arrive(shared.address + Shared::kQEmpty);
     const int blocks = work.key_blocks();
@@ -190,7 +190,7 @@ __device__ __forceinline__ void load_k(const Config::Params& p, const Memory& sh
   const bool first_lane = threadIdx.x % 32 == 0;
   ptx::grid_dependency_wait();
   uint32_t scale_stage = 0;  // of all that were filled
-  stream<Masked>(p, shared, [&](const Work& work, auto& seen, int blocks, int first, int slot, uint32_t full) {
+  stream<Masked>(p, shared, [&](Work& work, auto& seen, int blocks, int first, int slot, uint32_t full) {
     if (first == max(0, blocks - Config::kTakenAhead) / Config::kStageBlocks * Config::kStageBlocks && first_lane) {
       ptx::mbarrier_arrive(shared.address + Shared::kNearEnd);
     }
@@ -222,6 +222,7 @@ __device__ __forceinline__ void load_k(const Config::Params& p, const Memory& sh
       }
       ++scale_stage;
     }
+    if (first == 0 && first_lane) work.scaled = p.scaled != nullptr ? p.scaled[work.kv_mean] : 0;
   });
 }
 

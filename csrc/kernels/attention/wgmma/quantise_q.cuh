@@ -8,8 +8,9 @@
 
 namespace sage {
 
-// Quantises this warp's 16 rows of Q straight into A fragments, one scale a row: four lanes hold a row. `first_row` is the warpgroup's.
-template <bool Masked>
+// Quantises this warp's 16 rows of Q straight into A fragments, one scale a row: four lanes hold a row. `first_row` is the warpgroup's. Scaled: by factors
+// of channels, which undo what K was divided by.
+template <bool Masked, bool Scaled>
 __device__ __forceinline__ void quantise_q(const Config::Params& p, const Work& work, int first_row, int warp_row, const Memory& shared,
                                            Queries& q, Rows& rows) {
   using P = Pair<Config::Element>;
@@ -40,21 +41,42 @@ __device__ __forceinline__ void quantise_q(const Config::Params& p, const Work& 
 #pragma unroll
   for (int row = 0; row < 2; ++row) {
     const int block_row = warp_row + row * 8 + lane / 4;
-    uint32_t largest = 0;
+    const auto scaled = [&](float(&x)[4], int i) {
+      unpack<Config::Element>(x, bits[row][i]);
+      if constexpr (Scaled) {
+        const float4 by = *reinterpret_cast<const float4*>(p.q_factor + work.kv_mean * Config::kHeadDim + i * 16 + channel);
+        x[0] *= by.x;
+        x[1] *= by.y;
+        x[2] *= by.z;
+        x[3] *= by.w;
+      }
+    };
+    float magnitude = 1e-14f;  // positive, so that the scale of zeros is
+    if constexpr (Scaled) {
 #pragma unroll
-    for (int i = 0; i < kPieces; ++i) {
-      largest = P::larger_magnitude(P::larger_magnitude(largest, bits[row][i][0]), bits[row][i][1]);
+      for (int i = 0; i < kPieces; ++i) {
+        float x[4];
+        scaled(x, i);
+#pragma unroll
+        for (int j = 0; j < 4; ++j) magnitude = ptx::max_nan(magnitude, fabsf(x[j]));
+      }
+      magnitude = reduce_quad(magnitude, ptx::max_nan);
+    } else {
+      uint32_t largest = 0;
+#pragma unroll
+      for (int i = 0; i < kPieces; ++i) {
+        largest = P::larger_magnitude(P::larger_magnitude(largest, bits[row][i][0]), bits[row][i][1]);
+      }
+      const float2 pair = P::unpack(reduce_quad(largest, P::larger_magnitude));
+      magnitude = ptx::max_nan(magnitude, ptx::max_nan(pair.x, pair.y));
     }
-    const float2 pair = P::unpack(reduce_quad(largest, P::larger_magnitude));
-    // Positive, so that the scale of zeros is.
-    const float magnitude = ptx::max_nan(1e-14f, ptx::max_nan(pair.x, pair.y));
     // A negative sm_scale turns Q's signs: scales are not negative.
     const float inverse = ptx::divide(copysignf(127.0f, p.scale_log2), magnitude);
     int square = 0;
 #pragma unroll
     for (int i = 0; i < kPieces; ++i) {
       float x[4];
-      unpack<Config::Element>(x, bits[row][i]);
+      scaled(x, i);
       const uint32_t packed = pack_s8x4(x, inverse);
       square = __dp4a(static_cast<int>(packed), static_cast<int>(packed), square);
       q[i / 2][row + i % 2 * 2] = packed;

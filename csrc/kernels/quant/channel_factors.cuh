@@ -1,0 +1,90 @@
+// Channels of K that are much larger than others take the 8 bits of all, since keys share scales, not channels: what a bias of K becomes that is rotated
+// is such. So K is divided by a power of two there, and Q multiplied by it: no score changes.
+#pragma once
+
+#include "kernels/ptx/math.cuh"
+#include "kernels/quant/kv_span.cuh"
+#include "kernels/quant/quant_k_int8.h"
+
+namespace sage {
+
+// 2^exponent, which is none of a subnormal number.
+__device__ __forceinline__ float power_of_two(int exponent) { return __int_as_float((exponent + 127) * (1 << 23)); }
+
+// A block of threads' sum of a number of each.
+template <int Warps>
+__device__ __forceinline__ float sum_of_block(float x, float (&of_warps)[Warps]) {
+#pragma unroll
+  for (int lane = 16; lane > 0; lane /= 2) x += __shfl_xor_sync(0xffffffffu, x, lane);
+  __syncthreads();
+  if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = x;
+  __syncthreads();
+  x = 0.0f;
+#pragma unroll
+  for (int i = 0; i < Warps; ++i) x += of_warps[i];
+  return x;
+}
+
+// The exponents of a head's powers of two. False: all are 0, and none was written. `sample` is K's, with its spread. What a channel's
+// typical size is, roots' mean says, which few large ones hardly move. Of as many of the head's queries, of all heads that share K, the largest counts. By a block of
+// threads; the answers are the same in every block that asks.
+template <typename Element, int HeadDim, int Threads>
+__device__ __forceinline__ bool find_factors(const QuantKInt8::Params& p, const KvSpan& span, Sample<HeadDim, Threads>& sample, int (&powers)[HeadDim]) {
+  constexpr int kThreadsPerRow = 16;
+  constexpr int kChannels = HeadDim / kThreadsPerRow;
+  constexpr int kPerPass = Threads / kThreadsPerRow;
+  constexpr int kPasses = QuantKInt8::kSampledKeys / kPerPass;
+  constexpr int kWarps = Threads / 32;
+  const bool is_channel = static_cast<int>(threadIdx.x) < p.head_dim;
+  const float k_size = is_channel ? sample.spread[threadIdx.x] : 0.0f;
+  const float k_roots = sum_of_block(ptx::sqrt(k_size), sample.weight);
+  const float k_typical = k_roots * k_roots;  // times head_dim^2
+  const bool large = k_size * static_cast<float>(p.head_dim * p.head_dim) > QuantKInt8::kLarge * k_typical;
+  if (!__syncthreads_or(large)) return false;
+
+  int64_t first_token = 0;
+  int queries = p.qo_len;
+  if (p.cu_seqlens_of_q != nullptr) {
+    const int sequence = static_cast<int>(span.mean / p.kv_heads);
+    first_token = p.cu_seqlens_of_q[sequence];
+    queries = p.cu_seqlens_of_q[sequence + 1] - static_cast<int>(first_token);
+  }
+  const int channel = threadIdx.x % kThreadsPerRow * kChannels;
+  float sizes[kChannels] = {};
+#pragma unroll 1
+  for (int pass = 0; pass < kPasses; ++pass) {
+    const int number = pass * kPerPass + static_cast<int>(threadIdx.x) / kThreadsPerRow;
+    if (number >= queries) continue;
+    uint32_t bits[kChannels / 2];
+    float x[kChannels];
+    const int64_t token = first_token + static_cast<int>(sampled_token<QuantKInt8::kSampledKeys>(number, queries));
+    load_channels<kChannels>(bits, row_pointer<Element>(p.q, span.batch, span.head * p.group + number % p.group, token), channel, p.head_dim,
+                             p.q.aligned16);
+    unpack<Element>(x, bits);
+#pragma unroll
+    for (int i = 0; i < kChannels; ++i) sizes[i] = fmaxf(sizes[i], fabsf(x[i]));
+  }
+#pragma unroll
+  for (int i = 0; i < kChannels; ++i) sizes[i] = fmaxf(sizes[i], __shfl_xor_sync(0xffffffffu, sizes[i], 16));
+  if (threadIdx.x % 32 < kThreadsPerRow) {
+#pragma unroll
+    for (int i = 0; i < kChannels; ++i) sample.partial[0][threadIdx.x / 32][channel + i] = sizes[i];
+  }
+  __syncthreads();
+  float q_size = 0.0f;
+  if (is_channel) {
+#pragma unroll
+    for (int i = 0; i < kWarps; ++i) q_size = fmaxf(q_size, sample.partial[0][i][threadIdx.x]);
+  }
+  const float q_roots = sum_of_block(ptx::sqrt(q_size), sample.weight);
+  // As far above the typical as Q's is below it: then both have the same share of their scales.
+  const float ratio = ptx::divide(k_size * (q_roots * q_roots), k_typical * q_size);
+  if (threadIdx.x < HeadDim) {
+    const int exponent = __float_as_int(fminf(ratio, 0x1p40f)) / (1 << 23) - 127;
+    powers[threadIdx.x] = large && q_roots < INFINITY && ratio >= 2.0f ? min((exponent + 1) / 2, QuantKInt8::kMostPowers) : 0;
+  }
+  __syncthreads();
+  return true;
+}
+
+}  // namespace sage
