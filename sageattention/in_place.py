@@ -6,7 +6,7 @@ import functools
 
 import torch
 
-from . import aliases, dispatch, validation
+from . import _ops, aliases, dispatch, validation
 from .core import sageattn
 from .recent import again
 
@@ -63,6 +63,8 @@ def _serves(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, attn_mask: torch.
     if not (_is_tensor(q) and _is_tensor(k) and _is_tensor(v) and _is_tensor(mask)):
         return False
     if (q.requires_grad or k.requires_grad or v.requires_grad or mask.requires_grad) and torch.is_grad_enabled():
+        return False
+    if not torch.compiler.is_compiling() and _ops._within_forward_ad():
         return False
     if (
         q.is_nested

@@ -18,10 +18,8 @@ SMALLEST_MAGNITUDE = 1e-14  # of Q and K: keeps scales of zeros positive, and th
 SMALLEST_V = 1e-24
 SCALE_UNIT = 2.0**40  # what scales of V count: sums of products times scales fit float32 whatever bfloat16 holds
 LARGEST_SCALE = 2.0**50  # of Q and K: products of two of them and a score are numbers
-LARGE_CHANNEL, MOST_POWERS = (
-    4.0,
-    4,
-)  # of K, beside what is typical, is divided by a power of two: csrc/kernels/quant/channel_factors.cuh
+LARGE_CHANNEL = 4.0  # of K, so many times what is typical, is divided by a power of two: csrc/kernels/quant/channel_factors.cuh
+MOST_POWERS = 4
 FAR, NEAR = -8192.0, -1024.0  # a mask of keys hides those that are far where others are near
 HIDES = -5e5  # what a mask adds that is no more than this hides; of float16 its least number does
 NEVER = -1e30  # a maximum below any score: relative to it, whatever is seen is infinite
@@ -160,21 +158,27 @@ def only_seen(x: torch.Tensor, seen: torch.Tensor | None) -> torch.Tensor:
     return x if seen is None else x.masked_fill(~seen[:, None, :, None], 0.0)
 
 
+def typical(x: torch.Tensor) -> torch.Tensor:
+    """Size of most channels, which a few large ones hardly move; times head_dim squared. x: [..., head_dim], not negative."""
+    return x.sqrt().sum(dim=-1, keepdim=True).square()
+
+
 def channel_factors(q: torch.Tensor, spread: torch.Tensor) -> torch.Tensor:
     """What K's channels are divided by, and Q's multiplied: powers of two, of channels of K that are much larger than others.
 
     q: [batch, q_heads, qo_len, head_dim], spread: of K, as `sampled_mean` has it, [batch, kv_heads, 1, head_dim] → that shape.
     """
     heads, group = spread.shape[1], q.shape[1] // spread.shape[1]
-    number = torch.arange(min(q.shape[2], SAMPLED_TOKENS))
-    some = q.float().unflatten(1, (heads, group))[:, :, number % group, sampled_tokens(q.shape[2])]
-    size = some.abs().nan_to_num(0.0, posinf=math.inf).amax(dim=2, keepdim=True)
-    typical_k, typical_q = (x.sqrt().sum(dim=-1, keepdim=True).square() for x in (spread, size))  # times head_dim squared
+    number, tokens = torch.arange(SAMPLED_TOKENS), sampled_tokens(q.shape[2])
+    head, token = (number // len(tokens) + number % len(tokens)) % group, tokens[number % len(tokens)]
+    some = q.float().unflatten(1, (heads, group))[:, :, head, token].abs()
+    size = (some * typical(some).clamp_min(1e-30).reciprocal()).nan_to_num(0.0).amax(dim=2, keepdim=True)
+    typical_k, typical_q = typical(spread), typical(size)
     large = spread * q.shape[3] ** 2 > LARGE_CHANNEL * typical_k
     ratio = spread * typical_q / (typical_k * size)
     exponent = torch.frexp(ratio.nan_to_num(0.0).clamp_max(2.0**40))[1] - 1
     powers = ((exponent + 1) // 2).clamp(0, MOST_POWERS)
-    return torch.where(large & (typical_q < math.inf) & (ratio >= 2.0), torch.exp2(powers.float()), 1.0)
+    return torch.where(large & (ratio >= 2.0), torch.exp2(powers.float()), 1.0)
 
 
 def quantise_k(
@@ -385,7 +389,8 @@ def attention(
     values = Values(*(x.unsqueeze(2) for x in quantise_v(v, precision, smooth_v=smooth_v, seen=seen)))
 
     queries = q.float().unflatten(1, heads) * torch.tensor(sm_scale * math.log2(math.e), dtype=torch.float32)
-    scaled = queries * factor.unsqueeze(2)
+    q_unit = 1.0 + (2.0**MOST_POWERS - 1.0) * (factor > 1.0).any(dim=3, keepdim=True).float().unsqueeze(2)  # nothing overflows
+    scaled = queries * (factor.unsqueeze(2) / q_unit)
     magnitude = scaled.abs().amax(dim=-1, keepdim=True).clamp_min(SMALLEST_MAGNITUDE)
     q_int = round_to_int8(scaled, magnitude)
     k_int, k_scale = k_int.unsqueeze(2), k_scale[:, :, None, None]
@@ -393,7 +398,7 @@ def attention(
     if attn_mask is not None:
         bias = mask_log2(attn_mask).expand(q.shape[0], q_heads, qo_len, kv_len).unflatten(1, heads)
 
-    rows = _Rows(scale_of(magnitude, 1.0 / 127.0), v.shape[-1])
+    rows = _Rows(scale_of(magnitude * q_unit, 1.0 / 127.0), v.shape[-1])
     head_dim = max(q.shape[-1], v.shape[-1])
     dtype = precision.dtype or q.dtype
     chunk, gather = chunk_n(head_dim, precision), gather_n(head_dim, precision)

@@ -334,13 +334,16 @@ def large_channels(case: Case) -> Case:
     turned = torch.stack([60 * torch.cos(0.7 * tokens), 25 * torch.sin(0.4 * tokens)], dim=-1)
     k[..., [5, 17]] += (turned if k.dim() == 4 else turned[:, None]).to(k.dtype)
     q[..., 5] *= 0.05
-    assert not case.options["smooth_k"] or case.options["cu_seqlens"] or factors(case).amax() >= 8
+    assert factors(case).amax() >= 8
     return case
 
 
 def factors(case: Case) -> torch.Tensor:
-    """What the reference multiplies Q's channels by."""
+    """What the reference multiplies Q's channels by, of packed sequences those of the last."""
     q, k, _ = case.tensors
+    if case.options["cu_seqlens"] is not None:
+        (first_q, end_q), (first_k, end_k) = (ends[-2:].tolist() for ends in case.options["cu_seqlens"])
+        q, k = q[None, first_q:end_q].transpose(1, 2), k[None, first_k:end_k].transpose(1, 2)
     return reference.channel_factors(q, reference.sampled_mean(k.float())[1])
 
 
@@ -457,6 +460,8 @@ WRONG_STARTS = [[200, 200, 200], [900, 900, 900], [-5, 100, 200], [0, 900, 100],
 def check_wrong_starts(kernels: Kernels, kernel: str, dtype: torch.dtype) -> None:
     """Hold the kernels to no wild access, and to waiting for each other, where cu_seqlens is wrong, which nobody looks at: results may be anything."""
     tensors = [x[0].transpose(0, 1).to(dtype) for x in inputs(1, 2, 1, 200, 200, 64, 64)]
+    large = large_channels(packed([200], [200], 64, 64, dtype)).tensors
     for starts in WRONG_STARTS:
         cu_seqlens = torch.tensor(starts).int()
-        Case(*tensors, cu_seqlens=(cu_seqlens, cu_seqlens)).run(kernels, kernel)
+        for some in (tensors, large):
+            Case(*some, cu_seqlens=(cu_seqlens, cu_seqlens)).run(kernels, kernel)

@@ -119,6 +119,15 @@ def test_gradients(attention: Callable[..., torch.Tensor]) -> None:
         assert torch.equal(attention(Q.clone().requires_grad_(), K, V), sageattn(Q, K, V))
 
 
+def test_forward_mode(attention: Callable[..., torch.Tensor]) -> None:
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    inputs = tuple(x.float() for x in (Q, K, V))
+    with sdpa_kernel(SDPBackend.MATH):
+        found, expected = (torch.func.jvp(f, inputs, inputs) for f in (attention, exact))
+    assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
+
+
 def test_dropout_where_no_gradient_is_recorded(attention: Callable[..., torch.Tensor]) -> None:
     """Reentrant checkpoints compute a layer so, and whoever samples from a model that trains."""
     module = torch.nn.MultiheadAttention(128, 4, dropout=0.1, batch_first=True).train()

@@ -112,6 +112,7 @@ CASES = {
     "large V": Case(randn(1, 1, 40, 64).half(), randn(1, 1, 70, 64, seed=1).half(), torch.full((1, 1, 70, 64), 60000.0).half()),
     "128": Case(*(x.bfloat16() for x in inputs(1, 2, 1, 140, 330, 128, 100)), is_causal=True),
     "large channels": large_channels(Case(*halves(2, 6, 2, 40, 200, 64, 64))),
+    "large channels, a query": large_channels(Case(*halves(1, 8, 1, 1, 200, 64, 64))),
     "large channels, 128": large_channels(Case(*(x.bfloat16() for x in inputs(1, 2, 1, 140, 330, 100, 128)), is_causal=True)),
     "large channels, packed": large_channels(packed(*LENGTHS, 64, 48, torch.float16)),
     "large channels, mask": large_channels(masked(seen())),

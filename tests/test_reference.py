@@ -413,6 +413,7 @@ def test_sampled_mean(tokens: int) -> None:
 
 def test_channel_factors() -> None:
     """None where channels are alike; else so many that K is as far above what is typical as Q is, by powers of two."""
+    torch.manual_seed(0)
     q, k = torch.randn(1, 4, 300, 64), torch.randn(1, 2, 200, 64)
 
     def factors(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
@@ -420,7 +421,7 @@ def test_channel_factors() -> None:
 
     assert (factors(q, k) == 1.0).all()
     turning = torch.cos(torch.arange(200.0))
-    k[0, 1, :, 5] += 100 * turning
+    k[0, 1, :, 5] += 160 * turning
     found = factors(q, k)
     assert (found[0] == 1.0).all()
     assert (found[1] != 1.0).nonzero().tolist() == [[5]]
@@ -430,8 +431,14 @@ def test_channel_factors() -> None:
     more[:, 3, :, 5] *= 80
     assert factors(less, k)[1, 5] == 16.0
     assert (factors(more, k) == 1.0).all()  # one of the heads that share K is large there too
-    more[0, 3, 0, 0] = math.inf
-    assert (factors(more, k) == 1.0).all()
+    some = q[:, :, :1].clone()  # fewer queries than heads that share K: all heads are looked at
+    some[:, 2, :, 5], some[:, 3, :, 5] = 0.01, 80.0
+    assert (factors(some, k)[1] == 1.0).all()
+    q[0, 2, 0] *= 50.0  # a row that is large altogether says nothing of channels
+    assert factors(q, k)[1, 5] == found[1, 5]
+    q[0, 2, 0, 7], q[0, 3, 0, 9] = math.inf, math.nan
+    assert factors(q, k)[1, 5] == found[1, 5]
+    q = q.nan_to_num(1.0, posinf=1.0)
     scores = q.unflatten(1, (2, 2)) @ k.unsqueeze(2).transpose(-1, -2)
     changed = (q.unflatten(1, (2, 2)) * found[:, None, None]) @ (k / found[:, None]).unsqueeze(2).transpose(-1, -2)
     torch.testing.assert_close(changed, scores)

@@ -25,8 +25,8 @@ __device__ __forceinline__ float sum_of_block(float x, float (&of_warps)[Warps])
   return x;
 }
 
-// The exponents of a head's powers of two. False: all are 0, and none was written. `sample` is K's, with its spread. What a channel's
-// typical size is, roots' mean says, which few large ones hardly move. Of as many of the head's queries, of all heads that share K, the largest counts. By a block of
+// The exponents of a head's powers of two. False: all are 0. `sample` is K's, with its spread. What a channel's typical size is, roots' mean says, which a few large
+// ones hardly move. Of 64 rows of Q, of all heads that share K, the largest counts, beside what is typical of its own row, which has a scale of its own. By a block of
 // threads; the answers are the same in every block that asks.
 template <typename Element, int HeadDim, int Threads>
 __device__ __forceinline__ bool find_factors(const QuantKInt8::Params& p, const KvSpan& span, Sample<HeadDim, Threads>& sample, int (&powers)[HeadDim]) {
@@ -42,27 +42,32 @@ __device__ __forceinline__ bool find_factors(const QuantKInt8::Params& p, const 
   const bool large = k_size * static_cast<float>(p.head_dim * p.head_dim) > QuantKInt8::kLarge * k_typical;
   if (!__syncthreads_or(large)) return false;
 
-  int64_t first_token = 0;
-  int queries = p.qo_len;
+  Sequence queries{0, 0, p.qo_len, 0};
   if (p.cu_seqlens_of_q != nullptr) {
-    const int sequence = static_cast<int>(span.mean / p.kv_heads);
-    first_token = p.cu_seqlens_of_q[sequence];
-    queries = p.cu_seqlens_of_q[sequence + 1] - static_cast<int>(first_token);
+    queries = sequence_at(p.cu_seqlens_of_q, p.sequences, p.qo_len, 1, static_cast<int>(span.mean / p.kv_heads));
   }
+  if (queries.length == 0) return false;
   const int channel = threadIdx.x % kThreadsPerRow * kChannels;
+  const int different = min(queries.length, QuantKInt8::kSampledKeys);  // tokens; the fewer, the more heads of each
   float sizes[kChannels] = {};
 #pragma unroll 1
   for (int pass = 0; pass < kPasses; ++pass) {
     const int number = pass * kPerPass + static_cast<int>(threadIdx.x) / kThreadsPerRow;
-    if (number >= queries) continue;
+    const int token = static_cast<int>(sampled_token<QuantKInt8::kSampledKeys>(number % different, queries.length));
+    const int head = span.head * p.group + (number / different + number % different) % p.group;
     uint32_t bits[kChannels / 2];
     float x[kChannels];
-    const int64_t token = first_token + static_cast<int>(sampled_token<QuantKInt8::kSampledKeys>(number, queries));
-    load_channels<kChannels>(bits, row_pointer<Element>(p.q, span.batch, span.head * p.group + number % p.group, token), channel, p.head_dim,
-                             p.q.aligned16);
+    load_channels<kChannels>(bits, row_pointer<Element>(p.q, span.batch, head, int64_t{queries.first_token} + token), channel, p.head_dim, p.q.aligned16);
     unpack<Element>(x, bits);
+    float roots = 0.0f;
 #pragma unroll
-    for (int i = 0; i < kChannels; ++i) sizes[i] = fmaxf(sizes[i], fabsf(x[i]));
+    for (int i = 0; i < kChannels; ++i) roots += ptx::sqrt(fabsf(x[i]));
+#pragma unroll
+    for (int lane = kThreadsPerRow / 2; lane > 0; lane /= 2) roots += __shfl_xor_sync(0xffffffffu, roots, lane);
+    // Of a row that is not finite no number, or zero, which the largest leaves out.
+    const float share = ptx::divide(1.0f, ptx::max_nan(roots * roots, 1e-30f));
+#pragma unroll
+    for (int i = 0; i < kChannels; ++i) sizes[i] = fmaxf(sizes[i], fabsf(x[i]) * share);
   }
 #pragma unroll
   for (int i = 0; i < kChannels; ++i) sizes[i] = fmaxf(sizes[i], __shfl_xor_sync(0xffffffffu, sizes[i], 16));
@@ -79,12 +84,10 @@ __device__ __forceinline__ bool find_factors(const QuantKInt8::Params& p, const 
   const float q_roots = sum_of_block(ptx::sqrt(q_size), sample.weight);
   // As far above the typical as Q's is below it: then both have the same share of their scales.
   const float ratio = ptx::divide(k_size * (q_roots * q_roots), k_typical * q_size);
-  if (threadIdx.x < HeadDim) {
-    const int exponent = __float_as_int(fminf(ratio, 0x1p40f)) / (1 << 23) - 127;
-    powers[threadIdx.x] = large && q_roots < INFINITY && ratio >= 2.0f ? min((exponent + 1) / 2, QuantKInt8::kMostPowers) : 0;
-  }
-  __syncthreads();
-  return true;
+  const int exponent = __float_as_int(fminf(ratio, 0x1p40f)) / (1 << 23) - 127;
+  const int power = large && ratio >= 2.0f ? min((exponent + 1) / 2, QuantKInt8::kMostPowers) : 0;
+  if (threadIdx.x < HeadDim) powers[threadIdx.x] = power;
+  return __syncthreads_or(power != 0);
 }
 
 }  // namespace sage

@@ -37,8 +37,8 @@ struct alignas(Bytes) Packed {
 
 // What pairs of K's channels are multiplied by, and what is added then; in shared memory.
 struct Centring {
-  alignas(16) uint32_t factor[Config::kHeadDim / 2];
-  alignas(16) uint32_t shift[Config::kHeadDim / 2];
+  alignas(32) uint32_t factor[Config::kHeadDim / 2];
+  alignas(32) uint32_t shift[Config::kHeadDim / 2];
 };
 
 // Quantises a span, given the head's first token.
@@ -157,7 +157,10 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPe
       if (span.first_key == 0) {
         const int64_t written = span.mean * Config::kHeadDim + channel;
         *reinterpret_cast<float2*>(p.k_mean + written) = mean;
-        if (scaled) *reinterpret_cast<float2*>(p.q_factor + written) = make_float2(power_of_two(exponents[0]), power_of_two(exponents[1]));
+        if (scaled) {
+          constexpr int kMost = Config::kMostPowers;
+          *reinterpret_cast<float2*>(p.q_factor + written) = make_float2(power_of_two(exponents[0] - kMost), power_of_two(exponents[1] - kMost));
+        }
       }
     }
     const float2 by = make_float2(power_of_two(-1 - exponents[0]), power_of_two(-1 - exponents[1]));

@@ -21,6 +21,7 @@ struct QuantKInt8 {
   // not be as small there as a few of its rows are.
   static constexpr float kLarge = 4.0f;
   static constexpr int kMostPowers = 4;
+  static constexpr float kQUnit = 1 << kMostPowers;  // of Q's factors, which are no more than 1, so that nothing overflows
   SAGE_HOST_DEVICE static constexpr int spans(int kv_len) { return (kv_len + kSpanN - 1) / kSpanN; }
   SAGE_HOST_DEVICE static constexpr int blocks(int kv_len) { return 2 * spans(kv_len); }
   struct Params {
@@ -32,7 +33,7 @@ struct QuantKInt8 {
     float* k_scale;   // [batch, kv_heads, blocks, 2, 4]: scales and bounds
     float* k_mean;    // [batch or sequences, kv_heads, kHeadDim], written; null: K is not smoothed
     TensorView q;
-    float* q_factor;  // [batch or sequences, kv_heads, kHeadDim], written where `scaled` is: what Q is multiplied by, since K was divided by it
+    float* q_factor;  // [batch or sequences, kv_heads, kHeadDim], written where `scaled` is: what Q is multiplied by, since K was divided by it; in kQUnit
     int32_t* scaled;  // [batch or sequences, kv_heads], written: whether any of those is not 1
     int32_t group;    // heads of Q that share one of K
     int32_t qo_len;

@@ -43,14 +43,7 @@ __device__ __forceinline__ void attend(const AttentionParams& p) {
   }
 
   Queries<Config> q;
-  // Q is the caller's, but log-sum-exp's shift needs K's mean; and where channels of K turn out to have been divided, it is quantised once more.
-  if (p.lse != nullptr) ptx::grid_dependency_wait();
-  const float* factors = nullptr;
-#pragma unroll 1
-  do {
-    quantise_q<Config>(p, tile, factors, q, reinterpret_cast<float*>(memory + Config::kQScaleOffset));
-    ptx::grid_dependency_wait();
-  } while (factors == nullptr && (factors = factors_of<Config::kHeadDim>(p, tile.kv_mean)) != nullptr);
+  quantise_q<Config>(p, tile, q, reinterpret_cast<float*>(memory + Config::kQScaleOffset));
 
   State<Config> state;
 #pragma unroll

@@ -4,6 +4,7 @@
 #include "kernels/attention/mma_sync/scores.cuh"
 #include "kernels/attention/quad.cuh"
 #include "kernels/element.cuh"
+#include "kernels/ptx/grid.cuh"
 #include "kernels/ptx/math.cuh"
 
 namespace sage {
@@ -15,9 +16,10 @@ __device__ __forceinline__ const float* factors_of(const AttentionParams& p, int
 }
 
 // Quantises the warp's rows of Q straight into mma A fragments, one scale a row (in shared memory: the main loop has no
-// register to spare). `factors` are those of its channels, or null.
+// register to spare). Q is the caller's, and is read before what kernels before have written is waited for:
+// K's mean, factors, and all that is read from here on.
 template <typename Config>
-__device__ __forceinline__ void quantise_q(const AttentionParams& p, const Tile& tile, const float* factors, Queries<Config>& q, float* q_scale) {
+__device__ __forceinline__ void quantise_q(const AttentionParams& p, const Tile& tile, Queries<Config>& q, float* q_scale) {
   constexpr int kPieces = Config::kQkSteps * 2;  // of 4 channels, every 16 channels
   const int lane = threadIdx.x % 32;
   const int first_row = tile.first_row + threadIdx.x / 32 * Config::kWarpM;
@@ -31,6 +33,8 @@ __device__ __forceinline__ void quantise_q(const AttentionParams& p, const Tile&
       load_channels<4>(bits[row][i], source, i * 16 + lane % 4 * 4, p.head_dim, p.q.aligned16);
     }
   }
+  ptx::grid_dependency_wait();
+  const float* factors = factors_of<Config::kHeadDim>(p, tile.kv_mean);
 #pragma unroll
   for (int row = 0; row < Config::kRows; ++row) {
     const int token = first_row + row * 8 + lane / 4;
@@ -72,7 +76,10 @@ __device__ __forceinline__ void quantise_q(const AttentionParams& p, const Tile&
     }
     magnitude = reduce_quad(magnitude, ptx::max_nan);
     const float inverse = 127.0f / magnitude;
-    if (lane % 4 == 0) q_scale[threadIdx.x / 32 * Config::kWarpM + row * 8 + lane / 4] = scale_of(magnitude, 1.0f / 127.0f);
+    if (lane % 4 == 0) {
+      q_scale[threadIdx.x / 32 * Config::kWarpM + row * 8 + lane / 4] =
+          scale_of(magnitude, factors == nullptr ? 1.0f / 127.0f : QuantKInt8::kQUnit / 127.0f);
+    }
 #pragma unroll
     for (int i = 0; i < kPieces; ++i) {
       // Fragment register: bit 0 chooses row + 8, bit 1 the upper 16 channels of the step.

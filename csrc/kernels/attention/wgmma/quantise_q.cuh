@@ -82,7 +82,7 @@ __device__ __forceinline__ void quantise_q(const Config::Params& p, const Work& 
       q[i / 2][row + i % 2 * 2] = packed;
     }
     square = sum_of_quad(square);
-    rows.q_scale[row] = scale_of(magnitude, fabsf(p.scale_log2) * (1.0f / 127.0f));
+    rows.q_scale[row] = scale_of(magnitude, fabsf(p.scale_log2) * ((Scaled ? QuantKInt8::kQUnit : 1.0f) / 127.0f));
     if constexpr (Masked) shared.at<float>(Shared::kQScale)[block_row] = rows.q_scale[row];
     shared.at<float>(Shared::kQReach)[block_row] = ptx::rcp(rows.q_scale[row] * ptx::sqrt(static_cast<float>(square)));
     if (p.lse != nullptr) {
