@@ -151,11 +151,11 @@ class Exact:
             if self.problem.is_causal:
                 k = k[:, :, : q.shape[2]]
             if 0 in (q.numel(), k.numel()):
-                return torch.ones_like(self.k[:, :, :1, :1]), torch.ones_like(self.k[:, :, :1, :1])
+                return self.k.new_ones(1, 1, 1, 1), self.k.new_ones(1, 1, 1, 1)
             seen = None if self.problem.mask is None else self.seen[:, : k.shape[2]].to("cpu")
             factor = reference.channel_factors(q, reference.sampled_mean(k, seen=seen)[1])
             return factor, factor
-        of_q, of_k = torch.ones_like(self.k.new_empty(1, k.shape[1], q.shape[2], k.shape[3])), torch.ones_like(self.k)
+        of_q, of_k = self.k.new_ones(1, k.shape[1], q.shape[2], k.shape[3]), torch.ones_like(self.k)
         first_q = first_k = 0
         for queries, keys in zip(self.problem.packed.lengths_q, self.problem.packed.lengths_k, strict=True):
             seen_keys = min(keys, queries) if self.problem.is_causal else keys

@@ -59,11 +59,10 @@ __device__ __forceinline__ bool find_factors(const QuantKInt8::Params& p, const 
     float x[kChannels];
     load_channels<kChannels>(bits, row_pointer<Element>(p.q, span.batch, head, int64_t{queries.first_token} + token), channel, p.head_dim, p.q.aligned16);
     unpack<Element>(x, bits);
-    float roots = 0.0f;
+    float root[1] = {};
 #pragma unroll
-    for (int i = 0; i < kChannels; ++i) roots += ptx::sqrt(fabsf(x[i]));
-#pragma unroll
-    for (int lane = kThreadsPerRow / 2; lane > 0; lane /= 2) roots += __shfl_xor_sync(0xffffffffu, roots, lane);
+    for (int i = 0; i < kChannels; ++i) root[0] += ptx::sqrt(fabsf(x[i]));
+    const float roots = sums_of_16_lanes(root);
     // Of a row that is not finite no number, or zero, which the largest leaves out.
     const float share = ptx::divide(1.0f, ptx::max_nan(roots * roots, 1e-30f));
 #pragma unroll
