@@ -11,11 +11,17 @@ namespace sage {
 // 2^exponent, which is none of a subnormal number.
 __device__ __forceinline__ float power_of_two(int exponent) { return __int_as_float((exponent + 127) * (1 << 23)); }
 
+// A warp's sum of a number of each lane.
+__device__ __forceinline__ float sum_of_warp(float x) {
+#pragma unroll
+  for (int lane = 16; lane > 0; lane /= 2) x += __shfl_xor_sync(0xffffffffu, x, lane);
+  return x;
+}
+
 // A block of threads' sum of a number of each.
 template <int Warps>
 __device__ __forceinline__ float sum_of_block(float x, float (&of_warps)[Warps]) {
-#pragma unroll
-  for (int lane = 16; lane > 0; lane /= 2) x += __shfl_xor_sync(0xffffffffu, x, lane);
+  x = sum_of_warp(x);
   __syncthreads();
   if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = x;
   __syncthreads();
@@ -35,12 +41,17 @@ __device__ __forceinline__ bool find_factors(const QuantKInt8::Params& p, const 
   constexpr int kPerPass = Threads / kThreadsPerRow;
   constexpr int kPasses = QuantKInt8::kSampledKeys / kPerPass;
   constexpr int kWarps = Threads / 32;
-  const bool is_channel = static_cast<int>(threadIdx.x) < p.head_dim;
-  const float k_size = is_channel ? sample.spread[threadIdx.x] : 0.0f;
-  const float k_roots = sum_of_block(ptx::sqrt(k_size), sample.weight);
+  // Of K each warp sees for itself, all the same: that spares barriers where there is nothing to be done, which is mostly.
+  float k_roots = 0.0f;
+#pragma unroll
+  for (int i = threadIdx.x % 32; i < HeadDim; i += 32) k_roots += ptx::sqrt(sample.spread[i]);
+  k_roots = sum_of_warp(k_roots);
   const float k_typical = k_roots * k_roots;  // times head_dim^2
-  const bool large = k_size * static_cast<float>(p.head_dim * p.head_dim) > QuantKInt8::kLarge * k_typical;
-  if (!__syncthreads_or(large)) return false;
+  const auto is_large = [&](float size) { return size * static_cast<float>(p.head_dim * p.head_dim) > QuantKInt8::kLarge * k_typical; };
+  bool some_large = false;
+#pragma unroll
+  for (int i = threadIdx.x % 32; i < HeadDim; i += 32) some_large |= is_large(sample.spread[i]);
+  if (__builtin_expect(!__any_sync(0xffffffffu, some_large), 1)) return false;
 
   Sequence queries{0, 0, p.qo_len, 0};
   if (p.cu_seqlens_of_q != nullptr) {
@@ -75,6 +86,8 @@ __device__ __forceinline__ bool find_factors(const QuantKInt8::Params& p, const 
     for (int i = 0; i < kChannels; ++i) sample.partial[0][threadIdx.x / 32][channel + i] = sizes[i];
   }
   __syncthreads();
+  const bool is_channel = static_cast<int>(threadIdx.x) < p.head_dim;
+  const float k_size = is_channel ? sample.spread[threadIdx.x] : 0.0f;
   float q_size = 0.0f;
   if (is_channel) {
 #pragma unroll
@@ -84,7 +97,7 @@ __device__ __forceinline__ bool find_factors(const QuantKInt8::Params& p, const 
   // As far above the typical as Q's is below it: then both have the same share of their scales.
   const float ratio = ptx::divide(k_size * (q_roots * q_roots), k_typical * q_size);
   const int exponent = __float_as_int(fminf(ratio, 0x1p40f)) / (1 << 23) - 127;
-  const int power = large && ratio >= 2.0f ? min((exponent + 1) / 2, QuantKInt8::kMostPowers) : 0;
+  const int power = is_large(k_size) && ratio >= 2.0f ? min((exponent + 1) / 2, QuantKInt8::kMostPowers) : 0;
   if (threadIdx.x < HeadDim) powers[threadIdx.x] = power;
   return __syncthreads_or(power != 0);
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kernels/element.cuh"
+#include "kernels/ptx/math.cuh"
 #include "kernels/quant/sampled_tokens.cuh"
 #include "kernels/sequences.cuh"
 
@@ -195,7 +196,7 @@ __device__ __forceinline__ void take_sample(const TensorView& tensor, const KvSp
 #pragma unroll
     for (int i = 0; i < kWarps; ++i) votes += sample.weight[i];
     if (votes > 0.0f) sample.mean[threadIdx.x] += total(sample.partial[0]) / votes;
-    if constexpr (WithSpread) sample.spread[threadIdx.x] = votes > 0.0f ? total(sample.partial[1]) / votes : INFINITY;
+    if constexpr (WithSpread) sample.spread[threadIdx.x] = votes > 0.0f ? ptx::divide(total(sample.partial[1]), votes) : INFINITY;
   }
   __syncthreads();
 }
