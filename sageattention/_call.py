@@ -46,7 +46,7 @@ def attend(
             out, lse = _ops.run(q, k, v, attn_mask, q.shape[3] ** -0.5 if sm_scale is None else sm_scale, number)
         except Exception as error:
             _raise_if_out_of_memory(error)
-            alike = _alike(q, k, v)
+            alike = aliases.alike(q, k, v)
             if any(one is not other for one, other in zip(alike, (q, k, v))):
                 return attend(
                     function, pv_accum_dtype, *alike, attn_mask, tensor_layout, is_causal, sm_scale, return_lse, smooth_k, smooth_v,
@@ -65,7 +65,7 @@ def attend(
     is_causal = validation.decided(is_causal)
     validation.flags(is_causal, smooth_k, smooth_v, return_lse, **more)
     attn_mask, is_causal = aliases.written_out(attn_mask, is_causal, q)
-    q, k, v = _alike(q, k, v)
+    q, k, v = aliases.alike(q, k, v)
     arguments = (function, pv_accum_dtype, q, k, v, attn_mask, tensor_layout, is_causal, sm_scale, smooth_k, smooth_v, return_lse)
     # fmt: on
     if not _operator_checks(q, k, v, attn_mask):
@@ -149,20 +149,6 @@ def _operator_checks(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, attn_mas
         and q.dtype is not torch.float32  # which is converted, and V's dtype with it
         and not torch.compiler.is_compiling()
     )
-
-
-def _alike(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Tensors that differ as PyTorch's attention takes them: autocast's dtype for several, a batch of one for all of the others."""
-    if not all(isinstance(x, torch.Tensor) and x.dim() == 4 and not x.is_nested for x in (q, k, v)):
-        return q, k, v  # which will be refused
-    if (k.dtype != q.dtype or v.dtype != q.dtype) and torch.is_autocast_enabled(q.device.type):
-        dtype = torch.get_autocast_dtype(q.device.type)
-        q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
-    batches = [x.shape[0] for x in (q, k, v)]
-    if batches[0] != batches[1] or batches[1] != batches[2]:
-        batch = next(size for size in batches if size != 1)
-        q, k, v = (x.expand(batch, -1, -1, -1) if x.shape[0] == 1 else x for x in (q, k, v))
-    return q, k, v
 
 
 def _refuse_in_words(

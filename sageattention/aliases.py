@@ -156,3 +156,17 @@ def written_out(attn_mask: Any, is_causal: bool, q: torch.Tensor) -> tuple[Any, 
     if queries == keys or attn_mask.variant == bias.CausalVariant.UPPER_LEFT:
         return None, True
     return torch.ones(queries, keys, dtype=torch.bool, device=getattr(q, "device", None)).tril(keys - queries), is_causal
+
+
+def alike(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Tensors that differ as PyTorch's attention takes them: autocast's dtype for several, a batch of one for all of the others."""
+    if not all(isinstance(x, torch.Tensor) and x.dim() == 4 and not x.is_nested for x in (q, k, v)):
+        return q, k, v  # which will be refused
+    if (k.dtype != q.dtype or v.dtype != q.dtype) and torch.is_autocast_enabled(q.device.type):
+        dtype = torch.get_autocast_dtype(q.device.type)
+        q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
+    batches = [x.shape[0] for x in (q, k, v)]
+    if batches[0] != batches[1] or batches[1] != batches[2]:
+        batch = next(size for size in batches if size != 1)
+        q, k, v = (x.expand(batch, -1, -1, -1) if x.shape[0] == 1 else x for x in (q, k, v))
+    return q, k, v

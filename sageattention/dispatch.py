@@ -271,13 +271,14 @@ def explain(
         The kernel's name, the reason, the GPU, and the kernels that were passed over with what each lacks; `print` shows it.
 
     Raises:
-        TypeError, ValueError: the call would fail, with the same message.
+        TypeError, ValueError: the call would fail, with the same message; or its arguments have other names or another order than here.
         RuntimeError: no kernel runs on this GPU.
     """
     validation.one_of("function", function, [*ACCUMULATORS, *SERVED_AS])
     packed = function == PACKED or (function == FIRST and isinstance(q, torch.Tensor) and q.dim() == 3)
     validation.one_of("tensor_layout", tensor_layout, ("HND", "NHD"))
     validation.flags(is_causal, smooth_k, True, return_lse)
+    q, k, v = aliases.alike(q, k, v)
     validation.tensors(q, k, v, "packed" if packed else tensor_layout)
     if sm_scale is not None:
         validation.number("sm_scale", sm_scale)

@@ -202,6 +202,14 @@ def test_an_architecture_that_is_none(architecture: Any) -> None:
         explain(Q, K, V, architecture=architecture)
 
 
+def test_explain_takes_tensors_that_the_call_makes_alike() -> None:
+    assert explain(Q.expand(3, -1, -1, -1), K, V, architecture="9.0").kernel == HOPPER
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert explain(Q.float(), K, V, architecture="9.0").kernel == HOPPER
+    with pytest.raises(TypeError, match="dtype"):
+        explain(Q.float(), K, V)
+
+
 def test_explain_refuses_what_the_call_refuses() -> None:
     with pytest.raises(ValueError, match="k: expected head_dim 64 as q, got 32"):
         explain(Q, K[..., :32], V)
