@@ -183,13 +183,13 @@ def gpus(report: Report) -> None:
 
 
 def self_test(report: Report, device: str, present: frozenset[str]) -> None:
-    """Error against float64 and speed of every kernel that is there for the device."""
+    """Error against float64, without and under a mask, and speed of every kernel that is there for the device."""
     import torch
 
     from . import dispatch
 
     cpu = device == "cpu"
-    print(f"\n{'kernel (CPU reference)' if cpu else 'kernel':<34}{'error':>8}{'at most':>9}{'ms':>9}{'TFLOPS':>8}")
+    print(f"\n{'kernel (CPU reference)' if cpu else 'kernel':<34}{'error':>8}{'masked':>8}{'at most':>9}{'ms':>9}{'TFLOPS':>8}")
     gpu = dispatch.CPU if cpu else dispatch.gpu_of("cuda", torch.device(device).index)[0]
     errors = {
         name: kernel.error for name, kernel in dispatch.KERNELS.items() if name in present and dispatch.GPUS[kernel.gpus](gpu)
@@ -199,7 +199,7 @@ def self_test(report: Report, device: str, present: frozenset[str]) -> None:
         errors.update(dict.fromkeys(sorted(few.kernels(shared=few.short in present)), few.error))
     for name, known in errors.items():
         try:
-            error = error_of(name, device)
+            errors_of = [error_of(name, device, masked=masked) for masked in (False, True)]
             milliseconds, flops = (None, 0.0) if cpu else speed_of(name, device)
         except (RuntimeError, TypeError, ValueError) as failure:
             report.problem(
@@ -208,12 +208,13 @@ def self_test(report: Report, device: str, present: frozenset[str]) -> None:
             continue
         speed = f"{'-':>9}{'-':>8}" if milliseconds is None else f"{milliseconds:9.3f}{flops / milliseconds / 1e9:8.0f}"
         limit = known * 1.1  # few numbers scatter more than the many that `error` was measured on
-        print(f"{name:<34}{error:8.4f}{limit:9.4f}{speed}", flush=True)
-        if not error <= limit:  # NaN too
-            report.problem(
-                f"{name} on {device} is {error:.4f} off exact attention, at most {limit:.4f} is right",
-                "do not use it: report this output and the GPU's name as an issue",
-            )
+        print(f"{name:<34}{errors_of[0]:8.4f}{errors_of[1]:8.4f}{limit:9.4f}{speed}", flush=True)
+        for error, under in zip(errors_of, ("", " under a mask")):
+            if not error <= limit:  # NaN too
+                report.problem(
+                    f"{name} on {device} is {error:.4f} off exact attention{under}, at most {limit:.4f} is right",
+                    "do not use it: report this output and the GPU's name as an issue",
+                )
     print()
 
 
@@ -244,15 +245,24 @@ def sizes_of(kernel: str, *, few: Sizes, one: Sizes, others: Sizes) -> Sizes:
     return {dispatch.FEW_TOKENS.name: few, dispatch.FEW_TOKENS.over_many_keys: one}.get(kernel, others)
 
 
-def error_of(kernel: str, device: str) -> float:
-    """Relative L1 error of the output: 256 queries, 4096 keys, head_dim 128, or 16 tokens, head_dim 64, or one query."""
+def error_of(kernel: str, device: str, *, masked: bool) -> float:
+    """Relative L1 error of the output: 256 queries, 4096 keys, head_dim 128, or 16 tokens, head_dim 64, or one query.
+
+    masked: the last quarter of the keys is hidden from all queries, and half of the others at random from each.
+    """
     import torch
 
     sizes = sizes_of(kernel, few=Sizes(64, 8, 16, 16, 64), one=Sizes(8, 32, 1, 4096, 128), others=Sizes(1, 2, 256, 4096, 128))
     q, k, v = sizes.tensors(device)
     scores = q.double() @ k.double().transpose(2, 3) * sizes.head_dim**-0.5
+    mask = None
+    if masked:
+        mask = randn(sizes.qo_len, sizes.kv_len, seed=3, device=device) > 0
+        mask[:, sizes.kv_len * 3 // 4 :] = False
+        mask[:, 0] = True
+        scores.masked_fill_(~mask, -torch.inf)
     expected = torch.softmax(scores, dim=-1) @ v.double()
-    return float((call(kernel, q, k, v).double() - expected).abs().sum() / expected.abs().sum())
+    return float((call(kernel, q, k, v, mask).double() - expected).abs().sum() / expected.abs().sum())
 
 
 def speed_of(kernel: str, device: str) -> tuple[float, float]:
@@ -277,14 +287,14 @@ def speed_of(kernel: str, device: str) -> tuple[float, float]:
     return start.elapsed_time(end) / rounds, 4.0 * sizes.batch * sizes.heads * sizes.qo_len * sizes.kv_len * sizes.head_dim
 
 
-def call(kernel: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+def call(kernel: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
     """Attention on a kernel of our choosing."""
     from . import _ops, dispatch
 
     few = kernel not in _ops.NUMBERS
     kernel = next(iter(dispatch.KERNELS)) if few else kernel  # which the others come before
     out: torch.Tensor = _ops.attention(
-        q, k, v, None, "HND", False, q.shape[-1] ** -0.5, True, False, False, kernel, or_16_bit=few
+        q, k, v, mask, "HND", False, q.shape[-1] ** -0.5, True, False, False, kernel, or_16_bit=few
     )[0]
     return out
 
