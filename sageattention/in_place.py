@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 
 import torch
+from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from . import _ops, aliases, dispatch, validation
 from .core import sageattn
@@ -28,8 +29,10 @@ def scaled_dot_product_attention(
 
         torch.nn.functional.scaled_dot_product_attention = sageattention.scaled_dot_product_attention
 
+    `TorchFunctionMode`s see this function as they would PyTorch's, but for those within `torch.compile`.
+
     PyTorch's are: tensors that are not on a GPU of compute capability 8.0 or later, gradients, dropout, head_dims over 256, float64,
-    other than four dimensions, nested tensors and other classes of tensors, heads that are broadcast, a last dimension with strides.
+    other than four dimensions, nested tensors and other classes of tensors, heads that are broadcast, a last dimension with strides, models that are exported to ONNX.
 
     Args:
         query: [batch, q_heads, qo_len, head_dim].
@@ -38,15 +41,28 @@ def scaled_dot_product_attention(
         attn_mask, dropout_p, is_causal, scale, enable_gqa: as PyTorch has them.
 
     Returns:
-        [batch, q_heads, qo_len, value's head_dim], in query's dtype; under `autocast` in its.
+        [batch, q_heads, qo_len, value's head_dim], in query's dtype; under `autocast` in its. Where query is a transposed
+        [batch, qo_len, q_heads, head_dim], so is this, as PyTorch's is.
 
     Raises: as `sageattn` of what it serves, else as PyTorch.
     """
+    if not torch.compiler.is_dynamo_compiling() and has_torch_function_unary(None):  # a mode's alone, not a class of tensors'
+        by_mode: torch.Tensor = handle_torch_function(
+            scaled_dot_product_attention, (query, key, value), query, key, value, attn_mask, dropout_p, is_causal,
+            scale=scale, enable_gqa=enable_gqa,
+        )  # fmt: skip
+        return by_mode
     if not dropout_p and not torch.is_autocast_enabled():
         # What `sageattn` has served needs no second look.
-        out = again(query, key, value, "HND", is_causal, scale, True, attn_mask)
-        if out is not None:
-            return out
+        if _is_plain(query) and query.stride(1) < query.stride(2) and _is_plain(key) and _is_plain(value):
+            q, k, v = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
+            out = again(q, k, v, "NHD", is_causal, scale, True, attn_mask)
+            if out is not None:
+                return out.transpose(1, 2)
+        else:
+            out = again(query, key, value, "HND", is_causal, scale, True, attn_mask)
+            if out is not None:
+                return out
     attn_mask, is_causal = aliases.written_out(attn_mask, is_causal, query)
     if dropout_p or not _serves(query, key, value, attn_mask):
         exact: torch.Tensor = _exact(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
@@ -54,7 +70,14 @@ def scaled_dot_product_attention(
     if torch.is_autocast_enabled(query.device.type):
         dtype = torch.get_autocast_dtype(query.device.type)
         query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
-    return sageattn(query, key, value, is_causal=is_causal, sm_scale=scale, attn_mask=attn_mask)
+    if query.stride(1) >= query.stride(2):
+        return sageattn(query, key, value, is_causal=is_causal, sm_scale=scale, attn_mask=attn_mask)
+    query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
+    return sageattn(query, key, value, "NHD", is_causal, scale, attn_mask=attn_mask).transpose(1, 2)
+
+
+def _is_plain(x: torch.Tensor) -> bool:
+    return type(x) is torch.Tensor and x.dim() == 4 and not x.is_nested
 
 
 def _serves(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, attn_mask: torch.Tensor | None) -> bool:
@@ -64,7 +87,7 @@ def _serves(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, attn_mask: torch.
         return False
     if (q.requires_grad or k.requires_grad or v.requires_grad or mask.requires_grad) and torch.is_grad_enabled():
         return False
-    if not torch.compiler.is_compiling() and _ops._within_forward_ad():
+    if torch.onnx.is_in_onnx_export() or (not torch.compiler.is_compiling() and _ops._within_forward_ad()):
         return False
     if (
         q.is_nested

@@ -9,6 +9,7 @@ import pytest
 import torch
 from accuracy import relative_l1
 from torch.nn.attention import bias
+from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
 import sageattention
@@ -176,3 +177,53 @@ def test_compiled(attention: Callable[..., torch.Tensor]) -> None:
     wants = [x.clone().requires_grad_() for x in (Q, K, V)]
     compiled(*wants).sum().backward()
     assert all(x.grad is not None for x in wants)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_the_output_lies_as_pytorchs_does(attention: Callable[..., torch.Tensor], packed: bool, compiled: bool) -> None:
+    """A query that is a transposed [batch, tokens, heads, head_dim] gives such an output, which callers view as [batch, tokens, channels]."""
+    x = torch.randn(2, 70, 3 * 256, generator=torch.Generator().manual_seed(3)).bfloat16()
+    q, k, v = (y.unflatten(-1, (4, 64)).transpose(1, 2) for y in x.chunk(3, dim=-1))
+    if not packed:
+        q = q.transpose(1, 2).contiguous().transpose(1, 2)
+    function = torch.compile(attention, backend="aot_eager", fullgraph=True) if compiled else attention
+    for _ in range(4):
+        for mask in (None, HIDDEN):
+            out = function(q, k, v, mask)
+            assert out.stride() == exact(q, k, v, mask).stride()
+            assert torch.equal(out, sageattn(q, k, v, attn_mask=mask))
+            assert out.transpose(1, 2).view(2, 70, 256).is_contiguous()
+    assert function(Q, K, V).is_contiguous()
+
+
+class Skip(TorchFunctionMode):  # type: ignore[misc, unused-ignore]
+    """What diffusers' perturbed-attention guidance does: V in the place of attention."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is torch.nn.functional.scaled_dot_product_attention:
+            return kwargs["value"] if kwargs and "value" in kwargs else args[2]
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_mode_sees_the_call(attention: Callable[..., torch.Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
+    for _ in range(4):
+        with Skip():
+            assert attention(Q, K, V) is V
+            assert attention(Q, key=K, value=V, is_causal=True) is V
+        with torch.device("cpu"):
+            assert torch.equal(attention(Q, K, V), sageattn(Q, K, V))
+    monkeypatch.setattr(in_place, "has_kernels", lambda device, index: False)
+    with Skip():
+        assert attention(Q, K, V) is V
+
+
+def test_a_model_is_exported_to_onnx_as_pytorchs(
+    attention: Callable[..., torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in range(4):
+        assert not torch.equal(attention(Q, K, V), exact(Q, K, V))
+    monkeypatch.setattr(torch.onnx, "is_in_onnx_export", lambda: True)
+    assert torch.equal(attention(Q, K, V), exact(Q, K, V))
