@@ -32,7 +32,8 @@ def scaled_dot_product_attention(
     `TorchFunctionMode`s see this function as they would PyTorch's, but for those within `torch.compile`.
 
     PyTorch's are: tensors that are not on a GPU of compute capability 8.0 or later, gradients, dropout, head_dims over 256, float64,
-    other than four dimensions, nested tensors and other classes of tensors, heads that are broadcast, a last dimension with strides, models that are exported to ONNX.
+    other than four dimensions, nested tensors and other classes of tensors, heads that are broadcast, a last dimension with strides,
+    models that are exported to ONNX.
 
     Args:
         query: [batch, q_heads, qo_len, head_dim].
