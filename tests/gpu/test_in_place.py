@@ -66,3 +66,13 @@ def test_what_pytorch_computes() -> None:
     grads, expected = (torch.autograd.grad(f(*wants).sum(), wants) for f in (sageattention.scaled_dot_product_attention, exact))
     for pair in zip(grads, expected, strict=True):
         torch.testing.assert_close(*pair, rtol=0.02, atol=0.02)
+
+
+@pytest.mark.parametrize("tokens", [50, 300, 2100])
+def test_the_output_lies_as_the_query_does(tokens: int) -> None:
+    x = tensors(2, tokens, 3 * 256)[0]
+    q, k, v = (y.unflatten(-1, (4, 64)).transpose(1, 2) for y in x.chunk(3, dim=-1))
+    for _ in range(5):
+        out = sageattention.scaled_dot_product_attention(q, k, v)
+        assert torch.equal(out, sageattention.sageattn(q, k, v))
+        assert out.transpose(1, 2).view(2, tokens, 256).is_contiguous()
