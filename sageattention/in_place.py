@@ -53,17 +53,12 @@ def scaled_dot_product_attention(
             scale=scale, enable_gqa=enable_gqa,
         )  # fmt: skip
         return by_mode
-    if not dropout_p and not torch.is_autocast_enabled():
+    if not dropout_p and not torch.is_autocast_enabled() and _is_plain(query) and _is_plain(key) and _is_plain(value):
         # What `sageattn` has served needs no second look.
-        if _is_plain(query) and query.stride(1) < query.stride(2) and _is_plain(key) and _is_plain(value):
-            q, k, v = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
-            out = again(q, k, v, "NHD", is_causal, scale, True, attn_mask)
-            if out is not None:
-                return out.transpose(1, 2)
-        else:
-            out = again(query, key, value, "HND", is_causal, scale, True, attn_mask)
-            if out is not None:
-                return out
+        q, k, v, layout = _as_it_lies(query, key, value)
+        out = again(q, k, v, layout, is_causal, scale, True, attn_mask)
+        if out is not None:
+            return out if layout == "HND" else out.transpose(1, 2)
     attn_mask, is_causal = aliases.written_out(attn_mask, is_causal, query)
     if dropout_p or not _serves(query, key, value, attn_mask):
         exact: torch.Tensor = _exact(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
@@ -71,14 +66,22 @@ def scaled_dot_product_attention(
     if torch.is_autocast_enabled(query.device.type):
         dtype = torch.get_autocast_dtype(query.device.type)
         query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
-    if query.stride(1) >= query.stride(2):
-        return sageattn(query, key, value, is_causal=is_causal, sm_scale=scale, attn_mask=attn_mask)
-    query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
-    return sageattn(query, key, value, "NHD", is_causal, scale, attn_mask=attn_mask).transpose(1, 2)
+    q, k, v, layout = _as_it_lies(query, key, value)
+    out = sageattn(q, k, v, layout, is_causal, scale, attn_mask=attn_mask)
+    return out if layout == "HND" else out.transpose(1, 2)
 
 
 def _is_plain(x: torch.Tensor) -> bool:
     return type(x) is torch.Tensor and x.dim() == 4 and not x.is_nested
+
+
+def _as_it_lies(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, str]:
+    """q, k and v in the tensor_layout in which query lies in memory, and that: PyTorch's output lies so too."""
+    if query.stride(1) >= query.stride(2):
+        return query, key, value, "HND"
+    return query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), "NHD"
 
 
 def _serves(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, attn_mask: torch.Tensor | None) -> bool:
