@@ -57,7 +57,8 @@ def attend(
         if served is not None and not return_lse:
             served(q, k, v, tensor_layout, is_causal, sm_scale, smooth_k, number, attn_mask)
         return (out, lse) if return_lse else out
-    validation.one_of("tensor_layout", tensor_layout, ("HND", "NHD"))
+    if tensor_layout != validation.TURNED:
+        validation.one_of("tensor_layout", tensor_layout, ("HND", "NHD"))
     validation.one_of("qk_quant_gran", qk_quant_gran, ("per_thread", "per_warp"))
     if allowed := dispatch.ACCUMULATORS[function]:
         validation.one_of("pv_accum_dtype", pv_accum_dtype, allowed)
@@ -78,8 +79,9 @@ def attend(
         raise
     if key is not None:
         kernel, or_16_bit = _choice(function, pv_accum_dtype, q.shape[3], q, v, attn_mask, packed=False)
+        heads_first, out_turned = _ops.LAYOUTS[tensor_layout]
         dispatch.SERVED[key] = _ops.number_of(
-            kernel, tensor_layout == "HND", is_causal, smooth_k, smooth_v, return_lse, or_16_bit=or_16_bit, **more
+            kernel, heads_first, is_causal, smooth_k, smooth_v, return_lse, or_16_bit=or_16_bit, out_turned=out_turned, **more
         )
     return result
 

@@ -9,6 +9,7 @@ from torch.autograd import forward_ad
 
 from . import reference
 from ._library import build, library, operators
+from .validation import TURNED
 
 ATTENTION, VARLEN = f"{build.namespace}::attention", f"{build.namespace}::attention_varlen"
 NUMBERS = library.kernels  # of the attention kernels, by name
@@ -29,6 +30,7 @@ class Options(NamedTuple):
     return_lse: bool
     per_block_mean: bool
     or_16_bit: bool
+    out_turned: bool
 
 
 def number_of(
@@ -40,6 +42,7 @@ def number_of(
     return_lse: bool,
     per_block_mean: bool = True,
     or_16_bit: bool = False,
+    out_turned: bool = False,
 ) -> int:
     """The number of `Options`: csrc/torch/attention.h has the same bits."""
     return (
@@ -50,13 +53,14 @@ def number_of(
         | return_lse << 4
         | per_block_mean << 5
         | or_16_bit << 6
-        | NUMBERS[kernel] << 7
+        | out_turned << 7
+        | NUMBERS[kernel] << 8
     )
 
 
 def options_of(number: int) -> Options:
     """The `Options` of a number."""
-    return Options(KERNELS[number >> 7], *(number >> bit & 1 == 1 for bit in range(len(Options._fields) - 1)))
+    return Options(KERNELS[number >> 8], *(number >> bit & 1 == 1 for bit in range(len(Options._fields) - 1)))
 
 
 @torch.library.register_fake(ATTENTION)
@@ -67,7 +71,9 @@ def _(
     asked = options_of(options)
     tokens = 2 if asked.heads_first else 1
     shape = (q.shape[0], q.shape[3 - tokens], q.shape[tokens]) if asked.return_lse else (0,)
-    return q.new_empty((*q.shape[:3], v.shape[3])), q.new_empty(shape, dtype=torch.float32)
+    sizes = (*q.shape[:3], v.shape[3])
+    out = q.new_empty([sizes[i] for i in (0, 2, 1, 3)]).transpose(1, 2) if asked.out_turned else q.new_empty(sizes)
+    return out, q.new_empty(shape, dtype=torch.float32)
 
 
 @torch.library.impl(ATTENTION, "CPU")
@@ -93,7 +99,8 @@ def _(
         )
     if not asked.heads_first:
         out = out.transpose(1, 2)
-    return out.contiguous(), lse if asked.return_lse else lse.new_empty(0)
+    out = out.transpose(1, 2).contiguous().transpose(1, 2) if asked.out_turned else out.contiguous()
+    return out, lse if asked.return_lse else lse.new_empty(0)
 
 
 @torch.library.register_fake(VARLEN)
@@ -159,7 +166,7 @@ class _NotDifferentiable(torch.autograd.Function):  # type: ignore[misc, unused-
 
 
 # From here on as Python calls them: layouts and kernels by name.
-_LAYOUTS = {"HND": True, "NHD": False}
+LAYOUTS = {"HND": (True, False), "NHD": (False, False), TURNED: (True, True)}  # heads_first, out_turned
 _attention, _attention_varlen = operators.attention.default, operators.attention_varlen.default
 
 
@@ -180,8 +187,8 @@ def attention(
     or_16_bit: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The operator `attention`: csrc/torch/attention.h."""
-    heads_first = _LAYOUTS[tensor_layout]
-    options = number_of(kernel, heads_first, is_causal, smooth_k, smooth_v, return_lse, per_block_mean, or_16_bit=or_16_bit)
+    heads_first, out_turned = LAYOUTS[tensor_layout]
+    options = number_of(kernel, heads_first, is_causal, smooth_k, smooth_v, return_lse, per_block_mean, or_16_bit, out_turned)
     return run(q, k, v, attn_mask, sm_scale, options)
 
 

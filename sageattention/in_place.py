@@ -8,8 +8,8 @@ import torch
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from . import _ops, aliases, dispatch, validation
-from .core import sageattn
-from .recent import again
+from ._call import attend
+from .recent import again, remember
 
 _exact = torch._C._nn.scaled_dot_product_attention  # PyTorch's, also once something else is in its place
 
@@ -53,12 +53,17 @@ def scaled_dot_product_attention(
             scale=scale, enable_gqa=enable_gqa,
         )  # fmt: skip
         return by_mode
-    if not dropout_p and not torch.is_autocast_enabled() and _is_plain(query) and _is_plain(key) and _is_plain(value):
-        # What `sageattn` has served needs no second look.
-        q, k, v, layout = _as_it_lies(query, key, value)
-        out = again(q, k, v, layout, is_causal, scale, True, attn_mask)
+    if (
+        not dropout_p
+        and not torch.is_autocast_enabled()
+        and type(query) is torch.Tensor
+        and not query.is_nested
+        and query.dim() == 4
+    ):
+        # What has been served needs no second look.
+        out = again(query, key, value, _layout_of(query), is_causal, scale, True, attn_mask)
         if out is not None:
-            return out if layout == "HND" else out.transpose(1, 2)
+            return out
     attn_mask, is_causal = aliases.written_out(attn_mask, is_causal, query)
     if dropout_p or not _serves(query, key, value, attn_mask):
         exact: torch.Tensor = _exact(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
@@ -66,22 +71,16 @@ def scaled_dot_product_attention(
     if torch.is_autocast_enabled(query.device.type):
         dtype = torch.get_autocast_dtype(query.device.type)
         query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
-    q, k, v, layout = _as_it_lies(query, key, value)
-    out = sageattn(q, k, v, layout, is_causal, scale, attn_mask=attn_mask)
-    return out if layout == "HND" else out.transpose(1, 2)
+    served: torch.Tensor = attend(
+        "sageattn", None, query, key, value, attn_mask, _layout_of(query), is_causal, scale,
+        return_lse=False, smooth_k=True, smooth_v=True, served=remember,
+    )  # fmt: skip
+    return served
 
 
-def _is_plain(x: torch.Tensor) -> bool:
-    return type(x) is torch.Tensor and x.dim() == 4 and not x.is_nested
-
-
-def _as_it_lies(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, str]:
-    """q, k and v in the tensor_layout in which query lies in memory, and that: PyTorch's output lies so too."""
-    if query.stride(1) >= query.stride(2):
-        return query, key, value, "HND"
-    return query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), "NHD"
+def _layout_of(query: torch.Tensor) -> str:
+    """The output lies in memory as the query does, as PyTorch's."""
+    return "HND" if query.stride(1) >= query.stride(2) else validation.TURNED
 
 
 def _serves(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, attn_mask: torch.Tensor | None) -> bool:

@@ -19,8 +19,11 @@ REQUIRED: Any = inspect.Parameter.empty
 
 LARGEST_HEAD_DIM = 256
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+# "HND" whose output lies in memory as "NHD". No option of a public function.
+TURNED = "HND, turned"
 AXES = {
     "HND": "[batch, heads, tokens, head_dim]",
+    TURNED: "[batch, heads, tokens, head_dim]",
     "NHD": "[batch, tokens, heads, head_dim]",
     "packed": "[tokens, heads, head_dim]",
 }
@@ -28,7 +31,7 @@ AXES = {
 
 def token_dimension(tensor_layout: str) -> int:
     """Which dimension counts tokens; the heads are in `3 -` that."""
-    return 2 if tensor_layout == "HND" else 1
+    return 1 if tensor_layout == "NHD" else 2
 
 
 def one_of(name: str, value: object, allowed: Sequence[str]) -> None:
@@ -151,7 +154,8 @@ def tensors(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, tensor_layout: st
 
 
 def _shapes(q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...], tensor_layout: str) -> None:
-    tokens, heads = {"HND": (2, 1), "NHD": (1, 2), "packed": (0, 1)}[tensor_layout]
+    tokens = 0 if tensor_layout == "packed" else token_dimension(tensor_layout)
+    heads = 2 if tensor_layout == "NHD" else 1
     if k[:-1] != v[:-1]:
         raise ValueError(f"v: expected the shape of k but for head_dim, {k}, got {v}")
     if tensor_layout != "packed" and k[0] != q[0]:

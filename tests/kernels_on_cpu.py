@@ -283,6 +283,7 @@ class Case:
             "per_block_mean": True,
             "attn_mask": None,
             "cu_seqlens": None,
+            "out_turned": False,
             **options,
         }
 
@@ -290,6 +291,7 @@ class Case:
         """The reference's answer."""
         options = dict(self.options)
         cu_seqlens = options.pop("cu_seqlens")
+        del options["out_turned"]
         if cu_seqlens is None:
             return reference.attention(*self.tensors, kernel=kernel, **options)
         del options["attn_mask"], options["per_block_mean"]
@@ -298,13 +300,15 @@ class Case:
     def run(self, kernels: Kernels, kernel: str, *, seed: int = 0) -> Result:
         """The kernel's answer."""
         o = self.options
-        mean = o["per_block_mean"]
+        mean, turned = o["per_block_mean"], o["out_turned"]
         options = _ops.number_of(
-            kernel, o["cu_seqlens"] is None, o["is_causal"], o["smooth_k"], o["smooth_v"], True, per_block_mean=mean
+            kernel, o["cu_seqlens"] is None, o["is_causal"], o["smooth_k"], o["smooth_v"], True, mean, out_turned=turned
         )
         if o["cu_seqlens"] is not None:
             return kernels.attention_varlen(*self.tensors, *o["cu_seqlens"], 0, 0, o["sm_scale"], options, seed=seed)
-        return kernels.attention(*self.tensors, o["attn_mask"], o["sm_scale"], options, seed=seed)
+        out, lse = kernels.attention(*self.tensors, o["attn_mask"], o["sm_scale"], options, seed=seed)
+        assert (out.transpose(1, 2) if turned else out).is_contiguous()
+        return out, lse
 
     def check(self, kernels: Kernels, kernel: str, largest: float = 1e-3, *, seed: int = 0) -> None:
         """Hold the kernel to the reference: a relative L1 distance, and 0.02 in log-sum-exp.

@@ -294,12 +294,14 @@ def test_errors_come_through_compile() -> None:
 # ── PyTorch's machinery ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("layout", ["HND", "NHD"])
+@pytest.mark.parametrize("layout", _ops.LAYOUTS)
 @pytest.mark.parametrize("lse", [False, True])
 def test_opcheck(layout: str, lse: bool) -> None:
     q, k, v = qkv(1, 4, 9, 40)
-    k, v = (x[:, :2] if layout == "HND" else x[:, :, :3] for x in (k, v))
-    torch.library.opcheck(OPERATOR, (q, k, v, None, 0.125, _ops.number_of(KERNEL, layout == "HND", False, True, False, lse)))
+    heads_first, turned = _ops.LAYOUTS[layout]
+    k, v = (x[:, :2] if heads_first else x[:, :, :3] for x in (k, v))
+    options = _ops.number_of(KERNEL, heads_first, False, True, False, lse, out_turned=turned)
+    torch.library.opcheck(OPERATOR, (q, k, v, None, 0.125, options))
 
 
 def test_opcheck_with_other_strides() -> None:

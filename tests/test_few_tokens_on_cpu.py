@@ -14,7 +14,7 @@ import torch
 from accuracy import error_by_size, exact, relative_l1
 from kernels_on_cpu import WAIT, WAIT_AT_END, Kernels, inputs, randn
 
-from sageattention import _ops
+from sageattention import _ops, validation
 
 pytestmark = pytest.mark.slow
 
@@ -43,7 +43,8 @@ def attention(
     seed: int = 0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """By the operator, where no other kernel has been compiled."""
-    options = _ops.number_of(instead_of, layout == "HND", is_causal, True, False, True, or_16_bit=True)
+    heads_first, turned = _ops.LAYOUTS[layout]
+    options = _ops.number_of(instead_of, heads_first, is_causal, True, False, True, or_16_bit=True, out_turned=turned)
     return kernels.attention(q, k, v, attn_mask, q.shape[-1] ** -0.5 if sm_scale is None else sm_scale, options, seed=seed)
 
 
@@ -293,7 +294,7 @@ def test_keys_that_a_row_alone_sees(
     check(kernels, q, k, v, attn_mask=at_the_end_of_memory(mask))
 
 
-@pytest.mark.parametrize("layout", ["HND", "NHD"])
+@pytest.mark.parametrize("layout", _ops.LAYOUTS)
 def test_any_strides(kernels: Kernels, layout: str) -> None:
     """Tokens before heads, rows apart; what is between them is no number."""
     tensors = []
@@ -303,10 +304,10 @@ def test_any_strides(kernels: Kernels, layout: str) -> None:
         x.copy_(randn(*x.shape, seed=seed))
         tensors.append(x)
     heads_first = [x.transpose(1, 2) for x in tensors]
-    out, lse = attention(kernels, *(heads_first if layout == "HND" else tensors), layout=layout)
+    out, lse = attention(kernels, *(tensors if layout == "NHD" else heads_first), layout=layout)
     expected, expected_lse = exact(*heads_first)
-    assert out.is_contiguous()
-    assert ((out if layout == "HND" else out.transpose(1, 2)).double() - expected).abs().max() <= 0.002
+    assert (out.transpose(1, 2) if layout == validation.TURNED else out).is_contiguous()
+    assert ((out.transpose(1, 2) if layout == "NHD" else out).double() - expected).abs().max() <= 0.002
     assert (lse - expected_lse).abs().max() <= 1e-4
 
 

@@ -83,10 +83,10 @@ def added(queries: int, keys: int, dtype: torch.dtype) -> torch.Tensor:
 
 
 def strided(masked: bool) -> Case:
-    """Tokens before heads; rows that start on no 16 bytes, which the copy engine cannot read."""
+    """Tokens before heads, in the output too; rows that start on no 16 bytes, which the copy engine cannot read."""
     q, k, v = (torch.randn(2, 90, 3, 71, generator=torch.Generator().manual_seed(i)).half() for i in range(3))
     mask = seen(90, 180)[..., ::2] if masked else None
-    return Case(*(x[..., 3:59].transpose(1, 2) for x in (q, k, v)), attn_mask=mask)
+    return Case(*(x[..., 3:59].transpose(1, 2) for x in (q, k, v)), attn_mask=mask, out_turned=True)
 
 
 def not_numbers() -> Case:

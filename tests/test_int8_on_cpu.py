@@ -83,9 +83,9 @@ def seen() -> torch.Tensor:
 
 
 def strided() -> Case:
-    """Tokens before heads, rows that start anywhere."""
+    """Tokens before heads, in the output too; rows that start anywhere."""
     q, k, v = (torch.randn(2, 90, 3, 71, generator=torch.Generator().manual_seed(i)).half() for i in range(3))
-    return Case(*(x[..., 3:63].transpose(1, 2) for x in (q, k, v)))
+    return Case(*(x[..., 3:63].transpose(1, 2) for x in (q, k, v)), out_turned=True)
 
 
 def not_numbers() -> Case:

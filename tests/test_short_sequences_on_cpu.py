@@ -15,7 +15,7 @@ import torch
 from accuracy import exact, relative_l1
 from kernels_on_cpu import Kernels, inputs, randn
 
-from sageattention import _library, _ops
+from sageattention import _library, _ops, validation
 
 pytestmark = pytest.mark.slow
 
@@ -73,7 +73,8 @@ def attend(
     kernel: str = KERNEL,
     seed: int = 0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    options = _ops.number_of(kernel, layout == "HND", is_causal, True, False, True)
+    heads_first, turned = _ops.LAYOUTS[layout]
+    options = _ops.number_of(kernel, heads_first, is_causal, True, False, True, out_turned=turned)
     return kernels.attention(q, k, v, attn_mask, q.shape[-1] ** -0.5 if sm_scale is None else sm_scale, options, seed=seed)
 
 
@@ -276,8 +277,10 @@ def test_layouts_and_strides(hopper: Kernels, width: int) -> None:
         buffer[..., 3:131] = x
         wide.append(buffer[..., 3:131])
     nhd = [x.transpose(1, 2).contiguous() for x in (q, k, v)]
-    turned = attend(hopper, *nhd, layout="NHD")
-    for out, lse in (attend(hopper, *wide), (turned[0].transpose(1, 2), turned[1])):
+    by_tokens = attend(hopper, *nhd, layout="NHD")
+    turned = attend(hopper, *(x.transpose(1, 2) for x in nhd), layout=validation.TURNED)
+    assert turned[0].transpose(1, 2).is_contiguous()
+    for out, lse in (attend(hopper, *wide), (by_tokens[0].transpose(1, 2), by_tokens[1]), turned):
         assert torch.equal(out, expected[0])
         assert torch.equal(lse, expected[1])
     one = k[:, :1].expand(-1, 4, -1, -1)

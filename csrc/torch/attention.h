@@ -20,12 +20,14 @@ struct AttentionOptions {
         return_lse(bits & 16),
         per_block_mean(bits & 32),
         or_16_bit(bits & 64),
-        kernel(bits >> 7) {}
+        out_turned(bits & 128),
+        kernel(bits >> 8) {}
 
   bool heads_first, is_causal, smooth_k, smooth_v;
   bool return_lse;      // else log-sum-exp is an empty tensor
   bool per_block_mean;  // FP4 kernels subtract a mean of Q for each 128 rows, else one of all
   bool or_16_bit;       // for few tokens sm80_qk_f16_pv_f16, for few queries sm80_qk_f16_pv_f16_split_kv[_staged], for short sequences sm90_qk_f16_pv_f16: then faster
+  bool out_turned;      // heads and tokens of the output lie in memory in the other order than its dimensions have
   int64_t kernel;       // the attention kernel's number in attention_kernels.cpp: which one suits is decided in Python
 };
 

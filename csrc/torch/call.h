@@ -74,7 +74,14 @@ struct Call {
   Tensor empty(IntArrayRef sizes, ScalarType type) const { return sage::empty(sizes, type, q); }
   // Output and log-sum-exp, not yet written; of tensors that are not packed.
   std::tuple<Tensor, Tensor> outputs() const {
-    return {empty({q.size(0), q.size(1), q.size(2), shape.v_head_dim}, q.scalar_type()),
+    const int64_t sizes[] = {q.size(0), q.size(1), q.size(2), shape.v_head_dim};
+    int64_t strides[] = {1, 1, 1, 1};
+    int64_t stride = 1;
+    for (const int dimension : {3, options.out_turned ? 1 : 2, options.out_turned ? 2 : 1, 0}) {
+      strides[dimension] = stride;
+      stride *= std::max<int64_t>(1, sizes[dimension]);
+    }
+    return {empty_strided({sizes, 4}, {strides, 4}, q.scalar_type(), q),
             options.return_lse ? empty({shape.batch, shape.q_heads, shape.qo_len}, kFloat) : empty({0}, kFloat)};
   }
 };

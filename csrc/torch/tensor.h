@@ -5,7 +5,7 @@
 //                     is_contiguous, as_strided, copy_, zero_, fill_: what at::Tensor does under these names
 //   ScalarType        kByte, kChar, kInt, kHalf, kBFloat16, kFloat, kBool
 //   IntArrayRef       sizes or strides
-//   empty             a tensor on another one's device
+//   empty, empty_strided   a tensor on another one's device
 //   register_operators
 //   TORCH_CHECK_VALUE, TORCH_CHECK_TYPE   throw what Python sees as ValueError and TypeError; as RuntimeError with the stable ABI
 #pragma once

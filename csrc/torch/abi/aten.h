@@ -3,6 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_strided.h>
 #include <c10/util/Exception.h>
 #include <torch/library.h>
 
@@ -23,6 +24,10 @@ using at::kInt;
 
 inline Tensor empty(IntArrayRef sizes, ScalarType type, const Tensor& beside) {
   return at::empty(sizes, beside.options().dtype(type));
+}
+
+inline Tensor empty_strided(IntArrayRef sizes, IntArrayRef strides, ScalarType type, const Tensor& beside) {
+  return at::empty_strided(sizes, strides, beside.options().dtype(type));
 }
 
 // An operator: its schema, and what computes it.

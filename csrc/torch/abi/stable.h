@@ -160,14 +160,18 @@ class Tensor {
   Device device_{};
 };
 
-inline Tensor empty(IntArrayRef sizes, ScalarType type, const Tensor& beside) {
-  std::vector<int64_t> strides(sizes.size());
-  int64_t stride = 1;
-  for (size_t i = sizes.size(); i-- > 0; stride *= sizes[i] > 0 ? sizes[i] : 1) strides[i] = stride;
+inline Tensor empty_strided(IntArrayRef sizes, IntArrayRef strides, ScalarType type, const Tensor& beside) {
   AtenTensorHandle answer = nullptr;
   SAGE_CHECK_CALL(aoti_torch_empty_strided(static_cast<int64_t>(sizes.size()), sizes.data(), strides.data(), type.code,
                                            beside.device().type, beside.device().index, &answer));
   return Tensor(answer);
+}
+
+inline Tensor empty(IntArrayRef sizes, ScalarType type, const Tensor& beside) {
+  std::vector<int64_t> strides(sizes.size());
+  int64_t stride = 1;
+  for (size_t i = sizes.size(); i-- > 0; stride *= sizes[i] > 0 ? sizes[i] : 1) strides[i] = stride;
+  return empty_strided(sizes, strides, type, beside);
 }
 
 // ── Values on their way through the dispatcher: 64 bits each ──────────────────────────────────────────────
