@@ -54,9 +54,10 @@ def scaled_dot_product_attention(
         )  # fmt: skip
         return by_mode
     if (
-        not dropout_p
+        type(query) is torch.Tensor
+        and not query.requires_grad
+        and not dropout_p
         and not torch.is_autocast_enabled()
-        and type(query) is torch.Tensor
         and not query.is_nested
         and query.dim() == 4
     ):
