@@ -22,8 +22,9 @@ from sage_factory.with_what import venvs
 # Wheels that PyTorch on a CPU does without, and members of its own.
 GPU_WHEELS = ("nvidia-", "cuda-", "triton")
 GPU_MEMBERS = re.compile(r"torch/(lib/lib(torch_cuda|torch_nvshmem|caffe2_nvrtc)|bin/protoc)")
-# Python that takes up operators' CUDA kernels when PyTorch (from 2.15 on) is imported, to put others in front of them.
-OVERRIDES = "torch/_native/ops/"
+# Imports what takes up operators' CUDA kernels when PyTorch (from 2.15 on) is imported, to put others in front of them. torch.compile
+# imports some of that by itself.
+OVERRIDES = "torch/_native/ops/__init__.py"
 # The name that a library is found by, for another library's symbols that no wheel at hand has.
 CUDA_PART = "libtorch_cuda.so"
 
@@ -72,9 +73,9 @@ def unpack(wheel: Path, site: Path) -> None:
     """PyTorch's wheel but for what is of use on a GPU alone."""
     with zipfile.ZipFile(wheel) as archive:
         for member in archive.infolist():
-            if member.filename.startswith(OVERRIDES):
-                (site / OVERRIDES).mkdir(parents=True, exist_ok=True)
-                (site / OVERRIDES / "__init__.py").touch()
+            if member.filename == OVERRIDES:
+                (site / OVERRIDES).parent.mkdir(parents=True, exist_ok=True)
+                (site / OVERRIDES).touch()
             elif not GPU_MEMBERS.match(member.filename):
                 path = Path(archive.extract(member, site))
                 if member.external_attr >> 16 & 0o111 and path.is_file():
