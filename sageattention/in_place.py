@@ -6,6 +6,7 @@ import functools
 
 import torch
 from torch.overrides import handle_torch_function, has_torch_function_unary
+from torch.utils._device import DeviceContext
 
 from . import _ops, aliases, dispatch, validation
 from ._call import attend
@@ -29,7 +30,7 @@ def scaled_dot_product_attention(
 
         torch.nn.functional.scaled_dot_product_attention = sageattention.scaled_dot_product_attention
 
-    `TorchFunctionMode`s see this function as they would PyTorch's, but for those within `torch.compile`.
+    `TorchFunctionMode`s see this function as they would PyTorch's.
 
     PyTorch's are: tensors that are not on a GPU of compute capability 8.0 or later, gradients, dropout, head_dims over 256, float64,
     other than four dimensions, nested tensors and other classes of tensors, heads that are broadcast, a last dimension with strides,
@@ -47,7 +48,8 @@ def scaled_dot_product_attention(
 
     Raises: as `sageattn` of what it serves, else as PyTorch.
     """
-    if not torch.compiler.is_dynamo_compiling() and has_torch_function_unary(None):  # a mode's alone, not a class of tensors'
+    # A mode alone is asked for, not a class of tensors.
+    if _compiles_within_mode() if torch.compiler.is_dynamo_compiling() else has_torch_function_unary(None):
         by_mode: torch.Tensor = handle_torch_function(
             scaled_dot_product_attention, (query, key, value), query, key, value, attn_mask, dropout_p, is_causal,
             scale=scale, enable_gqa=enable_gqa,
@@ -77,6 +79,11 @@ def scaled_dot_product_attention(
         return_lse=False, smooth_k=True, smooth_v=True, served=remember,
     )  # fmt: skip
     return served
+
+
+def _compiles_within_mode() -> bool:
+    modes = (torch._C._get_function_stack_at(i) for i in range(torch._C._len_torch_function_stack()))
+    return any(not isinstance(mode, DeviceContext) for mode in modes)  # a default device is one too, and nothing to this function
 
 
 def _layout_of(query: torch.Tensor) -> str:

@@ -220,6 +220,29 @@ def test_a_mode_sees_the_call(attention: Callable[..., torch.Tensor], monkeypatc
         assert attention(Q, K, V) is V
 
 
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_a_mode_sees_the_call_of_a_compiled_program(attention: Callable[..., torch.Tensor], backend: str) -> None:
+    def program(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return attention(q + 1, k, v) * 2
+
+    def program_with_a_mode(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        with Skip():
+            return program(q, k, v)
+
+    # Of a mode PyTorch before 2.11 breaks the graph.
+    compiled, with_a_mode = (torch.compile(f, backend=backend) for f in (program, program_with_a_mode))
+    whole = torch.compile(program, backend=backend, fullgraph=True)
+    for _ in range(2):
+        assert torch.equal(compiled(Q, K, V), sageattn(Q + 1, K, V) * 2)
+        with Skip():
+            assert torch.equal(compiled(Q, K, V), V * 2)
+        assert torch.equal(with_a_mode(Q, K, V), V * 2)
+        with torch.device("cpu"):  # a mode too
+            assert torch.equal(whole(Q, K, V), sageattn(Q + 1, K, V) * 2)
+            with Skip():
+                assert torch.equal(compiled(Q, K, V), V * 2)
+
+
 def test_a_model_is_exported_to_onnx_as_pytorchs(
     attention: Callable[..., torch.Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
