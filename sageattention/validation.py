@@ -19,7 +19,7 @@ REQUIRED: Any = inspect.Parameter.empty
 
 LARGEST_HEAD_DIM = 256
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
-# "HND" whose output lies in memory as "NHD". No option of a public function.
+# "HND" whose output lies in memory as "NHD": what scaled_dot_product_attention asks for. No function documents it.
 TURNED = "HND, turned"
 AXES = {
     "HND": "[batch, heads, tokens, head_dim]",

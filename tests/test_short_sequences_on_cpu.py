@@ -287,7 +287,7 @@ def test_layouts_and_strides(hopper: Kernels, width: int) -> None:
     assert torch.equal(attend(hopper, q, one, one)[0], attend(hopper, q, one.contiguous(), one.contiguous())[0])
 
 
-@pytest.mark.parametrize("sm_scale", [0.0, -0.1])
+@pytest.mark.parametrize("sm_scale", [0.0, -0.1, 1e-46])
 def test_what_the_kernel_refuses(hopper: Kernels, sm_scale: float) -> None:
     q, k, v = tensors((1, 1, 1, 70, 70, 64, 64))
     with pytest.raises(ValueError, match=f"sm_scale: the kernel {KERNEL} wants a positive number"):

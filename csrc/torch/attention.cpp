@@ -67,7 +67,7 @@ void run(Call& call, const Tensor& out, const Tensor& lse, const std::optional<T
   const AttentionKernel& kernel = call.kernel;
   call.stream = current_stream(call.device());
   if (kernel.in_16_bits) {
-    TORCH_CHECK_VALUE(call.sm_scale > 0.0, "sm_scale: the kernel ", kernel.name, " wants a positive number, got ", call.sm_scale);
+    TORCH_CHECK_VALUE(call.scales_up(), "sm_scale: the kernel ", kernel.name, " wants a positive number, 1e-38 at least, got ", call.sm_scale);
     const int32_t multiprocessors = runtime::KernelStore::get().device(call.device()).multiprocessors;
     const TilesIn16Bits tiles = tiles_in_16_bits(call.shape, call.options.is_causal, form_of(call, attn_mask), multiprocessors);
     attend_in_16_bits(call, attn_mask, tiles.rows, out, lse);

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <limits>
 #include <tuple>
 
 #include "kernels/quant/quant_k_int8.h"
@@ -30,6 +31,8 @@ struct Call {
 
   bool packed() const { return cu_seqlens_q.defined(); }
   int device() const { return q.get_device(); }
+  float scale_log2() const { return static_cast<float>(sm_scale * kLog2E); }
+  bool scales_up() const { return scale_log2() >= std::numeric_limits<float>::min(); }  // larger scores stay larger, and infinite ones infinite
   int32_t head_dim() const { return kernel_head_dim(std::max(shape.head_dim, shape.v_head_dim)); }
   // Spans of 128 keys of K or V, quantised.
   int64_t kv_spans() const { return kv_spans_of(shape.kv_heads); }
@@ -124,7 +127,7 @@ void fill_in(const Call& call, const Tensor& out, const Tensor& lse, Params& par
   params.head_dim = shape.head_dim;
   params.v_head_dim = shape.v_head_dim;
   params.causal = call.options.is_causal ? 1 : 0;
-  params.scale_log2 = static_cast<float>(call.sm_scale * kLog2E);
+  params.scale_log2 = call.scale_log2();
 }
 
 // A copy whose elements lie one after the other.

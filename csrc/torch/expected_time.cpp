@@ -32,7 +32,8 @@ constexpr float kShort = 40.0f, kOneLaunch = 1.05f;
 
 float time_quantised(const Call& call, MaskForm mask, int32_t multiprocessors) {
   const AttentionShape& shape = call.shape;
-  const Costs& costs = *std::find_if(std::begin(kCosts), std::end(kCosts) - 1, [&](const Costs& some) { return shape.head_dim <= some.head_dim; });
+  const int32_t head_dim = std::max(shape.head_dim, shape.v_head_dim);
+  const Costs& costs = *std::find_if(std::begin(kCosts), std::end(kCosts) - 1, [&](const Costs& some) { return head_dim <= some.head_dim; });
   const float before = costs.start + costs.k * static_cast<float>(int64_t{shape.batch} * shape.kv_heads * shape.kv_len) / 1000.0f;
   // That tiles are not parted is all that matters here of kAdded: what is hidden nobody knows.
   const float blocks = tiling_of(call, multiprocessors, mask == MaskForm::kNone ? MaskKind::kNone : MaskKind::kAdded).time;

@@ -132,7 +132,7 @@ TilesIn16Bits tiles_in_16_bits(const AttentionShape& shape, bool is_causal, Mask
 }
 
 bool can_in_16_bits(const Call& call, const std::optional<Tensor>& attn_mask) {
-  return call.sm_scale > 0.0 && (!attn_mask.has_value() || has_hoppers_type(call, *attn_mask));
+  return call.scales_up() && (!attn_mask.has_value() || has_hoppers_type(call, *attn_mask));
 }
 
 void attend_in_16_bits(Call& call, const std::optional<Tensor>& attn_mask, int32_t tile_rows, const Tensor& out, const Tensor& lse) {

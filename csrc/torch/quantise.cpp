@@ -101,7 +101,7 @@ void quantise_kv_fp4(const Call& call, const Workspace& workspace, const SeenKey
   params.k.means = call.means();
   params.k.parts = call.parts();
   params.k.causal = call.options.is_causal ? 1 : 0;
-  params.k.scale_log2 = static_cast<float>(call.sm_scale * kLog2E);
+  params.k.scale_log2 = call.scale_log2();
   params.k.cu_seqlens = params.v.cu_seqlens;
   params.k.cu_seqlens_q = params.v.cu_seqlens_q;
   params.k.seen = seen;

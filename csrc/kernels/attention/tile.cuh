@@ -23,7 +23,7 @@ struct Tile {
   int64_t kv_block;    // index of its first block of 64 keys, quantised
   const uint8_t* mask_tiles;  // of these rows
 
-  // By a whole warp. qo_len is 0 where there is nothing to do. A head has `q_blocks` of `block_m` rows, where sequences are not packed.
+  // By a whole warp, where sequences are packed. qo_len is 0 where there is nothing to do. A head has `q_blocks` of `block_m` rows, where sequences are not packed.
   __device__ __forceinline__ Tile(const AttentionParams& p, int block_m, int index) : Tile(p, block_m, (p.qo_len + block_m - 1) / block_m, index) {}
   __device__ __forceinline__ Tile(const AttentionParams& p, int block_m, int q_blocks, int index) : q_token(0), kv_token(0) {
     int sequence;

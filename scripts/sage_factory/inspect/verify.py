@@ -233,7 +233,7 @@ def _operator_package_faults(
     table = matrix.load()
     parts = re.match(r"torch([^_]+)_(cu\d+)_", build)
     cuda = _cuda_of(parts[2]) if parts else None
-    same = [one for one in table.all_builds() if parts and one.torch_tag == parts[1]]
+    same = [one for one in table.all_builds() if one.package == package.name and parts and one.torch_tag == parts[1]]
     platform = str(index.get("subdir"))
     if not same or cuda is None:
         yield f"the build string {build} does not begin with a PyTorch and CUDA of variants.yaml, such as torch280_cu128"

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 from rattler import Gateway, SourceConfig
 from rattler.exceptions import CacheDirError, GatewayError
@@ -176,7 +177,7 @@ def channel(destination: str) -> Channel:
     if scheme in ("https", "http", "s3"):
         return Remote(destination.rstrip("/"))
     if scheme == "file":
-        return Folder(Path(urlsplit(destination).path))
+        return Folder(Path(url2pathname(urlsplit(destination).path)))
     if "://" in destination:
         raise PublishError(f"{destination} is no destination: expected https://, s3://, file:// or a folder")
     return Folder(Path(destination).resolve())

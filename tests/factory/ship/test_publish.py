@@ -272,6 +272,11 @@ def test_destinations(destination: str, kind: type) -> None:
     assert isinstance(publish.channel(destination), kind)
 
 
+def test_an_address_of_a_folder_names_it(tmp_path: Path) -> None:
+    folder = tmp_path / "our channel"
+    assert publish.channel(folder.as_uri()) == publish.channel(str(folder))
+
+
 def test_a_destination_of_no_kind() -> None:
     with pytest.raises(publish.PublishError, match="ftp://somewhere is no destination"):
         publish.channel("ftp://somewhere")
