@@ -45,7 +45,7 @@ def attend(
         try:
             out, lse = _ops.run(q, k, v, attn_mask, q.shape[3] ** -0.5 if sm_scale is None else sm_scale, number)
         except Exception as error:
-            _raise_if_out_of_memory(error)
+            _raise_if_out_of_memory(error, q.device)
             alike = aliases.alike(q, k, v)
             if any(one is not other for one, other in zip(alike, (q, k, v))):
                 return attend(
@@ -78,7 +78,7 @@ def attend(
         _refuse_in_words(q, k, v, attn_mask, tensor_layout)
         raise
     if key is not None:
-        kernel, or_16_bit = _choice(function, pv_accum_dtype, q.shape[3], q, v, attn_mask, packed=False)
+        kernel, or_16_bit = _choice(function, pv_accum_dtype, q, v, attn_mask, packed=False)
         heads_first, out_turned = _ops.LAYOUTS[tensor_layout]
         dispatch.SERVED[key] = _ops.number_of(
             kernel, heads_first, is_causal, smooth_k, smooth_v, return_lse, or_16_bit=or_16_bit, out_turned=out_turned, **more
@@ -163,9 +163,11 @@ def _refuse_in_words(
         raise refused from None
 
 
-def _raise_if_out_of_memory(error: Exception) -> None:
+def _raise_if_out_of_memory(error: Exception, device: torch.device) -> None:
     """LibTorch's stable ABI has one kind of error, and programs wait for this one: they then take a smaller tile, or unload a model."""
     if type(error) is RuntimeError and "PyTorch refused aoti_torch_empty_strided" in str(error):
+        if device.type == "cuda":
+            torch.cuda.mem_get_info(device)  # which fails too, and says why, where an earlier kernel's fault has ended all
         raise torch.OutOfMemoryError(f"out of memory for the output or for what lies between kernels: {error}") from error
 
 
@@ -195,7 +197,7 @@ def _attend(
     dtype = q.dtype
     if dtype == torch.float32:
         q, k, v = (_as_bfloat16(x) for x in (q, k, v))
-    kernel, or_16_bit = _choice(function, pv_accum_dtype, head_dim, q, v, attn_mask, packed=False)
+    kernel, or_16_bit = _choice(function, pv_accum_dtype, q, v, attn_mask, packed=False)
     # fmt: off
     try:
         out, lse = _ops.attention(
@@ -203,7 +205,7 @@ def _attend(
             or_16_bit=or_16_bit,
         )
     except RuntimeError as error:
-        _raise_if_out_of_memory(error)
+        _raise_if_out_of_memory(error, q.device)
         raise
     # fmt: on
     out = out.float() if dtype == torch.float32 else out
@@ -234,21 +236,22 @@ def attend_packed(
         raise ValueError(
             f"cu_seqlens_k: expected the length of cu_seqlens_q, {cu_seqlens_q.shape[0]}, got {cu_seqlens_k.shape[0]}"
         )
-    longest_q = validation.length("max_seqlen_q", max_seqlen_q)
-    longest_k = validation.length("max_seqlen_k", max_seqlen_k)
+    # Grids are sized without them: csrc/kernels/sequences.h.
+    validation.length("max_seqlen_q", max_seqlen_q)
+    validation.length("max_seqlen_k", max_seqlen_k)
     is_causal = validation.decided(is_causal)
     validation.flags(is_causal, smooth_k, smooth_v, return_lse)
     factor = q.shape[-1] ** -0.5 if sm_scale is None else validation.number("sm_scale", sm_scale)
     dtype = q.dtype
     if dtype == torch.float32:
         q, k, v = (_as_bfloat16(x) for x in (q, k, v))
-    kernel, *_ = _choice(function, None, q.shape[-1], q, v, None, packed=True)
+    kernel, *_ = _choice(function, None, q, v, None, packed=True)
     try:
         out, lse = _ops.attention_varlen(
-            q, k, v, cu_seqlens_q, cu_seqlens_k, longest_q, longest_k, is_causal, factor, smooth_k, smooth_v, return_lse, kernel
+            q, k, v, cu_seqlens_q, cu_seqlens_k, is_causal, factor, smooth_k, smooth_v, return_lse, kernel
         )
     except RuntimeError as error:
-        _raise_if_out_of_memory(error)
+        _raise_if_out_of_memory(error, q.device)
         raise
     out = out.float() if dtype == torch.float32 else out
     return (out, lse) if return_lse else out
@@ -262,23 +265,18 @@ def _as_bfloat16(x: torch.Tensor) -> torch.Tensor:
 def _choice(
     function: str,
     pv_accum_dtype: str | None,
-    head_dim: int,
     q: torch.Tensor,
     v: torch.Tensor,
     attn_mask: torch.Tensor | None,
     *,
     packed: bool,
 ) -> tuple[str, bool]:
-    v_head_dim = v.shape[-1]
-    # Branches, so that torch.compile makes constants of what it may not know.
-    largest = head_dim if head_dim > v_head_dim else v_head_dim
-    size = 64 if largest <= 64 else 128 if largest <= 128 else 256
-    uneven = True if head_dim % 8 or v_head_dim % 8 else False  # noqa: SIM210
+    # A branch, so that torch.compile makes a constant of what it may not know.
+    uneven = True if q.shape[-1] % 8 or v.shape[-1] % 8 else False  # noqa: SIM210
     device = q.device
     return dispatch.kernel_for(  # type: ignore[no-any-return, unused-ignore]
         function,
         pv_accum_dtype,
-        size,
         dispatch.is_other_mask(attn_mask, q),
         packed,
         uneven,

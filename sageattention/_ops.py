@@ -110,12 +110,10 @@ def _(
     v: torch.Tensor,
     cu_seqlens_q: torch.Tensor,
     cu_seqlens_k: torch.Tensor,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
     sm_scale: float,
     options: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    del k, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, sm_scale
+    del k, cu_seqlens_q, cu_seqlens_k, sm_scale
     shape = (q.shape[1], q.shape[0]) if options_of(options).return_lse else (0,)
     return q.new_empty((*q.shape[:2], v.shape[2])), q.new_empty(shape, dtype=torch.float32)
 
@@ -128,12 +126,9 @@ def _(
     v: torch.Tensor,
     cu_seqlens_q: torch.Tensor,
     cu_seqlens_k: torch.Tensor,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
     sm_scale: float,
     options: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    del max_seqlen_q, max_seqlen_k
     asked = options_of(options)
     with torch.autocast("cpu", enabled=False):
         out, lse = reference.attention_varlen(
@@ -151,18 +146,30 @@ def _(
     return out, lse if asked.return_lse else lse.new_empty(0)
 
 
+@torch.library.custom_op(f"{build.namespace}::no_derivative", mutates_args=())  # type: ignore[untyped-decorator, unused-ignore]
+def _no_derivative(gradient: torch.Tensor, sizes: list[int], operator: str) -> torch.Tensor:
+    """An operator, so that graphs that never go back can be compiled."""
+    raise RuntimeError(f"derivative for {operator} is not implemented")
+
+
+@_no_derivative.register_fake  # type: ignore[untyped-decorator, unused-ignore]
+def _(gradient: torch.Tensor, sizes: list[int], operator: str) -> torch.Tensor:
+    del operator
+    return gradient.new_empty(sizes)
+
+
 class _NotDifferentiable(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
     """Going back is an error, not silence. ATen's own way to say so takes 10 µs of each call; LibTorch's stable ABI has none."""
 
     @staticmethod
-    def forward(ctx: Any, operator: Any, *arguments: Any) -> Any:
-        ctx.operator = operator
+    def forward(ctx: Any, name: str, operator: Any, *arguments: Any) -> Any:
+        ctx.name = name
+        ctx.sizes = [x.shape if isinstance(x, torch.Tensor) else None for x in arguments]
         return operator(*arguments)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        del gradients
-        raise RuntimeError(f"derivative for {ctx.operator.name()} is not implemented")
+        return None, None, *(None if sizes is None else _no_derivative(gradients[0], sizes, ctx.name) for sizes in ctx.sizes)
 
 
 # From here on as Python calls them: layouts and kernels by name.
@@ -199,7 +206,7 @@ def run(
     if _within_forward_ad():
         _refuse_tangents(_attention, q, k, v, attn_mask)
     if torch.is_grad_enabled() and _any_requires_grad(q, k, v, attn_mask):
-        return _NotDifferentiable.apply(_attention, q, k, v, attn_mask, sm_scale, options)  # type: ignore[no-any-return, unused-ignore]
+        return _NotDifferentiable.apply(ATTENTION, _attention, q, k, v, attn_mask, sm_scale, options)  # type: ignore[no-any-return, unused-ignore]
     return _attention(q, k, v, attn_mask, sm_scale, options)  # type: ignore[no-any-return, unused-ignore]
 
 
@@ -209,8 +216,6 @@ def attention_varlen(
     v: torch.Tensor,
     cu_seqlens_q: torch.Tensor,
     cu_seqlens_k: torch.Tensor,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
     is_causal: bool,
     sm_scale: float,
     smooth_k: bool,
@@ -220,11 +225,11 @@ def attention_varlen(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The operator `attention_varlen`: csrc/torch/attention.h."""
     options = number_of(kernel, False, is_causal, smooth_k, smooth_v, return_lse)
-    arguments = (q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, sm_scale, options)
+    arguments = (q, k, v, cu_seqlens_q, cu_seqlens_k, sm_scale, options)
     if _within_forward_ad():
         _refuse_tangents(_attention_varlen, q, k, v)
     if torch.is_grad_enabled() and _any_requires_grad(q, k, v, None):
-        return _NotDifferentiable.apply(_attention_varlen, *arguments)  # type: ignore[no-any-return, unused-ignore]
+        return _NotDifferentiable.apply(VARLEN, _attention_varlen, *arguments)  # type: ignore[no-any-return, unused-ignore]
     return _attention_varlen(*arguments)  # type: ignore[no-any-return, unused-ignore]
 
 

@@ -56,7 +56,6 @@ class Request(NamedTuple):
 
     function: str
     pv_accum_dtype: str | None = None
-    head_dim: int = 128  # the larger of QK's and V's
     other_mask: bool = False  # which is added, and of another dtype than q's
     packed: bool = False
     uneven: bool = False  # a head_dim is no multiple of 8: rows do not start on 16 bytes
@@ -156,7 +155,6 @@ def _lack(name: str, request: Request, gpu: Gpu, present: frozenset[str] | None)
 def kernel_for(
     function: str,
     pv_accum_dtype: str | None,
-    head_dim: int,
     other_mask: bool,
     packed: bool,
     uneven: bool,
@@ -169,21 +167,20 @@ def kernel_for(
         ValueError: none serves it.
         RuntimeError: there is no such GPU, or no kernels for it.
     """
-    return _remembered(function, pv_accum_dtype, head_dim, other_mask, packed, uneven, device, index)
+    return _remembered(function, pv_accum_dtype, other_mask, packed, uneven, device, index)
 
 
 @functools.cache
 def _remembered(
     function: str,
     pv_accum_dtype: str | None,
-    head_dim: int,
     other_mask: bool,
     packed: bool,
     uneven: bool,
     device: str,
     index: int | None,
 ) -> tuple[str, bool]:
-    request = Request(function, pv_accum_dtype, head_dim, other_mask, packed, uneven)
+    request = Request(function, pv_accum_dtype, other_mask, packed, uneven)
     choice = choose(request, *gpu_of(device, index))
     return choice.kernel, choice.or_16_bit
 
@@ -298,7 +295,6 @@ def explain(
     request = Request(
         function,
         pv_accum_dtype,
-        head_dim=max(q.shape[-1], v.shape[-1]),
         other_mask=is_other_mask(attn_mask, q),
         packed=packed,
         uneven=q.shape[-1] % 8 != 0 or v.shape[-1] % 8 != 0,

@@ -93,7 +93,7 @@ def calls(seed: int, device: str, problem: Problem) -> Iterator[Call]:
         if function == "operator":
             options = (problem.is_causal, problem.factor, smooth_k, smooth_v, lse)
             if packed is not None:
-                run = _bound(_ops.attention_varlen, (q, k, v, *lengths, *options, which), {})
+                run = _bound(_ops.attention_varlen, (q, k, v, *lengths[:2], *options, which), {})
             else:
                 run = _bound(_ops.attention, (q, k, v, problem.mask, problem.tensor_layout, *options, which), {})
             yield Call(words, which, smooth_k, smooth_v, run)

@@ -221,7 +221,7 @@ class Kernels:
 
     def attention_varlen(self, *arguments: Any, seed: int = 0) -> Result:
         """The same for packed sequences."""
-        q, k, v, *cu_seqlens, _, _, _, options = arguments
+        q, k, v, *cu_seqlens, _, options = arguments
         ops = self._ready(options, q, v, masked=False, seed=seed)
         with Poisoned(), Late(self.stable_abi, q, k, v, *cu_seqlens), torch.no_grad():
             return ops.attention_varlen(*arguments)  # type: ignore[no-any-return]
@@ -305,7 +305,7 @@ class Case:
             kernel, o["cu_seqlens"] is None, o["is_causal"], o["smooth_k"], o["smooth_v"], True, mean, out_turned=turned
         )
         if o["cu_seqlens"] is not None:
-            return kernels.attention_varlen(*self.tensors, *o["cu_seqlens"], 0, 0, o["sm_scale"], options, seed=seed)
+            return kernels.attention_varlen(*self.tensors, *o["cu_seqlens"], o["sm_scale"], options, seed=seed)
         out, lse = kernels.attention(*self.tensors, o["attn_mask"], o["sm_scale"], options, seed=seed)
         assert (out.transpose(1, 2) if turned else out).is_contiguous()
         return out, lse

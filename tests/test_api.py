@@ -316,7 +316,7 @@ def test_opcheck_of_every_kernel(kernel: str) -> None:
     torch.library.opcheck(OPERATOR, (q, k, v[..., :24], mask, 0.125, _ops.number_of(kernel, True, False, True, True, True)))
     cu = torch.tensor([0, 3, 3, 9], dtype=torch.int32)
     packed = [x[0].transpose(0, 1) for x in (q, k, v[..., :24])]
-    torch.library.opcheck(VARLEN, (*packed, cu, cu, 6, 6, 0.125, _ops.number_of(kernel, False, False, True, True, True)))
+    torch.library.opcheck(VARLEN, (*packed, cu, cu, 0.125, _ops.number_of(kernel, False, False, True, True, True)))
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])

@@ -101,7 +101,7 @@ def test_every_function_serves_every_gpu_that_it_can() -> None:
             dispatch.CPU,
         ]:
             for accumulators in allowed or (None,):
-                request = dispatch.Request(function, accumulators, 256, other_mask=True, packed=True, uneven=True)
+                request = dispatch.Request(function, accumulators, other_mask=True, packed=True, uneven=True)
                 if gpu.capability >= oldest:
                     assert dispatch.choose(request, gpu).kernel in dispatch.KERNELS
                 else:
@@ -348,7 +348,7 @@ def test_compile_for_a_gpu(monkeypatch: pytest.MonkeyPatch, dynamic: bool) -> No
 
 @pytest.mark.usefixtures("an_ada_gpu")
 def test_a_choice_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    arguments = ("sageattn", None, 64, False, False, False, "cuda", 0)
+    arguments = ("sageattn", None, False, False, False, "cuda", 0)
     assert dispatch.kernel_for(*arguments)[:2] == (F8_SUMS, False)
     monkeypatch.setattr(dispatch, "kernel_folder", None)
     assert dispatch.kernel_for(*arguments)[:2] == (F8_SUMS, False)

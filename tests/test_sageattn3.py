@@ -265,7 +265,7 @@ def test_other_gpus_are_told_what_serves_them(architecture: str, monkeypatch: py
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _index: "NVIDIA X")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _index: (major, minor))
     with pytest.raises(RuntimeError) as called:
-        dispatch.kernel_for("sageattn3_blackwell", None, 64, False, False, False, "cuda", None)
+        dispatch.kernel_for("sageattn3_blackwell", None, False, False, False, "cuda", None)
     assert str(called.value) == (
         f"sageattn3: no kernel runs on compute capability {architecture} (device 0, NVIDIA X), they are for 12.0 and 12.1; {OTHERS}"
     )

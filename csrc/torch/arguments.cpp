@@ -2,7 +2,7 @@
 
 #include <limits>
 
-#include "torch/torch_cuda.h"
+#include "runtime/library.h"
 
 namespace sage {
 
@@ -16,6 +16,18 @@ void check_tensor(const char* name, const Tensor& tensor, const Tensor& q) {
                    " as q, got ", tensor.scalar_type());
   TORCH_CHECK_VALUE(tensor.stride(3) == 1 || tensor.size(3) == 1, name,
                     ": expected a contiguous last dimension, got stride ", tensor.stride(3));
+}
+
+// A function of PyTorch's CUDA library, found at run time: linking that would tie this library to PyTorch builds with CUDA. Throws std::runtime_error
+// if there is none.
+template <typename Function>
+Function torch_cuda(const char* name) {
+#ifdef _WIN32
+  constexpr const char* kLibrary = "torch_cuda.dll";
+#else
+  constexpr const char* kLibrary = "libtorch_cuda.so";
+#endif
+  return reinterpret_cast<Function>(runtime::find(kLibrary, name));
 }
 
 }  // namespace

@@ -171,11 +171,7 @@ std::tuple<Tensor, Tensor> attention(const Tensor& q, const Tensor& k, const Ten
 }
 
 std::tuple<Tensor, Tensor> attention_varlen(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens_q,
-                                            const Tensor& cu_seqlens_k, int64_t max_seqlen_q, int64_t max_seqlen_k,
-                                            double sm_scale, int64_t bits) {
-  // Grids are sized without them: kernels/sequences.h.
-  static_cast<void>(max_seqlen_q);
-  static_cast<void>(max_seqlen_k);
+                                            const Tensor& cu_seqlens_k, double sm_scale, int64_t bits) {
   const AttentionOptions options(bits);
   const AttentionKernel& kernel = attention_kernel(options.kernel);
   TORCH_CHECK_VALUE(kernel.packed, "kernel: ", kernel.name, " takes no packed sequences");

@@ -18,8 +18,8 @@ namespace {
 constexpr sage::Operator kOperators[] = {
     SAGE_OPERATOR(attention, "(Tensor q, Tensor k, Tensor v, Tensor? attn_mask, float sm_scale, int options) -> (Tensor, Tensor)"),
     SAGE_OPERATOR(attention_varlen,
-                  "(Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor cu_seqlens_k, SymInt max_seqlen_q, "
-                  "SymInt max_seqlen_k, float sm_scale, int options) -> (Tensor, Tensor)"),
+                  "(Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor cu_seqlens_k, float sm_scale, "
+                  "int options) -> (Tensor, Tensor)"),
 };
 
 // What the thread's last call has to say.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -52,3 +54,28 @@ def test_an_error_keeps_no_tensor_alive() -> None:
         del big
         assert torch.cuda.memory_allocated() == before
     assert sageattention.sageattn(q, q, q).shape == q.shape
+
+
+def test_a_kernels_fault_is_not_taken_for_lack_of_memory() -> None:
+    """After it nothing can be allocated either; whoever takes that for lack of memory tries again for ever."""
+    program = """
+import torch
+from sageattention import sageattn
+q, k = (torch.randn(1, 2, tokens, 64, device="cuda").half() for tokens in (64, 100000))
+sageattn(q, q, q)
+torch._assert_async(torch.zeros(1, dtype=torch.bool, device="cuda"))
+try:
+    torch.cuda.synchronize()
+except RuntimeError:
+    pass
+for _ in range(3):
+    try:
+        sageattn(k, k, k)
+    except Exception as error:
+        print(type(error).__name__)
+    else:
+        print("none")
+"""
+    said = subprocess.run([sys.executable, "-P", "-c", program], check=False, capture_output=True, text=True).stdout.split()
+    assert len(said) == 3
+    assert not {"OutOfMemoryError", "none"} & set(said)

@@ -85,7 +85,7 @@ def test_packed_without_keys_and_beyond_the_last_sequence(kernel: str) -> None:
             torch.full((size,), math.nan, device="cuda")
         cu_q, cu_k = (torch.tensor(ends, dtype=torch.int32, device="cuda") for ends in (ends_q, ends_k))
         out: tuple[torch.Tensor, torch.Tensor] = sageattention._ops.attention_varlen(
-            q, k[:keys], v[:keys], cu_q, cu_k, 300, 300, False, 0.125, True, True, True, kernel
+            q, k[:keys], v[:keys], cu_q, cu_k, False, 0.125, True, True, True, kernel
         )
         return out
 

@@ -183,9 +183,7 @@ def test_packed_sequences_are_what_each_is_alone(
     cu_q, cu_k = (torch.tensor([0, *itertools.accumulate(x)], dtype=torch.int32, device="cuda") for x in lengths)
     q = randn(sum(lengths[0]), 4, head_dim)
     k, v = (randn(sum(lengths[1]), kv_heads, head_dim, seed=i) for i in (1, 2))
-    out, lse = sageattention._ops.attention_varlen(
-        q, k, v, cu_q, cu_k, 300, 500, causal, head_dim**-0.5, True, smooth_v, True, kernel
-    )
+    out, lse = sageattention._ops.attention_varlen(q, k, v, cu_q, cu_k, causal, head_dim**-0.5, True, smooth_v, True, kernel)
     for (q0, q1), (k0, k1) in zip(itertools.pairwise(cu_q.tolist()), itertools.pairwise(cu_k.tolist()), strict=True):
         if k0 == k1:
             assert (out[q0:q1] == 0).all()
@@ -201,7 +199,7 @@ def test_thousands_of_packed_sequences_in_a_graph(kernel: str) -> None:
     lengths = torch.randint(0, 40, (5000,), generator=torch.Generator().manual_seed(0))
     cu = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)]).int().cuda()
     q, k, v = (randn(int(lengths.sum()), 2, 64, seed=i) for i in range(3))
-    arguments = (cu, cu, 40, 40, True, 0.125, True, False, False, kernel)
+    arguments = (cu, cu, True, 0.125, True, False, False, kernel)
     expected, _ = sageattention._ops.attention_varlen(q, k, v, *arguments)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

@@ -75,57 +75,7 @@ __device__ __forceinline__ void wgmma_s8_s8(int32_t (&d)[32], const Descriptor& 
       : "l"(a.bits()), "l"(b.bits()), "r"(static_cast<int32_t>(accumulate)));
 }
 
-// The same two, 128 columns of B wide.
-__device__ __forceinline__ void wgmma_s8_s8(int32_t (&d)[64], const uint32_t (&a)[4], const Descriptor& b, bool accumulate) {
-  asm volatile(
-      "{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n128k32.s32.s8.s8 {" SAGE_PLACES_64 "}, {%64, %65, %66, %67}, %68, p;\n}\n"
-      : SAGE_REGISTERS_64("+r", d, 0)
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.bits()), "r"(static_cast<int32_t>(accumulate)));
-}
-__device__ __forceinline__ void wgmma_s8_s8(int32_t (&d)[64], const Descriptor& a, const Descriptor& b, bool accumulate) {
-  asm volatile(
-      "{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n128k32.s32.s8.s8 {" SAGE_PLACES_64 "}, %64, %65, p;\n}\n"
-      : SAGE_REGISTERS_64("+r", d, 0)
-      : "l"(a.bits()), "l"(b.bits()), "r"(static_cast<int32_t>(accumulate)));
-}
-
-// D (64 x 2N, s32) = A (64 x 32, u8, registers) * B (32 x 2N, u8, shared) + D, or without D where accumulate is false.
-__device__ __forceinline__ void wgmma_u8_u8(int32_t (&d)[32], const uint32_t (&a)[4], const Descriptor& b, bool accumulate) {
-  asm volatile(
-      "{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n64k32.s32.u8.u8 {" SAGE_PLACES_32 "}, {%32, %33, %34, %35}, %36, p;\n}\n"
-      : SAGE_REGISTERS_32("+r", d, 0)
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.bits()), "r"(static_cast<int32_t>(accumulate)));
-}
-__device__ __forceinline__ void wgmma_u8_u8(int32_t (&d)[64], const uint32_t (&a)[4], const Descriptor& b, bool accumulate) {
-  asm volatile(
-      "{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n128k32.s32.u8.u8 {" SAGE_PLACES_64 "}, {%64, %65, %66, %67}, %68, p;\n}\n"
-      : SAGE_REGISTERS_64("+r", d, 0)
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.bits()), "r"(static_cast<int32_t>(accumulate)));
-}
-
-// D (64 x 64, f32) = A (64 x 16, fp16 or bf16, registers) * B (16 x 64, shared, rows along K) + D, or without D where accumulate is false.
-template <typename Element>
-__device__ __forceinline__ void wgmma_f32_along_k(float (&d)[32], const uint32_t (&a)[4], const Descriptor& b, bool accumulate) {
-  if constexpr (cuda::std::is_same_v<Element, __half>) {
-    asm volatile(
-        "{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {" SAGE_PLACES_32 "}, {%32, %33, %34, %35}, %36, p, 1, 1, 0;\n}\n"
-        : SAGE_REGISTERS_32("+f", d, 0)
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.bits()), "r"(static_cast<int32_t>(accumulate)));
-  } else {
-    asm volatile(
-        "{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" SAGE_PLACES_32 "}, {%32, %33, %34, %35}, %36, p, 1, 1, 0;\n}\n"
-        : SAGE_REGISTERS_32("+f", d, 0)
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.bits()), "r"(static_cast<int32_t>(accumulate)));
-  }
-}
-
-// The same with A in shared memory, its rows along K too.
+// D (64 x 64, f32) = A (64 x 16, fp16 or bf16) * B (16 x 64) + D, or without D where accumulate is false: both in shared memory, rows along K.
 template <typename Element>
 __device__ __forceinline__ void wgmma_f32_along_k(float (&d)[32], const Descriptor& a, const Descriptor& b, bool accumulate) {
   if constexpr (cuda::std::is_same_v<Element, __half>) {

@@ -1,7 +1,8 @@
-"""A small `nvcc` over NVRTC: device-only sources to a cubin or PTX, with the options that csrc/kernels uses.
+"""A small `nvcc` over NVRTC: a device-only source to a cubin or PTX, with the options that are in use and no others.
 
 PyPI has no nvcc front end for CUDA 12, but its NVRTC wheel is that release's whole device compiler. The channel made from PyPI wraps
-this file as its `nvcc`. Standard library only, so that any Python runs it.
+this file as its `nvcc`: csrc/kernels/CMakeLists.txt calls it, make/kernels.py asks its version. Standard library only, so that any
+Python runs it.
 """
 
 from __future__ import annotations
@@ -10,33 +11,14 @@ import ctypes
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-# Other spellings that nvcc takes.
-ALIASES = {
-    "--output-file": "-o", "--include-path": "-I", "-isystem": "-I", "--system-include": "-I",
-    "--define-macro": "-D", "--undefine-macro": "-U", "--cubin": "-cubin", "--ptx": "-ptx",
-    "-MMD": "-MD", "--generate-dependencies-with-compile": "-MD", "--dependency-output": "-MF",
-    "--gpu-architecture": "-arch", "--ptxas-options": "-Xptxas", "--compiler-options": "-Xcompiler",
-    "--compiler-bindir": "-ccbin", "--generate-line-info": "-lineinfo",
-    "--std": "-std", "--maxrregcount": "-maxrregcount", "--ftz": "-ftz", "--prec-div": "-prec-div",
-    "--prec-sqrt": "-prec-sqrt", "--fmad": "-fmad", "--diag-suppress": "-diag-suppress",
-    "--use_fast_math": "-use_fast_math", "--restrict": "-restrict",
-    "--expt-relaxed-constexpr": "-expt-relaxed-constexpr",
-}  # fmt: skip
-# Options with a value and without, with NVRTC's name for each.
-VALUED = {
-    "-std": "--std", "-arch": "--gpu-architecture", "-maxrregcount": "--maxrregcount", "-ftz": "--ftz",
-    "-prec-div": "--prec-div", "-prec-sqrt": "--prec-sqrt", "-fmad": "--fmad", "-Xptxas": "--ptxas-options",
-    "-diag-suppress": "--diag-suppress",
-}  # fmt: skip
-FLAGS = {"-use_fast_math": "--use_fast_math", "-lineinfo": "--generate-line-info", "-restrict": "--restrict"}
-# NVRTC optimises fully always; no host compiler takes part; and what nvcc allows on request is in ALWAYS below.
-IGNORED = ("-O3", "-c", "-w", "-x=cu", "-expt-relaxed-constexpr")
-IGNORED_VALUED = ("-ccbin", "-Xcompiler", "-x", "-MT", "-MQ")
-OURS = ("-o", "-I", "-D", "-U", "-MF")
+# What is made, with the first part of the architecture that it is made for.
+KINDS = {"-ptx": "compute", "-cubin": "sm"}
+# Each with its value in the same word, as NVRTC takes them too.
+HANDED_ON = ("-arch=", "-std=", "-I", "-D")
 # What nvcc allows and NVRTC does not by itself: functions without annotation (here meant for the device, since there is
 # no host code), and the macro that nvcc's own math headers bring.
 ALWAYS = ("--device-as-default-execution-space", "-DINFINITY=__int_as_float(0x7f800000)")
@@ -52,64 +34,42 @@ class Job:
     output: Path
     architecture: str
     ptx: bool
-    depfile: Path | None
-    includes: Sequence[Path]
     options: Sequence[str]
-
-
-def split(arguments: Sequence[str]) -> list[tuple[str, str]]:
-    """The command line as options with their values, in one spelling each; sources have the empty option."""
-    found, unknown, rest = [], [], iter(arguments)
-    for argument in rest:
-        spelt, equals, attached = argument.partition("=")
-        name = ALIASES.get(spelt, spelt)
-        if name in VALUED or name in OURS or name in IGNORED_VALUED:
-            value = attached if equals else next(rest, "")
-            if not value:
-                raise UsageError(f"{spelt} needs a value")
-            found.append((name, value))
-        elif argument[:2] in OURS:
-            found.append((argument[:2], argument[2:]))
-        elif name in FLAGS or name in IGNORED or name in ("-cubin", "-ptx", "-MD"):
-            found.append((name, ""))
-        elif argument.startswith("-"):
-            unknown.append(argument)
-        else:
-            found.append(("", argument))
-    if unknown:
-        known = " ".join(sorted({*VALUED, *FLAGS, *IGNORED, *IGNORED_VALUED, *OURS, "-cubin", "-ptx", "-MD"}))
-        raise UsageError(f"unknown option {' '.join(unknown)}; this nvcc (NVRTC) knows {known}")
-    return found
 
 
 def parse(arguments: Sequence[str]) -> Job:
     """What to compile, from what, to what."""
-    options = split(arguments)
-    last = dict(options)
-    sources = [value for name, value in options if not name]
-    kinds = {name for name, _ in options} & {"-cubin", "-ptx"}
+    kinds: list[str] = []
+    options: list[str] = []
+    sources: list[str] = []
+    unknown: list[str] = []
+    output = ""
+    rest = iter(arguments)
+    for argument in rest:
+        if argument == "-o":
+            output = next(rest, "")
+        elif argument in KINDS:
+            kinds.append(argument)
+        elif argument.startswith(HANDED_ON) and argument not in HANDED_ON:
+            options.append(argument)
+        elif argument.startswith("-"):
+            unknown.append(argument)
+        else:
+            sources.append(argument)
+    if unknown:
+        known = " ".join([*KINDS, *(f"{option}..." for option in HANDED_ON), "-o FILE"])
+        raise UsageError(f"unknown option {' '.join(unknown)}; this nvcc (NVRTC) knows {known}")
     if len(sources) != 1:
         raise UsageError(f"expected one source file, got {len(sources)}: {' '.join(sources)}")
     if len(kinds) != 1:
         raise UsageError("expected one of -cubin and -ptx: this nvcc (NVRTC) compiles device code only")
-    kind, source, architecture = kinds.pop(), Path(sources[0]), last.get("-arch", "")
-    if not re.fullmatch(r"sm_\d+[af]?" if kind == "-cubin" else r"(sm|compute)_\d+[af]?", architecture):
-        wanted = "-arch=sm_XX" if kind == "-cubin" else "-arch=compute_XX"
-        raise UsageError(f"{kind} needs {wanted}, got {architecture or 'none'}")
-    output = Path(last.get("-o") or source.with_suffix("." + kind[1:]).name)
-    return Job(
-        source=source,
-        output=output,
-        architecture=architecture,
-        ptx=kind == "-ptx",
-        depfile=Path(last.get("-MF") or output.with_suffix(".d")) if "-MD" in last else None,
-        includes=[Path(value) for name, value in options if name == "-I"],
-        options=[
-            *(f"{VALUED[name]}={value}" for name, value in options if name in VALUED),
-            *(name + value for name, value in options if name in ("-D", "-U")),
-            *(FLAGS[name] for name, _ in options if name in FLAGS),
-        ],
-    )
+    if not output:
+        raise UsageError("-o needs a file: it says where to write")
+    (kind,) = kinds
+    architecture = next((option.removeprefix("-arch=") for option in options if option.startswith("-arch=")), "none")
+    if not re.fullmatch(rf"{KINDS[kind]}_\d+a?", architecture):
+        raise UsageError(f"{kind} needs -arch={KINDS[kind]}_XX, got {architecture}")
+    return Job(Path(sources[0]), Path(output), architecture, kind == "-ptx", options)
 
 
 class Nvrtc:
@@ -153,22 +113,6 @@ class Nvrtc:
         return buffer.raw[: size.value]
 
 
-def dependencies(source: Path, includes: Sequence[Path]) -> Iterator[Path]:
-    """The files that a source includes from the project's own folders, found by reading: NVRTC lists none."""
-    seen, waiting = {source}, [source]
-    while waiting:
-        current = waiting.pop()
-        for match in re.finditer(r'^\s*#\s*include\s*["<]([^">]+)[">]', current.read_text(errors="replace"), re.M):
-            for folder in (current.parent, *includes):
-                path = Path(os.path.normpath(folder / match.group(1)))
-                if path.is_file() and path not in seen:
-                    seen.add(path)
-                    waiting.append(path)
-                    yield path
-                if path in seen:
-                    break
-
-
 def write(path: Path, content: bytes) -> None:
     """Whole or not at all: an interrupted compile leaves nothing that a build tool takes for finished."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
@@ -183,7 +127,7 @@ def run(toolkit: Path, release: str, arguments: Sequence[str]) -> int:
     library = next(iter(sorted((toolkit / "nvidia/cuda_nvrtc/lib").glob("libnvrtc.so.*"))), None)
     if library is None:
         raise UsageError(f"no NVRTC in {toolkit}: lay the channel again")
-    if arguments in (["--version"], ["-V"]):
+    if arguments == ["--version"]:
         print(f"nvcc: NVRTC {release} under nvcc's options")
         print(f"Cuda compilation tools, release {release.rpartition('.')[0]}, V{release}")
         return 0
@@ -191,10 +135,9 @@ def run(toolkit: Path, release: str, arguments: Sequence[str]) -> int:
     nvrtc = Nvrtc(library)
     if not release.startswith(nvrtc.version() + "."):
         raise UsageError(f"{library.name} is CUDA {nvrtc.version()}, but CUDA {release} was promised: lay the channel again")
-    toolkit_headers = [toolkit / "nvidia/cuda_runtime/include", toolkit / "nvidia/cuda_cccl/include"]
+    toolkit_headers = [f"-I{toolkit / 'nvidia' / wheel / 'include'}" for wheel in ("cuda_runtime", "cuda_cccl")]
     # The source goes in under its bare name, so that no path of this machine is written into line tables or __FILE__.
-    folders = [job.source.parent, *job.includes, *toolkit_headers]
-    options = [*ALWAYS, *job.options, *(f"--include-path={folder}" for folder in folders)]
+    options = [*ALWAYS, f"-I{job.source.parent}", *job.options, *toolkit_headers]
     binary, log = nvrtc.compile(job.source.read_bytes(), job.source.name, options, job.ptx)
     if log:
         print(log, file=sys.stderr)
@@ -202,12 +145,6 @@ def run(toolkit: Path, release: str, arguments: Sequence[str]) -> int:
         print(f"nvcc (NVRTC {release}): {job.source} does not compile for {job.architecture}", file=sys.stderr)
         return 1
     write(job.output, binary)
-    if job.depfile:
-        needed = [job.source, *dependencies(job.source, job.includes)]
-        write(
-            job.depfile,
-            (f"{job.output}: " + " \\\n  ".join(str(p).replace(" ", "\\ ") for p in needed) + "\n").encode(),
-        )
     return 0
 
 

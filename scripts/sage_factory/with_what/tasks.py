@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -26,9 +26,9 @@ from typing import Any
 from sage_factory import ROOT, FactoryError
 from sage_factory.with_what import venvs
 
-UNDERSTOOD = {"cmd", "args", "depends-on", "env", "cwd", "description", "default-environment", "inputs", "outputs"}
-PLACE = re.compile(r"\{\{\s*(\w+)\s*\}\}")
-SHELL = re.compile(r"[|&;<>`$*?]")
+UNDERSTOOD = {"cmd", "depends-on", "description", "default-environment"}
+# What means something to pixi's shell, and `{{ … }}`, which pixi replaces by values.
+SHELL = re.compile(r"[|&;<>`$*?{]")
 
 
 class TaskError(FactoryError):
@@ -41,7 +41,6 @@ class Task:
 
     name: str
     table: Mapping[str, Any]
-    feature: str | None = None
 
     @property
     def description(self) -> str:
@@ -53,7 +52,6 @@ class Manifest:
     """What run.py needs of pixi.toml."""
 
     tasks: Mapping[str, Task]
-    environments: Mapping[str, Sequence[str]]
     locks: Mapping[str, Sequence[str]]
 
     @classmethod
@@ -64,15 +62,12 @@ class Manifest:
             raise TaskError(f"cannot read {path}: {error.strerror}") from error
         except tomllib.TOMLDecodeError as error:
             raise TaskError(f"{path} is not valid TOML: {error}") from error
-        tasks: dict[str, Task] = {}
-        homes = {None: raw, **raw.get("feature", {})}
-        for feature, home in homes.items():
-            for name, value in home.get("tasks", {}).items():
-                tasks[name] = Task(name, _as_table(name, value), feature)
-        environments = {
-            name: value["features"] if isinstance(value, dict) else value for name, value in raw.get("environments", {}).items()
-        }
-        return cls(tasks, environments, raw.get("tool", {}).get("run", {}).get("environments", {}))
+        features = raw.get("feature", {}).values()
+        platforms = [table for home in (raw, *features) for table in home.get("target", {}).values()]
+        if others := ", ".join(name for table in (*features, *platforms) for name in table.get("tasks", {})):
+            raise TaskError(f"{others}: of a feature or a platform, whose tasks scripts/run.py does not know: use pixi")
+        tasks = {name: Task(name, _understood(name, value)) for name, value in raw.get("tasks", {}).items()}
+        return cls(tasks, raw.get("tool", {}).get("run", {}).get("environments", {}))
 
     def task(self, name: str) -> Task:
         if name in self.tasks:
@@ -82,15 +77,8 @@ class Manifest:
         raise TaskError(f"there is no task {name!r}.{meant} `python3 scripts/run.py` lists the tasks")
 
     def environment_of(self, task: Task) -> str:
-        """Where the task runs: the environment it names, or the first that has its feature."""
-        if named := task.table.get("default-environment"):
-            return str(named)
-        if task.feature is None:
-            return "default"
-        for name, features in self.environments.items():
-            if task.feature in features:
-                return name
-        raise TaskError(f"task {task.name!r} is in feature {task.feature!r}, which no environment of pixi.toml has")
+        """Where the task runs: in the environment that it names, if it names one."""
+        return str(task.table.get("default-environment", "default"))
 
     def locks_of(self, environment: str) -> Sequence[str]:
         if environment not in self.locks:
@@ -99,13 +87,16 @@ class Manifest:
         return self.locks[environment]
 
 
-def _as_table(name: str, value: Any) -> Mapping[str, Any]:
-    if isinstance(value, str):
-        return {"cmd": value}
-    if isinstance(value, list):
-        return {"depends-on": value}
-    if unknown := set(value) - UNDERSTOOD:
+def _understood(name: str, value: Any) -> Mapping[str, Any]:
+    """The table of a task, once nothing in it is unknown here."""
+    cmd = value.get("cmd") if isinstance(value, dict) else None
+    if not isinstance(cmd, str) or not cmd.strip():
+        raise TaskError(f"task {name!r} is no table with a string as `cmd`, and scripts/run.py knows no other: use pixi")
+    if unknown := value.keys() - UNDERSTOOD:
         raise TaskError(f"task {name!r} uses {', '.join(sorted(unknown))}, which scripts/run.py does not know: use pixi")
+    for other in value.get("depends-on", []):
+        if not isinstance(other, dict) or other.keys() != {"task", "environment"}:
+            raise TaskError(f"task {name!r} depends on {other!r}, not on a task and environment by these keys alone: use pixi")
     return dict(value)
 
 
@@ -116,8 +107,6 @@ class Step:
     task: Task
     command: tuple[str, ...]
     environment: str
-    env: Mapping[str, str] = field(hash=False)
-    cwd: Path
 
 
 def plan(manifest: Manifest, name: str, arguments: Sequence[str] = (), environment: str | None = None) -> list[Step]:
@@ -138,72 +127,31 @@ def _add(
     if name in above:
         raise TaskError(f"task {name!r} depends on itself: {' → '.join([*above, name])}")
     task = manifest.task(name)
-    wanted = task.table.get("depends-on", [])
-    for entry in wanted if isinstance(wanted, list) else [wanted]:
-        other = {"task": entry} if isinstance(entry, str) else entry
-        given = [value for item in other.get("args", []) for value in _positional(item)]
-        _add(manifest, other["task"], given, other.get("environment"), steps, (*above, name))
-    command = _command(task, arguments)
-    if not command:
-        return
-    step = Step(
-        task,
-        command,
-        environment or manifest.environment_of(task),
-        {key: str(value) for key, value in task.table.get("env", {}).items()},
-        ROOT / str(task.table.get("cwd", ".")),
-    )
+    for other in task.table.get("depends-on", []):
+        _add(manifest, other["task"], (), other["environment"], steps, (*above, name))
+    cmd = task.table["cmd"]
+    if SHELL.search(cmd):
+        raise TaskError(f"task {name!r} needs pixi's shell or templates ({cmd!r}), which scripts/run.py has not: use pixi")
+    step = Step(task, (*shlex.split(cmd), *arguments), environment or manifest.environment_of(task))
     if step not in steps:
         steps.append(step)
-
-
-def _positional(item: Any) -> list[str]:
-    if isinstance(item, dict):
-        raise TaskError(f"scripts/run.py knows positional arguments of dependencies only, not {item}: use pixi")
-    return [str(item)]
-
-
-def _command(task: Task, arguments: Sequence[str]) -> tuple[str, ...]:
-    cmd = task.table.get("cmd", [])
-    if isinstance(cmd, str) and SHELL.search(cmd):
-        raise TaskError(f"task {task.name!r} needs a shell ({cmd!r}), which scripts/run.py has not: use pixi")
-    # A place such as {{ cuda }} stays one word, whatever fills it.
-    words = shlex.split(PLACE.sub(r"{{\1}}", cmd)) if isinstance(cmd, str) else [str(word) for word in cmd]
-    declared = task.table.get("args", [])
-    if not declared:
-        return (*words, *arguments) if words else ()
-    values: dict[str, str] = {}
-    left = list(arguments)
-    for item in declared:
-        spec = {"arg": item} if isinstance(item, str) else item
-        if not left and "default" not in spec:
-            raise TaskError(f"task {task.name!r} needs a value for its argument {spec['arg']!r}")
-        value = left.pop(0) if left else str(spec["default"])
-        if "choices" in spec and value not in spec["choices"]:
-            raise TaskError(
-                f"argument {spec['arg']!r} of task {task.name!r} is {value!r}: expected one of {', '.join(spec['choices'])}"
-            )
-        values[spec["arg"]] = value
-    if left:
-        raise TaskError(f"task {task.name!r} takes {len(declared)} argument(s), {len(arguments)} were given: {arguments}")
-    return tuple(PLACE.sub(lambda found: values[found[1]], word) for word in words)
 
 
 def execute(manifest: Manifest, step: Step) -> int:
     """Run one step in its environment and return its exit status, negative for a signal."""
     own, *beside = manifest.locks_of(step.environment)
     venvs.ensure(own, beside=beside)
-    env = venvs.environ([own, *beside], dict(os.environ)) | dict(step.env)
+    env = venvs.environ([own, *beside], dict(os.environ))
     env.setdefault("SAGEATTENTION_CHANNEL", "pypi")
     env["PIXI_PROJECT_ROOT"] = str(ROOT)
     program = shutil.which(step.command[0], path=env["PATH"])
     if program is None:
         raise TaskError(f"task {step.task.name!r} runs {step.command[0]!r}, which is not in environment {step.environment!r}")
     print(f"▶ {step.task.name}: {shlex.join(step.command)}", file=sys.stderr, flush=True)
-    return _forwarding([program, *step.command[1:]], env, step.cwd)
+    return _forwarding([program, *step.command[1:]], env)
 
 
-def _forwarding(command: Sequence[str], env: Mapping[str, str], cwd: Path) -> int:
+def _forwarding(command: Sequence[str], env: Mapping[str, str]) -> int:
     """Run `command` and hand it the signals sent to this process."""
     process: subprocess.Popen[bytes] | None = None
 
@@ -219,7 +167,7 @@ def _forwarding(command: Sequence[str], env: Mapping[str, str], cwd: Path) -> in
     if hasattr(signal, "SIGHUP"):
         previous[signal.SIGHUP] = signal.signal(signal.SIGHUP, forward)
     try:
-        process = subprocess.Popen(command, env=dict(env), cwd=cwd)
+        process = subprocess.Popen(command, env=dict(env), cwd=ROOT)
         return process.wait()
     finally:
         for number, handler in previous.items():

@@ -37,68 +37,76 @@ def test_dependencies_come_first_and_once(tmp_path: Path) -> None:
         tmp_path,
         """
         [tasks]
-        a = "python a.py"
-        b = { cmd = ["python", "b.py"], depends-on = ["a"] }
-        c = { cmd = "python c.py", depends-on = ["a", { task = "b", environment = "other" }], default-environment = "own" }
-        all = [{ task = "c" }]
+        a = { cmd = "python a.py" }
+        b = { cmd = "python b.py", depends-on = [{ task = "a", environment = "first" }] }
+        [tasks.c]
+        cmd = "python c.py"
+        default-environment = "own"
+        depends-on = [{ task = "a", environment = "first" }, { task = "b", environment = "other" }]
         """,
     )
-    steps = tasks.plan(read, "all")
-    assert commands(steps) == ["python a.py", "python b.py", "python c.py"]
-    assert [step.environment for step in steps] == ["default", "other", "own"]
+    steps = tasks.plan(read, "c", ["-x"])
+    assert commands(steps) == ["python a.py", "python b.py", "python c.py -x"]
+    assert [step.environment for step in steps] == ["first", "other", "own"]
+    assert [step.environment for step in tasks.plan(read, "c", environment="asked")] == ["first", "other", "asked"]
+    assert [step.environment for step in tasks.plan(read, "a")] == ["default"]
 
 
-def test_a_task_of_a_feature_runs_in_the_environment_that_has_it(tmp_path: Path) -> None:
-    read = manifest(
-        tmp_path,
-        """
-        [feature.docs.tasks]
-        docs = { cmd = "python docs.py", env = { QUIET = "1" }, cwd = "docs" }
-        [environments]
-        default = []
-        manual = { features = ["docs"] }
-        """,
-    )
-    (step,) = tasks.plan(read, "docs")
-    assert (step.environment, step.env, step.cwd.name) == ("manual", {"QUIET": "1"}, "docs")
+def test_arguments_follow_the_command(tmp_path: Path) -> None:
+    read = manifest(tmp_path, '[tasks]\na = { cmd = "python a.py --x" }')
+    (step,) = tasks.plan(read, "a", ["-k", "two words"])
+    assert step.command == ("python", "a.py", "--x", "-k", "two words")
 
 
-def test_arguments_follow_the_command_or_fill_its_places(tmp_path: Path) -> None:
-    read = manifest(
-        tmp_path,
-        """
-        [tasks]
-        plain = "python a.py --x"
-        typed = { cmd = "python b.py --cuda {{ cuda }} {{mode}}", args = ["cuda", { arg = "mode", default = "fast", choices = ["fast", "slow"] }] }
-        """,
-    )
-    assert commands(tasks.plan(read, "plain", ["-k", "two words"])) == ["python a.py --x -k two words"]
-    assert commands(tasks.plan(read, "typed", ["12.8"])) == ["python b.py --cuda 12.8 fast"]
-    assert commands(tasks.plan(read, "typed", ["12.8", "slow"])) == ["python b.py --cuda 12.8 slow"]
-    with pytest.raises(tasks.TaskError, match="needs a value for its argument 'cuda'"):
-        tasks.plan(read, "typed")
-    with pytest.raises(tasks.TaskError, match="is 'idle': expected one of fast, slow"):
-        tasks.plan(read, "typed", ["12.8", "idle"])
-    with pytest.raises(tasks.TaskError, match="takes 2 argument"):
-        tasks.plan(read, "typed", ["12.8", "fast", "more"])
+def entry(name: str) -> str:
+    return f'{{ task = "{name}", environment = "default" }}'
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         (
-            'a = { cmd = "x", depends-on = ["b"] }\nb = { cmd = "y", depends-on = ["a"] }',
+            f'a = {{ cmd = "x", depends-on = [{entry("b")}] }}\nb = {{ cmd = "y", depends-on = [{entry("a")}] }}',
             "depends on itself: a → b → a",
         ),
-        ('a = "python a.py && python b.py"', "needs a shell"),
-        ('a = { cmd = "x", clean-env = true }', "uses clean-env, which"),
-        ('a = { cmd = "x", depends-on = ["bb"] }\nbbb = "y"', "there is no task 'bb'. Did you mean 'bbb'?"),
+        (f'a = {{ cmd = "x", depends-on = [{entry("bb")}] }}\nbbb = {{ cmd = "y" }}', "no task 'bb'. Did you mean 'bbb'?"),
+        ('a = { cmd = "python a.py && x" }', "task 'a' needs pixi's shell or templates ('python a.py && x')"),
+        ('a = { cmd = "python a.py {{ cuda }}" }', "task 'a' needs pixi's shell or templates"),
     ],
 )
 def test_what_cannot_be_run_is_said(tmp_path: Path, text: str, message: str) -> None:
+    read = manifest(tmp_path, f"[tasks]\n{text}")
     with pytest.raises(tasks.TaskError) as caught:
-        tasks.plan(manifest(tmp_path, f"[tasks]\n{text}"), "a")
+        tasks.plan(read, "a")
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('a = { cmd = "x", args = ["cuda"] }', "task 'a' uses args, which scripts/run.py does not know"),
+        ('a = { cmd = "x", env = { A = "1" }, cwd = "docs" }', "task 'a' uses cwd, env, which"),
+        ('a = { cmd = "x", inputs = ["f"], outputs = ["g"] }', "task 'a' uses inputs, outputs, which"),
+        ('a = { cmd = "x", clean-env = true }', "task 'a' uses clean-env, which"),
+        ('a = "x"', "task 'a' is no table with a string as `cmd`"),
+        ('a = [{ task = "b" }]', "task 'a' is no table with a string as `cmd`"),
+        ('a = { cmd = ["x"] }', "task 'a' is no table with a string as `cmd`"),
+        ('a = { cmd = "" }', "task 'a' is no table with a string as `cmd`"),
+        ('a = { description = "x" }', "task 'a' is no table with a string as `cmd`"),
+        ('a = { cmd = "x", depends-on = "b" }', "task 'a' depends on 'b', not on a task and environment by these keys"),
+        ('a = { cmd = "x", depends-on = ["b"] }', "task 'a' depends on 'b', not on"),
+        ('a = { cmd = "x", depends-on = [{ task = "b" }] }', "task 'a' depends on {'task': 'b'}, not on"),
+        ('a = { cmd = "x", depends-on = [{ task = "b", environment = "c", args = [] }] }', "'args': []}, not on"),
+        ('[feature.docs.tasks]\na = "x"', "a: of a feature or a platform, whose tasks scripts/run.py does not know"),
+        ('[target.linux.tasks]\na = "x"\nb = "y"', "a, b: of a feature or a platform"),
+        ('[feature.docs.target.linux.tasks]\na = "x"', "a: of a feature or a platform"),
+    ],
+)
+def test_what_pixi_knows_and_run_py_does_not_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(tasks.TaskError) as caught:
+        manifest(tmp_path, f"[tasks]\n{text}")
+    assert message in str(caught.value)
+    assert "use pixi" in str(caught.value)
 
 
 def test_a_damaged_manifest_is_named(tmp_path: Path) -> None:
@@ -137,18 +145,17 @@ def bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> tasks.Manifest:
     """Tasks in an environment that needs no set-up."""
     monkeypatch.setattr(venvs, "ensure", lambda name, beside=(): Path(sys.executable))
     monkeypatch.setattr(venvs, "bin_dir", lambda name: Path(sys.executable).parent)
-    return manifest(
-        tmp_path,
-        """
-        [tasks]
-        status = { cmd = ["python", "-c", "import sys; sys.exit(7)"] }
-        show = { cmd = ["python", "-c", "import os; print(os.environ['SAGEATTENTION_CHANNEL'], os.environ['MINE'])"], env = { MINE = "1" } }
-        killed = { cmd = ["python", "-c", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"] }
-        none = "no-such-program"
-        [tool.run.environments]
-        default = ["build"]
-        """,
-    )
+    monkeypatch.chdir(tmp_path)
+    programs = {
+        "status": "import sys; sys.exit(7)",
+        "show": "import os; print(os.environ['SAGEATTENTION_CHANNEL'], os.getcwd())",
+        "killed": "import os, signal; os.kill(os.getpid(), signal.SIGKILL)",
+    }
+    for name, text in programs.items():
+        (tmp_path / f"{name}.py").write_text(text, encoding="utf-8")
+    lines = [f"{name} = {{ cmd = \"python '{(tmp_path / name).as_posix()}.py'\" }}" for name in programs]
+    table = ["[tasks]", *lines, 'none = { cmd = "no-such-program" }', "[tool.run.environments]", 'default = ["build"]']
+    return manifest(tmp_path, "\n".join(table))
 
 
 def test_the_exit_status_is_the_tasks(bare: tasks.Manifest) -> None:
@@ -156,14 +163,14 @@ def test_the_exit_status_is_the_tasks(bare: tasks.Manifest) -> None:
     assert tasks.execute(bare, tasks.plan(bare, "killed")[0]) == -signal.SIGKILL
 
 
-def test_tasks_know_that_the_channel_is_pypi(
+def test_tasks_start_in_the_root_and_know_that_the_channel_is_pypi(
     bare: tasks.Manifest, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv("SAGEATTENTION_CHANNEL", raising=False)
     assert tasks.execute(bare, tasks.plan(bare, "show")[0]) == 0
     monkeypatch.setenv("SAGEATTENTION_CHANNEL", "conda-forge")
     assert tasks.execute(bare, tasks.plan(bare, "show")[0]) == 0
-    assert capfd.readouterr().out.splitlines() == ["pypi 1", "conda-forge 1"]
+    assert capfd.readouterr().out.splitlines() == [f"pypi {ROOT}", f"conda-forge {ROOT}"]
 
 
 def test_a_missing_program_is_said(bare: tasks.Manifest) -> None:
@@ -172,14 +179,13 @@ def test_a_missing_program_is_said(bare: tasks.Manifest) -> None:
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no SIGTERM to hand on")
-def test_a_signal_reaches_the_task(tmp_path: Path) -> None:
+def test_a_signal_reaches_the_task() -> None:
     child = "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *a: sys.exit(9)); print('up', flush=True); time.sleep(30)"
     code = f"""
         import os, sys
-        from pathlib import Path
         sys.path.insert(0, {str(RUN.parent)!r})
         from sage_factory.with_what import tasks
-        sys.exit(tasks._forwarding([sys.executable, "-c", {child!r}], dict(os.environ), Path({str(tmp_path)!r})))
+        sys.exit(tasks._forwarding([sys.executable, "-c", {child!r}], dict(os.environ)))
     """
     with subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

@@ -176,22 +176,18 @@ void wgmma_wait() {
 template <typename T>
 void wgmma_hold(T&) {}
 
-template <typename Element, int N>
+template <int N>
 void multiply_integers(int warp, size_t index) {
-  gpu::multiply_rows<Element, int32_t, 2 * N, true>(warp, index,
+  gpu::multiply_rows<int8_t, int32_t, 2 * N, true>(warp, index,
                                               [](int32_t(&sums)[8], const auto& left, const auto& right) { add_integers(sums, left, right); });
 }
 template <int N>
 void wgmma_s8_s8(int32_t (&d)[N], const uint32_t (&a)[4], const Descriptor& b, bool accumulate) {
-  gpu::start_product({multiply_integers<int8_t, N>, reinterpret_cast<uint32_t*>(d), a, {0, b.bits()}, accumulate, gpu::races::here()}, N);
+  gpu::start_product({multiply_integers<N>, reinterpret_cast<uint32_t*>(d), a, {0, b.bits()}, accumulate, gpu::races::here()}, N);
 }
 template <int N>
 void wgmma_s8_s8(int32_t (&d)[N], const Descriptor& a, const Descriptor& b, bool accumulate) {
-  gpu::start_product({multiply_integers<int8_t, N>, reinterpret_cast<uint32_t*>(d), nullptr, {a.bits(), b.bits()}, accumulate, gpu::races::here()}, N);
-}
-template <int N>
-void wgmma_u8_u8(int32_t (&d)[N], const uint32_t (&a)[4], const Descriptor& b, bool accumulate) {
-  gpu::start_product({multiply_integers<uint8_t, N>, reinterpret_cast<uint32_t*>(d), a, {0, b.bits()}, accumulate, gpu::races::here()}, N);
+  gpu::start_product({multiply_integers<N>, reinterpret_cast<uint32_t*>(d), nullptr, {a.bits(), b.bits()}, accumulate, gpu::races::here()}, N);
 }
 
 template <typename Element, int N, bool along_k>
@@ -202,10 +198,6 @@ void multiply_floats(int warp, size_t index) {
     add_exactly(exact, left, right);
     std::copy(exact, exact + 8, sums);
   });
-}
-template <typename Element, int N>
-void wgmma_f32_along_k(float (&d)[N], const uint32_t (&a)[4], const Descriptor& b, bool accumulate) {
-  gpu::start_product({multiply_floats<Element, N, true>, reinterpret_cast<uint32_t*>(d), a, {0, b.bits()}, accumulate, gpu::races::here()}, N);
 }
 template <typename Element, int N>
 void wgmma_f32_along_k(float (&d)[N], const Descriptor& a, const Descriptor& b, bool accumulate) {
