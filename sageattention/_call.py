@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -14,98 +14,87 @@ if TYPE_CHECKING:
     Result = Union[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]
 
 
+class Asked(NamedTuple):
+    """What a call asks for beside its tensors, as the public functions have it."""
+
+    function: str
+    pv_accum_dtype: str | None  # None: the function has no such choice
+    tensor_layout: str
+    is_causal: bool
+    return_lse: bool
+    smooth_k: bool
+    smooth_v: bool = False
+    qk_quant_gran: str = "per_thread"
+    per_block_mean: bool | None = None  # None: the kernels of the function know no such thing
+    sm_scale: float | None = None
+
+    @property
+    def means(self) -> bool:
+        """per_block_mean as the operator has it."""
+        return self.per_block_mean is not False
+
+
 def attend(
-    function: str,
-    pv_accum_dtype: str | None,
+    asked: Asked,
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
     attn_mask: torch.Tensor | None,
-    tensor_layout: str,
-    is_causal: bool,
-    sm_scale: float | None,
-    return_lse: bool,
-    smooth_k: bool,
-    smooth_v: bool = False,
-    qk_quant_gran: str = "per_thread",
-    per_block_mean: bool | None = None,
-    served: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, str, bool, float | None, bool, int, torch.Tensor | None], None]
-    | None = None,
+    served: Callable[..., None] | None = None,
 ) -> Result:
-    """Attention by the kernel that serves `function`; arguments, results and errors are those of the public functions.
+    """Attention by the kernel that serves a function; arguments, results and errors are those of the public functions.
 
-    per_block_mean: None where the kernels of the function know no such thing.
+    served: `remember` of recent.py, which is told of calls that the operator has served.
     """
-    # fmt: off
-    key = _key(
-        function, pv_accum_dtype, q, k, v, attn_mask, tensor_layout, is_causal, sm_scale, return_lse, smooth_k, smooth_v, qk_quant_gran,
-        per_block_mean,
-    )
+    key = _key(asked, q, k, v, attn_mask)
     if key is not None and (number := dispatch.SERVED.get(key)) is not None:
         try:
-            out, lse = _ops.run(q, k, v, attn_mask, q.shape[3] ** -0.5 if sm_scale is None else sm_scale, number)
+            out, lse = _ops.run(q, k, v, attn_mask, q.shape[3] ** -0.5 if asked.sm_scale is None else asked.sm_scale, number)
         except Exception as error:
             _raise_if_out_of_memory(error, q.device)
             alike = aliases.alike(q, k, v)
             if any(one is not other for one, other in zip(alike, (q, k, v))):
-                return attend(
-                    function, pv_accum_dtype, *alike, attn_mask, tensor_layout, is_causal, sm_scale, return_lse, smooth_k, smooth_v,
-                    qk_quant_gran, per_block_mean, served,
-                )
-            _refuse_in_words(q, k, v, attn_mask, tensor_layout)
+                return attend(asked, *alike, attn_mask, served)
+            _refuse_in_words(q, k, v, attn_mask, asked.tensor_layout)
             raise
-        if served is not None and not return_lse:
-            served(q, k, v, tensor_layout, is_causal, sm_scale, smooth_k, number, attn_mask)
-        return (out, lse) if return_lse else out
-    if tensor_layout != validation.TURNED:
-        validation.one_of("tensor_layout", tensor_layout, ("HND", "NHD"))
-    validation.one_of("qk_quant_gran", qk_quant_gran, ("per_thread", "per_warp"))
-    if allowed := dispatch.ACCUMULATORS[function]:
-        validation.one_of("pv_accum_dtype", pv_accum_dtype, allowed)
-    more = {} if per_block_mean is None else {"per_block_mean": per_block_mean}
-    is_causal = validation.decided(is_causal)
-    validation.flags(is_causal, smooth_k, smooth_v, return_lse, **more)
+        if served is not None and not asked.return_lse:
+            served(q, k, v, asked.tensor_layout, asked.is_causal, asked.sm_scale, asked.smooth_k, number, attn_mask)
+        return (out, lse) if asked.return_lse else out
+    if asked.tensor_layout != validation.TURNED:
+        validation.one_of("tensor_layout", asked.tensor_layout, ("HND", "NHD"))
+    validation.one_of("qk_quant_gran", asked.qk_quant_gran, ("per_thread", "per_warp"))
+    if allowed := dispatch.ACCUMULATORS[asked.function]:
+        validation.one_of("pv_accum_dtype", asked.pv_accum_dtype, allowed)
+    more = {} if asked.per_block_mean is None else {"per_block_mean": asked.per_block_mean}
+    is_causal = validation.decided(asked.is_causal)
+    validation.flags(is_causal, asked.smooth_k, asked.smooth_v, asked.return_lse, **more)
     attn_mask, is_causal = aliases.written_out(attn_mask, is_causal, q)
     q, k, v = aliases.alike(q, k, v)
-    arguments = (function, pv_accum_dtype, q, k, v, attn_mask, tensor_layout, is_causal, sm_scale, smooth_k, smooth_v, return_lse)
-    # fmt: on
     if not _operator_checks(q, k, v, attn_mask):
-        _check(q, k, v, attn_mask, tensor_layout)
-        return _attend(*arguments, *more.values())
+        _check(q, k, v, attn_mask, asked.tensor_layout)
+        return _attend(asked, is_causal, q, k, v, attn_mask)
     try:
-        result = _attend(*arguments, *more.values())
+        result = _attend(asked, is_causal, q, k, v, attn_mask)
     except Exception:
-        _refuse_in_words(q, k, v, attn_mask, tensor_layout)
+        _refuse_in_words(q, k, v, attn_mask, asked.tensor_layout)
         raise
     if key is not None:
-        kernel, or_16_bit = _choice(function, pv_accum_dtype, q, v, attn_mask, packed=False)
-        heads_first, out_turned = _ops.LAYOUTS[tensor_layout]
+        kernel, or_16_bit = _choice(asked.function, asked.pv_accum_dtype, q, v, attn_mask, packed=False)
+        heads_first, out_turned = _ops.LAYOUTS[asked.tensor_layout]
         dispatch.SERVED[key] = _ops.number_of(
-            kernel, heads_first, is_causal, smooth_k, smooth_v, return_lse, or_16_bit=or_16_bit, out_turned=out_turned, **more
+            kernel, heads_first, is_causal, asked.smooth_k, asked.smooth_v, asked.return_lse, asked.means, or_16_bit, out_turned
         )
     return result
 
 
 def _key(
-    function: str,
-    pv_accum_dtype: str | None,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    attn_mask: torch.Tensor | None,
-    tensor_layout: str,
-    is_causal: bool,
-    sm_scale: float | None,
-    return_lse: bool,
-    smooth_k: bool,
-    smooth_v: bool,
-    qk_quant_gran: str,
-    per_block_mean: bool | None,
+    asked: Asked, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, attn_mask: torch.Tensor | None
 ) -> tuple[object, ...] | None:
     """What calls have in common, of which one has been served: options of others need no second look, tensors the operator's alone.
 
     None: something is unusual. This halves what Python takes of a call.
     """
+    _, pv_accum_dtype, tensor_layout, is_causal, return_lse, smooth_k, smooth_v, qk_quant_gran, per_block_mean, sm_scale = asked
     if (
         torch.compiler.is_compiling()
         or not type(q) is type(k) is type(v) is torch.Tensor
@@ -129,12 +118,7 @@ def _key(
         head_dim, v_head_dim = q.shape[3], v.shape[3]
     except RuntimeError:  # nested
         return None
-    # fmt: off
-    return (
-        function, pv_accum_dtype, tensor_layout, is_causal, return_lse, smooth_k, smooth_v, qk_quant_gran, per_block_mean, dtype, head_dim,
-        v_head_dim, device, mask,
-    )
-    # fmt: on
+    return (*asked[:-1], dtype, head_dim, v_head_dim, device, mask)  # but for sm_scale, which is a number of the call
 
 
 def _operator_checks(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, attn_mask: torch.Tensor | None) -> bool:
@@ -178,38 +162,24 @@ def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, attn_mask: torch.T
 
 
 def _attend(
-    function: str,
-    pv_accum_dtype: str | None,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    attn_mask: torch.Tensor | None,
-    tensor_layout: str,
-    is_causal: bool,
-    sm_scale: float | None,
-    smooth_k: bool,
-    smooth_v: bool,
-    return_lse: bool,
-    *more: bool,
+    asked: Asked, is_causal: bool, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, attn_mask: torch.Tensor | None
 ) -> Result:
-    head_dim = q.shape[-1]
-    factor = head_dim**-0.5 if sm_scale is None else validation.number("sm_scale", sm_scale)
+    """is_causal: in the place of what was asked, where a mask came that says so."""
+    factor = q.shape[-1] ** -0.5 if asked.sm_scale is None else validation.number("sm_scale", asked.sm_scale)
     dtype = q.dtype
     if dtype == torch.float32:
         q, k, v = (_as_bfloat16(x) for x in (q, k, v))
-    kernel, or_16_bit = _choice(function, pv_accum_dtype, q, v, attn_mask, packed=False)
-    # fmt: off
+    kernel, or_16_bit = _choice(asked.function, asked.pv_accum_dtype, q, v, attn_mask, packed=False)
     try:
         out, lse = _ops.attention(
-            q, k, v, attn_mask, tensor_layout, is_causal, factor, smooth_k, smooth_v, return_lse, kernel, *more,
-            or_16_bit=or_16_bit,
-        )
+            q, k, v, attn_mask, asked.tensor_layout, is_causal, factor, asked.smooth_k, asked.smooth_v, asked.return_lse, kernel,
+            per_block_mean=asked.means, or_16_bit=or_16_bit,
+        )  # fmt: skip
     except RuntimeError as error:
         _raise_if_out_of_memory(error, q.device)
         raise
-    # fmt: on
     out = out.float() if dtype == torch.float32 else out
-    return (out, lse) if return_lse else out
+    return (out, lse) if asked.return_lse else out
 
 
 def attend_packed(

@@ -149,6 +149,7 @@ def _(
 @torch.library.custom_op(f"{build.namespace}::no_derivative", mutates_args=())  # type: ignore[untyped-decorator, unused-ignore]
 def _no_derivative(gradient: torch.Tensor, sizes: list[int], operator: str) -> torch.Tensor:
     """An operator, so that graphs that never go back can be compiled."""
+    del gradient, sizes
     raise RuntimeError(f"derivative for {operator} is not implemented")
 
 

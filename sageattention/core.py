@@ -6,7 +6,7 @@ import logging
 from typing import TYPE_CHECKING, overload
 
 from . import aliases, validation
-from ._call import attend, attend_packed
+from ._call import Asked, attend, attend_packed
 from .recent import again, remember
 from .validation import REQUIRED
 
@@ -138,21 +138,8 @@ def sageattn(
         if out is not None:
             return out
     # Where V is rounded to FP8, its mean is taken off first: it costs nothing that could be measured.
-    return attend(
-        "sageattn",
-        None,
-        q,
-        k,
-        v,
-        attn_mask,
-        tensor_layout,
-        is_causal,
-        sm_scale,
-        return_lse,
-        smooth_k,
-        smooth_v=True,
-        served=remember,
-    )
+    asked = Asked("sageattn", None, tensor_layout, is_causal, return_lse, smooth_k, smooth_v=True, sm_scale=sm_scale)
+    return attend(asked, q, k, v, attn_mask, remember)
 
 
 def sageattn_qk_int8_pv_fp16_cuda(
@@ -188,21 +175,18 @@ def sageattn_qk_int8_pv_fp16_cuda(
         q, k, v, is_causal, sm_scale = aliases.resolved(
             sageattn_qk_int8_pv_fp16_cuda, others, tensor_layout, q, k, v, is_causal, sm_scale
         )
-    return attend(
+    asked = Asked(
         "sageattn_qk_int8_pv_fp16_cuda",
         pv_accum_dtype,
-        q,
-        k,
-        v,
-        attn_mask,
         tensor_layout,
         is_causal,
-        sm_scale,
         return_lse,
         smooth_k,
         smooth_v,
         qk_quant_gran,
+        sm_scale=sm_scale,
     )
+    return attend(asked, q, k, v, attn_mask)
 
 
 def sageattn_qk_int8_pv_fp16_triton(
@@ -231,9 +215,8 @@ def sageattn_qk_int8_pv_fp16_triton(
             sageattn_qk_int8_pv_fp16_triton, others, tensor_layout, q, k, v, is_causal, sm_scale
         )
     validation.one_of("quantization_backend", quantization_backend, ("triton", "cuda"))
-    return attend(
-        "sageattn_qk_int8_pv_fp16_cuda", "fp32", q, k, v, attn_mask, tensor_layout, is_causal, sm_scale, return_lse, smooth_k
-    )
+    asked = Asked("sageattn_qk_int8_pv_fp16_cuda", "fp32", tensor_layout, is_causal, return_lse, smooth_k, sm_scale=sm_scale)
+    return attend(asked, q, k, v, attn_mask)
 
 
 def sageattn_qk_int8_pv_fp8_cuda(
@@ -269,21 +252,18 @@ def sageattn_qk_int8_pv_fp8_cuda(
         q, k, v, is_causal, sm_scale = aliases.resolved(
             sageattn_qk_int8_pv_fp8_cuda, others, tensor_layout, q, k, v, is_causal, sm_scale
         )
-    return attend(
+    asked = Asked(
         "sageattn_qk_int8_pv_fp8_cuda",
         pv_accum_dtype,
-        q,
-        k,
-        v,
-        attn_mask,
         tensor_layout,
         is_causal,
-        sm_scale,
         return_lse,
         smooth_k,
         smooth_v,
         qk_quant_gran,
+        sm_scale=sm_scale,
     )
+    return attend(asked, q, k, v, attn_mask)
 
 
 def sageattn_qk_int8_pv_fp8_cuda_sm90(
@@ -316,21 +296,18 @@ def sageattn_qk_int8_pv_fp8_cuda_sm90(
         q, k, v, is_causal, sm_scale = aliases.resolved(
             sageattn_qk_int8_pv_fp8_cuda_sm90, others, tensor_layout, q, k, v, is_causal, sm_scale
         )
-    return attend(
+    asked = Asked(
         "sageattn_qk_int8_pv_fp8_cuda_sm90",
         pv_accum_dtype,
-        q,
-        k,
-        v,
-        attn_mask,
         tensor_layout,
         is_causal,
-        sm_scale,
         return_lse,
         smooth_k,
-        False,
-        qk_quant_gran,
+        smooth_v=False,
+        qk_quant_gran=qk_quant_gran,
+        sm_scale=sm_scale,
     )
+    return attend(asked, q, k, v, attn_mask)
 
 
 def sageattn_varlen(

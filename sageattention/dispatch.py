@@ -64,11 +64,11 @@ class Request(NamedTuple):
 class Choice(NamedTuple):
     """A kernel and why it was taken."""
 
-    kernel: str
+    kernel: str  # that serves calls of any length
     reason: str
     gpu: str  # compute capability, or "CPU"
     passed_over: tuple[str, ...]  # the kernels for this GPU that come before it in the table, each with what it lacks
-    or_16_bit: bool = False  # few tokens are another kernel's, which does not quantise
+    or_16_bit: bool = False  # short calls are other kernels', which do not quantise: `print` says up to which sizes
 
     def __str__(self) -> str:
         where = "the CPU's reference of it" if self.gpu == "CPU" else f"compute capability {self.gpu}"
@@ -254,7 +254,7 @@ def explain(
     pv_accum_dtype: str | None = None,
     architecture: str | None = None,
 ) -> Choice:
-    """Which kernel serves a call, and why. Nothing is computed.
+    """Which kernel serves such calls, why, and which take short ones in its place. Nothing is computed.
 
     Args:
         q, k, v, tensor_layout, is_causal, sm_scale, return_lse, smooth_k, attn_mask: the arguments of the call; with tensors of

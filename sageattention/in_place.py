@@ -9,7 +9,7 @@ from torch.overrides import handle_torch_function, has_torch_function_unary
 from torch.utils._device import DeviceContext
 
 from . import _ops, aliases, dispatch, validation
-from ._call import attend
+from ._call import Asked, attend
 from .recent import again, remember
 
 _exact = torch._C._nn.scaled_dot_product_attention  # PyTorch's, also once something else is in its place
@@ -74,10 +74,10 @@ def scaled_dot_product_attention(
     if torch.is_autocast_enabled(query.device.type):
         dtype = torch.get_autocast_dtype(query.device.type)
         query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
-    served: torch.Tensor = attend(
-        "sageattn", None, query, key, value, attn_mask, _layout_of(query), is_causal, scale,
-        return_lse=False, smooth_k=True, smooth_v=True, served=remember,
-    )  # fmt: skip
+    asked = Asked(
+        "sageattn", None, _layout_of(query), is_causal, return_lse=False, smooth_k=True, smooth_v=True, sm_scale=scale
+    )
+    served: torch.Tensor = attend(asked, query, key, value, attn_mask, remember)
     return served
 
 

@@ -321,6 +321,26 @@ def test_opcheck_of_every_kernel(kernel: str) -> None:
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 @pytest.mark.parametrize("dynamic", [False, True])
+def test_what_could_go_back_compiles_whole(backend: str, dynamic: bool) -> None:
+    """As a model whose weights want gradients does in evaluation without `no_grad`."""
+
+    def program(q: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+        out = sageattn(q + 1, K, V, attn_mask=mask)
+        cu = torch.tensor([0, 3, q.shape[2]], dtype=torch.int32)
+        packed = [x[0].transpose(0, 1) for x in (q, K, V)]
+        return out * 2 + sageattn_varlen(*packed, cu, cu, q.shape[2], q.shape[2]).transpose(0, 1)
+
+    compiled = torch.compile(program, backend=backend, fullgraph=True, dynamic=dynamic)
+    q, mask = Q.clone().requires_grad_(), torch.zeros(Q.shape[2], K.shape[2], requires_grad=True)
+    for some, added in ((q, None), (Q, mask), (q, mask)):
+        out = compiled(some, added)
+        assert torch.equal(out, program(Q, None if added is None else mask.detach()))
+        with pytest.raises(RuntimeError, match=r"derivative for sageattention::attention(_varlen)? is not implemented"):
+            out.sum().backward()
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("dynamic", [False, True])
 def test_compile_fullgraph(backend: str, dynamic: bool) -> None:
     def layer(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         out, lse = sageattn(q * 1.5, k, v, is_causal=True, return_lse=True)

@@ -136,7 +136,8 @@ def test_each_inability_leads_to_the_next_row() -> None:
 def test_the_operator_is_told(function: str, allowed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     called: list[Any] = []
 
-    def operator(*arguments: Any, or_16_bit: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    def operator(*arguments: Any, per_block_mean: bool, or_16_bit: bool) -> tuple[torch.Tensor, torch.Tensor]:
+        assert per_block_mean
         called.append((or_16_bit, *arguments))
         return Q, Q
 

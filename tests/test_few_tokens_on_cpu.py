@@ -19,7 +19,7 @@ from sageattention import _ops, validation
 pytestmark = pytest.mark.slow
 
 INSTEAD_OF, HOPPERS = "sm80_qk_int8_pv_f16", "sm90_qk_int8_pv_f16"
-SPLIT_KV, KEYS = "attention/in_16_bits/split_kv.cuh", "attention/in_16_bits/keys.cuh"
+SPLIT_KV, KEYS = "attention/mma_sync_in_16_bits/split_kv.cuh", "attention/mma_sync_in_16_bits/keys.cuh"
 TYPES = {64: torch.float16, 128: torch.bfloat16, 256: torch.bfloat16}  # that are compiled, by head_dim
 LIMITS = {torch.float16: 0.0006, torch.bfloat16: 0.004}  # P and the output are rounded once each
 

@@ -32,8 +32,8 @@ class First(NamedTuple):
 
 CALLS = {
     "sm80_qk_f16_pv_f16": First("attention/sm80_qk_f16_pv_f16.cu", (40, 40)),
-    "sm80_qk_f16_pv_f16_split_kv": First("attention/in_16_bits/split_kv.cuh", (1, 1500)),
-    "sm80_qk_f16_pv_f16_split_kv_staged": First("attention/in_16_bits/split_kv.cuh", (1, 60000)),
+    "sm80_qk_f16_pv_f16_split_kv": First("attention/mma_sync_in_16_bits/split_kv.cuh", (1, 1500)),
+    "sm80_qk_f16_pv_f16_split_kv_staged": First("attention/mma_sync_in_16_bits/split_kv.cuh", (1, 60000)),
     "sm90_qk_f16_pv_f16": First("attention/wgmma_in_16_bits/attend.cuh", (200, 200), "sm90_qk_f16_pv_f16", False),
     "sm90_qk_f16_pv_f16_masked": First("attention/wgmma_in_16_bits/attend.cuh", (200, 200), "sm90_qk_f16_pv_f16", False, True),
     "quant_k_int8": First("quant/quant_k_int8.cu", (200, 200), QUANTISES, False),

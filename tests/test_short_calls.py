@@ -209,23 +209,22 @@ def cpu_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
     """As a GPU is, by the operator, whose options are remembered."""
     right: list[bool] = []
 
-    def key(function: str, accumulators: None, q: Any, k: Any, v: Any, mask: Any, layout: str, *options: Any) -> Any:
+    def key(asked: _call.Asked, q: Any, k: Any, v: Any, mask: Any) -> Any:
         right[:] = [False]
-        is_causal, sm_scale, *flags = options[:5]
         if (
             torch.compiler.is_compiling()
             or not type(q) is type(k) is type(v) is torch.Tensor
-            or not all(type(flag) is bool for flag in (is_causal, *flags))
-            or not (sm_scale is None or (type(sm_scale) is float and math.isfinite(sm_scale)))
+            or not all(type(flag) is bool for flag in (asked.is_causal, asked.return_lse, asked.smooth_k, asked.smooth_v))
+            or not (asked.sm_scale is None or (type(asked.sm_scale) is float and math.isfinite(asked.sm_scale)))
         ):
             return None
         try:  # which a GPU's operator does
-            validation.one_of("tensor_layout", layout, ("HND", "NHD"))
-            _call._check(q, k, v, mask, layout)
+            validation.one_of("tensor_layout", asked.tensor_layout, ("HND", "NHD"))
+            _call._check(q, k, v, mask, asked.tensor_layout)
         except (TypeError, ValueError):
             return None
         right[:] = [True]
-        return (function, accumulators, mask is None, q.dtype, q.shape[-1], v.shape[-1], layout, *options)
+        return (mask is None, q.dtype, q.shape[-1], v.shape[-1], *asked)
 
     monkeypatch.setattr(_call, "_key", key)
     monkeypatch.setattr(_call, "_operator_checks", lambda *_: right[0])

@@ -4,59 +4,41 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include <cuda/std/type_traits>
+
 #include "kernels/tensor_view.h"
 
 namespace sage {
 
+// Two elements as the bits of a word, the first in the low half.
 template <typename Element>
-struct Pair;
-template <>
-struct Pair<__half> {
+struct Pair {
+  static constexpr bool kHalf = cuda::std::is_same_v<Element, __half>;
+  using Two = cuda::std::conditional_t<kHalf, __half2, __nv_bfloat162>;
+
   static __device__ __forceinline__ float2 unpack(uint32_t bits) {
-    return __half22float2(reinterpret_cast<const __half2&>(bits));
+    if constexpr (kHalf) {
+      return __half22float2(two(bits));
+    } else {
+      return make_float2(__uint_as_float(bits << 16), __uint_as_float(bits & 0xffff0000u));
+    }
   }
   static __device__ __forceinline__ uint32_t pack(float low, float high) {
-    const __half2 pair = __floats2half2_rn(low, high);
-    return reinterpret_cast<const uint32_t&>(pair);
+    if constexpr (kHalf) {
+      return bits(__floats2half2_rn(low, high));
+    } else {
+      return bits(__floats2bfloat162_rn(low, high));
+    }
   }
-  static __device__ __forceinline__ uint32_t add(uint32_t x, uint32_t y) {
-    const __half2 sum = __hadd2(reinterpret_cast<const __half2&>(x), reinterpret_cast<const __half2&>(y));
-    return reinterpret_cast<const uint32_t&>(sum);
-  }
+  static __device__ __forceinline__ uint32_t add(uint32_t x, uint32_t y) { return bits(__hadd2(two(x), two(y))); }
   // x * y + z, rounded once.
-  static __device__ __forceinline__ uint32_t multiply_add(uint32_t x, uint32_t y, uint32_t z) {
-    const __half2 sum = __hfma2(reinterpret_cast<const __half2&>(x), reinterpret_cast<const __half2&>(y), reinterpret_cast<const __half2&>(z));
-    return reinterpret_cast<const uint32_t&>(sum);
-  }
+  static __device__ __forceinline__ uint32_t multiply_add(uint32_t x, uint32_t y, uint32_t z) { return bits(__hfma2(two(x), two(y), two(z))); }
   // The larger one of x, which is not negative, and |y|; NaN if either is.
-  static __device__ __forceinline__ uint32_t larger_magnitude(uint32_t x, uint32_t y) {
-    const __half2 larger = __hmax2_nan(reinterpret_cast<const __half2&>(x), __habs2(reinterpret_cast<const __half2&>(y)));
-    return reinterpret_cast<const uint32_t&>(larger);
-  }
-};
-template <>
-struct Pair<__nv_bfloat16> {
-  static __device__ __forceinline__ float2 unpack(uint32_t bits) {
-    return make_float2(__uint_as_float(bits << 16), __uint_as_float(bits & 0xffff0000u));
-  }
-  static __device__ __forceinline__ uint32_t pack(float low, float high) {
-    const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
-    return reinterpret_cast<const uint32_t&>(pair);
-  }
-  static __device__ __forceinline__ uint32_t add(uint32_t x, uint32_t y) {
-    const __nv_bfloat162 sum = __hadd2(reinterpret_cast<const __nv_bfloat162&>(x), reinterpret_cast<const __nv_bfloat162&>(y));
-    return reinterpret_cast<const uint32_t&>(sum);
-  }
-  // x * y + z, rounded once.
-  static __device__ __forceinline__ uint32_t multiply_add(uint32_t x, uint32_t y, uint32_t z) {
-    const __nv_bfloat162 sum = __hfma2(reinterpret_cast<const __nv_bfloat162&>(x), reinterpret_cast<const __nv_bfloat162&>(y), reinterpret_cast<const __nv_bfloat162&>(z));
-    return reinterpret_cast<const uint32_t&>(sum);
-  }
-  // The larger one of x, which is not negative, and |y|; NaN if either is.
-  static __device__ __forceinline__ uint32_t larger_magnitude(uint32_t x, uint32_t y) {
-    const __nv_bfloat162 larger = __hmax2_nan(reinterpret_cast<const __nv_bfloat162&>(x), __habs2(reinterpret_cast<const __nv_bfloat162&>(y)));
-    return reinterpret_cast<const uint32_t&>(larger);
-  }
+  static __device__ __forceinline__ uint32_t larger_magnitude(uint32_t x, uint32_t y) { return bits(__hmax2_nan(two(x), __habs2(two(y)))); }
+
+ private:
+  static __device__ __forceinline__ const Two& two(const uint32_t& bits) { return reinterpret_cast<const Two&>(bits); }
+  static __device__ __forceinline__ uint32_t bits(const Two& two) { return reinterpret_cast<const uint32_t&>(two); }
 };
 
 template <typename Element>

@@ -50,7 +50,7 @@ void check_kernel(const Call& call) {
   TORCH_CHECK_VALUE(kernel.that_alone ? built_for.number == kernel.since && built_for.that_alone : built_for.number >= kernel.since,
                     "kernel: ", kernel.name, " is compiled for sm_", kernel.since, kernel.that_alone ? "a alone" : " and later",
                     "; here is ", runtime::KernelStore::get().architecture(call.device()));
-  TORCH_CHECK_VALUE((!kernel.persistent && !kernel.in_16_bits) || (call.shape.head_dim % 8 == 0 && call.shape.v_head_dim % 8 == 0),
+  TORCH_CHECK_VALUE((!kernel.wgmma_int8 && !kernel.in_16_bits) || (call.shape.head_dim % 8 == 0 && call.shape.v_head_dim % 8 == 0),
                     "q, v: the kernel ", kernel.name, " wants multiples of 8 as head_dim, got ", call.shape.head_dim, " and ",
                     call.shape.v_head_dim);
   TORCH_CHECK_VALUE(kernel.v_differs || call.shape.v_head_dim == call.shape.head_dim, "v: the kernel ", kernel.name,
@@ -77,16 +77,12 @@ void run(Call& call, const Tensor& out, const Tensor& lse, const std::optional<T
   if (attn_mask.has_value()) looked = look_at_mask(call, *attn_mask);
   runtime::KernelStore& store = runtime::KernelStore::get();
   const int32_t head_dim = call.head_dim();
-  const bool masked = kernel.persistent && attn_mask.has_value();
-  if (kernel.persistent) {
+  const bool masked = kernel.wgmma_int8 && attn_mask.has_value();
+  if (kernel.wgmma_int8) {
     make_readable(call, call.q);
     make_readable(call, call.v);
   }
-  const MaskKind mask_kind = !masked                                    ? MaskKind::kNone
-                             : looked.mask.type != AttentionMask::kBool ? MaskKind::kAdded
-                             : looked.mask.row_stride == 0              ? MaskKind::kPads
-                                                                        : MaskKind::kHides;
-  const Tiling tiling = tiling_of(call, store.device(call.device()).multiprocessors, mask_kind);
+  const Tiling tiling = tiling_of(call, store.device(call.device()).multiprocessors, masked ? form_of(looked.mask) : MaskForm::kNone);
   const Workspace workspace(call, tiling);
   if (kernel.fp4) {
     find_means(call, workspace, looked.seen);
@@ -115,7 +111,7 @@ void run(Call& call, const Tensor& out, const Tensor& lse, const std::optional<T
     extended.mean_scores = workspace.mean_scores;
     extended.means = call.means();
     store.launch(launch, &extended);
-  } else if (!kernel.persistent) {
+  } else if (!kernel.wgmma_int8) {
     store.launch(launch, &params);
   } else {
     using Kernel = Sm90QkInt8PvF16;
@@ -128,7 +124,7 @@ void run(Call& call, const Tensor& out, const Tensor& lse, const std::optional<T
     mapped.items = tiling.items;
     mapped.parted_tiles = tiling.parted_tiles;
     mapped.parts = tiling.parts;
-    mapped.left = workspace.left;
+    mapped.partials = workspace.partials;
     mapped.arrived = workspace.next_tile + 1;
     // Packed sequences are one batch element of all tokens.
     const int32_t batch = call.packed() ? 1 : params.batch;

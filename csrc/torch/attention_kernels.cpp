@@ -59,7 +59,7 @@ constexpr AttentionKernel wgmma(const char* name, const char* masked) {
   kernel.threads = &Kernel::threads;
   kernel.shared_bytes = &Kernel::shared_bytes;
   kernel.since = 90;
-  kernel.that_alone = kernel.v_differs = kernel.packed = kernel.persistent = true;
+  kernel.that_alone = kernel.v_differs = kernel.packed = kernel.wgmma_int8 = true;
   return kernel;
 }
 

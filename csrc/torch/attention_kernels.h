@@ -8,7 +8,7 @@ namespace sage {
 
 struct AttentionKernel {
   const char* name;    // as kernels/attention/ spells it
-  const char* masked;  // the one that takes masks, where that is another; those for Hopper alone such as are bool or of Q's dtype
+  const char* masked;  // the one that takes masks, where that is another. Hopper's take masks of bool or Q's dtype alone
   int32_t (*block_m)(int32_t head_dim);  // rows of the output of a tile
   int32_t (*threads)(int32_t head_dim);
   int32_t (*shared_bytes)(int32_t head_dim);
@@ -21,8 +21,8 @@ struct AttentionKernel {
   bool v_differs;         // V's head_dim may differ from Q's and K's
   bool packed;            // takes packed sequences
   bool fp4;               // K in FP4 and the means of Q beside it; Sm120 parameters
-  bool in_16_bits;        // quantises nothing: one launch, by hopper_in_16_bits.h, which knows what the first functions say of others
-  bool persistent;        // one block a multiprocessor, each takes tile after tile, alone or in clusters of two; Sm90 parameters
+  bool in_16_bits;        // quantises nothing: one launch, by hopper_in_16_bits.h; block_m, threads and shared_bytes are null
+  bool wgmma_int8;        // one block a multiprocessor, each takes tile after tile, alone or in clusters of two; Sm90 parameters
 };
 
 // Operators are told a kernel by its number, since no text goes through LibTorch's stable ABI of 2.9. Throws ValueError if there is

@@ -35,8 +35,8 @@ float time_quantised(const Call& call, MaskForm mask, int32_t multiprocessors) {
   const int32_t head_dim = std::max(shape.head_dim, shape.v_head_dim);
   const Costs& costs = *std::find_if(std::begin(kCosts), std::end(kCosts) - 1, [&](const Costs& some) { return head_dim <= some.head_dim; });
   const float before = costs.start + costs.k * static_cast<float>(int64_t{shape.batch} * shape.kv_heads * shape.kv_len) / 1000.0f;
-  // That tiles are not parted is all that matters here of kAdded: what is hidden nobody knows.
-  const float blocks = tiling_of(call, multiprocessors, mask == MaskForm::kNone ? MaskKind::kNone : MaskKind::kAdded).time;
+  // As of numbers, whose tiles are not parted: what is hidden nobody knows.
+  const float blocks = tiling_of(call, multiprocessors, mask == MaskForm::kNone ? mask : MaskForm::kNumbers).time;
   const float block = costs.block[call.options.is_causal];
   if (mask == MaskForm::kNone) return before + block * blocks;
   const auto& under = costs.masks[static_cast<int32_t>(mask) - 1];
@@ -47,7 +47,7 @@ float time_quantised(const Call& call, MaskForm mask, int32_t multiprocessors) {
 }  // namespace
 
 int32_t faster_in_16_bits(const Call& call, MaskForm mask, int32_t multiprocessors) {
-  if (!call.kernel.persistent) return 0;
+  if (!call.kernel.wgmma_int8) return 0;
   const TilesIn16Bits tiles = tiles_in_16_bits(call.shape, call.options.is_causal, mask, multiprocessors);
   // With few keys memory is the limit, and quantising them something on top. A number for each score and head adds to them, as a rule, and eight bits are in the
   // way of that: twice as slow.

@@ -35,13 +35,13 @@ int64_t warps_at_once(const Call& call) {
   return int64_t{runtime::KernelStore::get().device(call.device()).multiprocessors} * Sm80QkF16PvF16::warps_per_sm(call.head_dim());
 }
 
-// Whether the 16-bit kernel is faster than others of ours. Those for Hopper alone, of which `beside_hoppers` quantises nothing either, share K and V among more
-// rows: with more keys, or queries, they are as fast, unless the call takes no longer than a launch in any case.
+// Whether the 16-bit kernel is faster than others of ours. Hopper's share K and V among more rows: this one is beside them for fewer keys and queries.
+// beside_hoppers: that in 16 bits is the other; then for half as many keys, or for calls that take about as long as a launch.
 bool is_for_16_bit(const Call& call, bool beside_hoppers) {
   using Kernel = Sm80QkF16PvF16;
   const AttentionShape& shape = call.shape;
   const int32_t head_dim = call.head_dim(), most_keys = Kernel::most_keys(head_dim);
-  const bool shares = beside_hoppers || (call.kernel.persistent && head_dim > 64);
+  const bool shares = beside_hoppers || (call.kernel.wgmma_int8 && head_dim > 64);
   if (shape.qo_len > (shares ? Kernel::kMostQueriesWhereShared : Kernel::kMostQueries) || shape.kv_len > most_keys) return false;
   return rows_are_even(call) && (!beside_hoppers || shape.kv_len <= most_keys / 2 || strips(shape) <= 512);
 }
@@ -54,7 +54,7 @@ int64_t group_rows(const AttentionShape& shape) { return int64_t{shape.q_heads /
 bool is_for_split_kv(const Call& call) {
   using Kernel = Sm80QkF16PvF16SplitKv;
   const AttentionShape& shape = call.shape;
-  if (group_rows(shape) > (call.kernel.persistent ? Kernel::kMostRowsWhereShared : Kernel::kMostRows) || !rows_are_even(call)) return false;
+  if (group_rows(shape) > (call.kernel.wgmma_int8 ? Kernel::kMostRowsWhereShared : Kernel::kMostRows) || !rows_are_even(call)) return false;
   return shape.kv_len > Sm80QkF16PvF16::most_keys(call.head_dim()) || (shape.q_heads > shape.kv_heads && strips(shape) > warps_at_once(call));
 }
 
@@ -83,7 +83,7 @@ struct SplitKv {
 // for others to end, as no whole number of them fills the multiprocessors that reach each other: so only where these are far from `full`.
 bool is_cluster(const Call& call, int32_t warps, int32_t parts, float full) {
   using Kernel = Sm80QkF16PvF16SplitKv;
-  if (!call.kernel.persistent) return false;
+  if (!call.kernel.wgmma_int8) return false;
   if (parts == 2) return warps == Kernel::most_warps(call.head_dim());
   return (parts == 4 || parts == Kernel::kMostPartsOfCluster) && warps >= 4 && full <= 0.4f;
 }
@@ -207,7 +207,7 @@ std::tuple<Tensor, Tensor> attention_in_16_bit(Call& call, const std::optional<T
 std::optional<std::tuple<Tensor, Tensor>> attention_of_few_tokens(Call& call, const std::optional<Tensor>& attn_mask) {
   if (call.q.numel() == 0) return std::nullopt;
   if (call.options.or_16_bit && is_for_split_kv(call)) return attention_in_16_bit(call, attn_mask, /*split_kv=*/true);
-  const bool in_16_bits = call.options.or_16_bit && call.kernel.persistent && can_in_16_bits(call, attn_mask);
+  const bool in_16_bits = call.options.or_16_bit && call.kernel.wgmma_int8 && can_in_16_bits(call, attn_mask);
   if (call.options.or_16_bit && is_for_16_bit(call, in_16_bits)) return attention_in_16_bit(call, attn_mask, /*split_kv=*/false);
   if (!in_16_bits) return std::nullopt;
   const int32_t rows = faster_in_16_bits(call, form_of(call, attn_mask), runtime::KernelStore::get().device(call.device()).multiprocessors);

@@ -9,7 +9,7 @@
 
 namespace sage {
 
-// Output and log-sum-exp; nothing where neither may, or can, serve the call.
+// Output and log-sum-exp; nothing where the call's own kernel serves it.
 std::optional<std::tuple<Tensor, Tensor>> attention_of_few_tokens(Call& call, const std::optional<Tensor>& attn_mask);
 
 }  // namespace sage

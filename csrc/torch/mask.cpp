@@ -71,12 +71,14 @@ Tensor of_first_keys(const Call& call, const Tensor& attn_mask, int64_t keys) {
   return attn_mask.as_strided(sizes, strides);
 }
 
-MaskForm form_of(const Call& call, const std::optional<Tensor>& attn_mask) {
-  if (!attn_mask.has_value()) return MaskForm::kNone;
-  const AttentionMask mask = described(call, *attn_mask);
+MaskForm form_of(const AttentionMask& mask) {
   if (mask.type == AttentionMask::kBool) return mask.row_stride == 0 ? MaskForm::kBoolOfKeys : MaskForm::kBool;
   if (mask.row_stride == 0) return MaskForm::kNumbersOfKeys;
   return mask.head_stride == 0 ? MaskForm::kNumbers : MaskForm::kNumbersOfHeads;
+}
+
+MaskForm form_of(const Call& call, const std::optional<Tensor>& attn_mask) {
+  return attn_mask.has_value() ? form_of(described(call, *attn_mask)) : MaskForm::kNone;
 }
 
 bool has_hoppers_type(const Call& call, const Tensor& attn_mask) {
@@ -90,7 +92,7 @@ void check_hoppers_type(const Call& call, const Tensor& attn_mask) {
 
 LookedAt look_at_mask(const Call& call, const Tensor& attn_mask) {
   const AttentionShape& shape = call.shape;
-  const bool bits = call.kernel.persistent;
+  const bool bits = call.kernel.wgmma_int8;
   LookedAt looked;
   looked.data = attn_mask;
   AttentionMask mask = described(call, attn_mask);
@@ -109,7 +111,7 @@ LookedAt look_at_mask(const Call& call, const Tensor& attn_mask) {
   params.causal = bits && call.options.is_causal ? 1 : 0;
   params.rows = params.causal != 0 ? shape.qo_len : looked.rows;
   params.keys = shape.kv_len;
-  params.alone = call.options.is_causal ? 0 : 1;
+  params.not_causal = call.options.is_causal ? 0 : 1;
   params.vectors = has_even_rows(mask, element_size) ? 1 : 0;
   mask.tile_rows = bits ? MaskTiles::kWgmmaRows : MaskTiles::kRows;
   const int64_t row_tiles = (params.rows + mask.tile_rows - 1) / mask.tile_rows;

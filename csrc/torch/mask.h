@@ -26,6 +26,7 @@ enum class MaskForm : int32_t { kNone, kBoolOfKeys, kBool, kNumbersOfKeys, kNumb
 AttentionMask described(const Call& call, const Tensor& attn_mask);
 // What it says of so many keys, where the call's others are left out. Throws as `described`.
 Tensor of_first_keys(const Call& call, const Tensor& attn_mask, int64_t keys);
+MaskForm form_of(const AttentionMask& mask);
 MaskForm form_of(const Call& call, const std::optional<Tensor>& attn_mask);
 
 // Whether rows start on so many bytes and their keys lie one after the other: the copy engine, and vectors, read such.

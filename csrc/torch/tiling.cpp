@@ -73,16 +73,17 @@ float causal_rounds(const CausalTiles& tiles, int64_t heads, int32_t at_once, fl
   return std::max(longest, of_head * static_cast<float>(heads) / static_cast<float>(at_once) + std::min(late * longest, latest));
 }
 
-Tiling tiling_of(const Call& call, int32_t multiprocessors, MaskKind mask) {
+Tiling tiling_of(const Call& call, int32_t multiprocessors, MaskForm mask) {
   const int32_t most = call.kernel.block_m(call.head_dim());
-  if (!call.kernel.persistent) return tiling_with(call, most, 1);
+  if (!call.kernel.wgmma_int8) return tiling_with(call, most, 1);
   // A pair of blocks, unless too much of its time one would have no rows or wait for keys that only the other's see.
   const bool causal = call.options.is_causal;
   const int32_t row_blocks = (call.shape.qo_len + most - 1) / most;
   const bool pairs = causal ? row_blocks >= 20 : row_blocks % 2 == 0 || row_blocks >= 16;
-  Tiling tiling = tiling_with(call, most, pairs && !call.packed() && mask != MaskKind::kHides ? 2 : 1);
-  const bool hides = mask == MaskKind::kPads || mask == MaskKind::kHides, known = !hides && !call.packed();  // how long a tile takes
-  const bool alike = known && !causal, may_part = alike && mask == MaskKind::kNone;
+  Tiling tiling = tiling_with(call, most, pairs && !call.packed() && mask != MaskForm::kBool ? 2 : 1);
+  const bool hides = mask == MaskForm::kBoolOfKeys || mask == MaskForm::kBool;  // numbers hide little, as a rule
+  const bool known = !hides && !call.packed();                                   // how long a tile takes
+  const bool alike = known && !causal, may_part = alike && mask == MaskForm::kNone;
   share_out(call, multiprocessors, alike, may_part, tiling);
   constexpr int32_t kFewer = 2 * Sm90QkInt8PvF16::kRows;
   if (most <= kFewer || call.packed()) return tiling;

@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "torch/call.h"
+#include "torch/mask.h"
 
 namespace sage {
 
@@ -15,7 +16,7 @@ struct Tiling {
   uint32_t blocks = 0;     // of threads
   // Of a persistent kernel, whose blocks take one item after the other: Sm90QkInt8PvF16::Params.
   int32_t parted_tiles = 0, parts = 1, items = 0;
-  float time = 0.0f;  // how long it is expected to take: as long as a tile's block of 64 keys so many times. Not where a mask hides, or of packed sequences
+  float time = 0.0f;  // expected, in units of a tile's block of 64 keys; unset where a mask hides, or sequences are packed
 
   int32_t tile_rows() const { return block_rows * cluster; }
 };
@@ -28,20 +29,13 @@ struct CausalTiles {
 };
 
 // How long the tiles of so many heads take, `at_once` of them at a time and the longest first, in blocks of keys: each tile as long as its
-// strips in the mean, and as `tile` blocks beside. The last ends so much of a longest tile `late`, but `latest` blocks at most.
+// strips in the mean, and as `tile` blocks beside. The last tile ends `late` longest tiles after the mean, but `latest` blocks at most.
 float causal_rounds(const CausalTiles& tiles, int64_t heads, int32_t at_once, float tile, float late,
                     float latest = std::numeric_limits<float>::infinity());
 
 // What a tile of a persistent kernel takes beside its keys: as long as so many blocks of these.
 constexpr float kBlocksOfTile = 3.7f;
 
-enum class MaskKind {
-  kNone,
-  kAdded,  // which hides little, as a rule
-  kPads,   // hides the same keys from all rows
-  kHides,
-};
-
-Tiling tiling_of(const Call& call, int32_t multiprocessors, MaskKind mask);
+Tiling tiling_of(const Call& call, int32_t multiprocessors, MaskForm mask);
 
 }  // namespace sage

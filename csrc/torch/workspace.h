@@ -25,7 +25,7 @@ struct Workspace {
   uint8_t *v = nullptr, *v_scale = nullptr;
   float* v_mean = nullptr;
   int32_t* next_tile = nullptr;  // and behind it how many parts of parted tiles have arrived
-  float* left = nullptr;         // what they leave
+  float* partials = nullptr;     // what they leave
   uint8_t *k_fp4 = nullptr, *q_mean = nullptr;  // these and their scores: of FP4 alone
   float* mean_scores = nullptr;
 
@@ -59,8 +59,8 @@ struct Workspace {
         take(v_scale, spans * kBlocks * call.kernel.v_scale_bytes(call.head_dim()));
         take(v_mean, call.options.smooth_v && call.kernel.v_smooths ? means : 0);
       }
-      take(next_tile, call.kernel.persistent ? 1 + arrivals : 0);
-      take(left, int64_t{arrivals} * tiling.parts * Sm90QkInt8PvF16::left_floats(call.head_dim()) * 32);
+      take(next_tile, call.kernel.wgmma_int8 ? 1 + arrivals : 0);
+      take(partials, int64_t{arrivals} * tiling.parts * Sm90QkInt8PvF16::partial_floats(call.head_dim()) * 32);
     };
     arrivals = static_cast<int32_t>(int64_t{tiling.parted_tiles} * tiling.cluster * Sm90QkInt8PvF16::consumer_warps(call.head_dim()));
     lay_out();

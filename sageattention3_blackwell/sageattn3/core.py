@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, overload
 
 from . import aliases
-from ._call import attend, attend_packed
+from ._call import Asked, attend, attend_packed
 from .validation import REQUIRED
 
 if TYPE_CHECKING:
@@ -123,21 +123,18 @@ def sageattn3_blackwell(
         q, k, v, is_causal, sm_scale = aliases.resolved(
             sageattn3_blackwell, others, tensor_layout, q, k, v, is_causal, sm_scale
         )
-    return attend(
+    asked = Asked(
         "sageattn3_blackwell",
         None,
-        q,
-        k,
-        v,
-        attn_mask,
         tensor_layout,
         is_causal,
-        sm_scale,
         return_lse,
         smooth_k,
         smooth_v,
         per_block_mean=per_block_mean,
+        sm_scale=sm_scale,
     )
+    return attend(asked, q, k, v, attn_mask)
 
 
 def sageattn3_varlen(

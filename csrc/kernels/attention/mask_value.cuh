@@ -18,8 +18,7 @@ __device__ __forceinline__ const uint8_t* mask_row(const AttentionMask& mask, in
 // What a number adds to a score, in log2 units. What is meant as -infinity becomes it: half a million and more below zero, where float32
 // hardly tells scores apart, and float16's least number.
 __device__ __forceinline__ float mask_value(float value, float hides = -5e5f) {
-  constexpr float kLog2E = 1.4426950408889634f;
-  return value <= hides ? -INFINITY : value * kLog2E;
+  return value <= hides ? -INFINITY : value * static_cast<float>(kLog2E);
 }
 
 // The same of an element of the mask's bits.

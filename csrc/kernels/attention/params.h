@@ -26,6 +26,9 @@ struct AttentionMask {
   int32_t type;
 };
 
+// Kernels compute with powers of 2 and logarithms to that base: what makes of these powers and logarithms to the base e, and back.
+constexpr double kLog2E = 1.4426950408889634, kLn2 = 0.6931471805599453;
+
 struct AttentionParams {
   TensorView q;
   TensorView v;
@@ -36,8 +39,8 @@ struct AttentionParams {
   const float* q_factor;  // Q is multiplied by it, channel by channel, where `scaled` says so: QuantKInt8, whose kQUnit it counts
   const int32_t* scaled;  // of each head's keys; null with k_mean
   float* lse;            // [batch, q_heads, qo_len] or, packed, [q_heads, qo_len]; natural logarithm; null: not wanted
-  int32_t heads_together;  // heads of Q whose tiles are computed one beside the other,
-  int32_t last_heads;      // up to these, all of whose are
+  int32_t heads_together;  // heads of Q in a section, whose tiles are computed one beside the other
+  int32_t last_heads;      // heads in the last section
   int32_t batch;         // or, packed, sequences
   int32_t q_heads;
   int32_t kv_heads;

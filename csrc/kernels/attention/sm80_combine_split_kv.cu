@@ -1,7 +1,7 @@
 // Adds up parts of rows' keys, each relative to its own largest score.
 #include "kernels/attention/sm80_combine_split_kv.h"
 
-#include "kernels/attention/in_16_bits/row_out.cuh"
+#include "kernels/attention/mma_sync_in_16_bits/row_out.cuh"
 #include "kernels/ptx/grid.cuh"
 
 namespace sage {

@@ -3,7 +3,7 @@
 // A warp computes 16 rows of the output.
 #include "kernels/attention/sm80_qk_f16_pv_f16.h"
 
-#include "kernels/attention/in_16_bits/warp.cuh"
+#include "kernels/attention/mma_sync_in_16_bits/warp.cuh"
 #include "kernels/ptx/grid.cuh"
 
 namespace sage {

@@ -2,7 +2,7 @@
 // quickest where a warp reads little.
 #include "kernels/attention/sm80_qk_f16_pv_f16_split_kv.h"
 
-#include "kernels/attention/in_16_bits/split_kv.cuh"
+#include "kernels/attention/mma_sync_in_16_bits/split_kv.cuh"
 
 namespace sage {
 

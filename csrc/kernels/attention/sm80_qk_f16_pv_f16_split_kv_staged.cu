@@ -1,7 +1,7 @@
 // sm80_qk_f16_pv_f16_split_kv where warps read much: by way of shared memory, at the speed that memory has.
 #include "kernels/attention/sm80_qk_f16_pv_f16_split_kv_staged.h"
 
-#include "kernels/attention/in_16_bits/split_kv.cuh"
+#include "kernels/attention/mma_sync_in_16_bits/split_kv.cuh"
 
 namespace sage {
 

@@ -56,13 +56,13 @@ struct Sm90QkInt8PvF16 {
     int32_t items;
     int32_t parted_tiles;
     int32_t parts;
-    float* left;       // by warps that computed a part, for the one that adds the parts up: left_floats(head_dim) of each lane
+    float* partials;   // of warps that computed a part, for the one that adds the parts up: partial_floats(head_dim) of each lane
     int32_t* arrived;  // for each warp of such a tile: how many parts have been left; 0 before
   };
 
   static constexpr int kMostParts = 4;
   // A lane's output, and of its two rows sums, references and scales.
-  static constexpr int left_floats(int head_dim) { return head_dim / 2 + 6; }
+  static constexpr int partial_floats(int head_dim) { return head_dim / 2 + 6; }
   static constexpr int consumer_warps(int head_dim) { return 4 * consumers(head_dim); }
 };
 

@@ -51,8 +51,8 @@ __device__ __forceinline__ void make_ones(uint4 (&pieces)[kPieces]) {
   for (uint4& piece : pieces) piece = make_uint4(ones(piece.x), ones(piece.y), ones(piece.z), ones(piece.w));
 }
 
-// Of two rows the keys that are seen: a byte for each other lane, two bits of eight keys of the first row, two of the second, and so of the
-// next eight keys.
+// Which keys of two rows are seen. Byte n is for lane n of four: two bits are two keys of the first eight in the first row, two the same in the second
+// row, and four those of the next eight.
 __device__ __forceinline__ uint32_t look_at_bytes(const uint4& first, const uint4& second) {
   const uint32_t low = first.x + second.x * 4 + first.z * 16 + second.z * 64;
   const uint32_t high = first.y + second.y * 4 + first.w * 16 + second.w * 64;
@@ -135,7 +135,7 @@ __device__ __forceinline__ uint32_t seen_by_tile(uint32_t keys) {
   }
 }
 
-// Of the first keys of a tile, this one the last, this lane's bits in a word, for one row.
+// This lane's bits, for one row, of the tile's keys 0 to `last`.
 __device__ __forceinline__ uint32_t keys_up_to(int last) {
   const auto eights = [](int last) { return last < 0 ? 0 : last >= 7 ? ~0u : (16u << 4 * last) - 1; };
   last -= threadIdx.x % 4 * 2;
@@ -167,8 +167,8 @@ __device__ __forceinline__ uint4 read_elements(const uint8_t* piece, int key_str
   return make_uint4(words[0], words[1], words[2], words[3]);
 }
 
-// Of a tile with so many rows and keys, of whose scores so many are seen. Rows past the last say nothing. Keys past it are hidden: to wgmma's bits no
-// tile with such is seen as a whole.
+// The state of a tile of so many rows and keys, `seen` of whose scores are seen. Beside bits, keys past the last count as hidden: no tile with such is
+// kVisible.
 __device__ __forceinline__ uint8_t state_of(const MaskTiles::Params& p, uint32_t seen, int rows, int keys, bool adds) {
   const int all = rows * (p.bits != nullptr ? MaskTiles::kKeys : min(keys, MaskTiles::kKeys));
   return seen == 0                     ? AttentionMask::kHidden
@@ -273,11 +273,11 @@ __device__ __forceinline__ void look_at_keys(const MaskTiles::Params& p) {
   const float values[2] = {value(tile_key + lane * 2), value(tile_key + lane * 2 + 1)};
 
   bool any_near = __any_sync(0xffffffffu, values[0] > near || values[1] > near);
-  if (p.alone && p.mask.type != AttentionMask::kBool) {
+  if (p.not_causal && p.mask.type != AttentionMask::kBool) {
 #pragma unroll 1
     for (int first = 0; !any_near && first < p.keys; first += 32) any_near = __any_sync(0xffffffffu, value(first + lane) > near);
   }
-  const float hides = p.alone && any_near ? far : -INFINITY;
+  const float hides = p.not_causal && any_near ? far : -INFINITY;
   const bool seen[2] = {!(values[0] <= hides), !(values[1] <= hides)};
   const uint32_t even = __ballot_sync(0xffffffffu, seen[0]), odd = __ballot_sync(0xffffffffu, seen[1]);
   const uint32_t word = (even >> lane % 4 & 0x11111111u) | (odd >> lane % 4 & 0x11111111u) << 1;

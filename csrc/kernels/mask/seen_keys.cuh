@@ -6,22 +6,22 @@
 namespace sage {
 
 // Of a batch element.
-struct Seen {
+struct SeenByQueries {
   const uint32_t* words = nullptr;  // null: all are
 
-  Seen() = default;
-  __device__ __forceinline__ Seen(const SeenKeys::Words& seen, int batch) : words(seen.data == nullptr ? nullptr : seen.data + batch * seen.batch_stride) {}
+  SeenByQueries() = default;
+  __device__ __forceinline__ SeenByQueries(const SeenKeys::Words& seen, int batch) : words(seen.data == nullptr ? nullptr : seen.data + batch * seen.batch_stride) {}
 
   __device__ __forceinline__ uint32_t word(int key) const { return words[key / SeenKeys::kKeys * SeenKeys::kWords + SeenKeys::word(key)]; }
   __device__ __forceinline__ bool operator()(int key) const { return words == nullptr || (word(key) >> SeenKeys::bit(key) & 1) != 0; }
 
-  // Of these there must be words.
+  // Only where `words` is not null.
   __device__ __forceinline__ uint4 tile(int index) const { return reinterpret_cast<const uint4*>(words)[index]; }
   __device__ __forceinline__ int count(int index) const {
     const uint4 keys = tile(index);
     return __popc(keys.x) + __popc(keys.y) + __popc(keys.z) + __popc(keys.w);
   }
-  // The key of a tile before which so many of the tile's are seen.
+  // The seen key number `rank` of a tile, from 0.
   __device__ __forceinline__ int key(int index, int rank) const {
     const uint4 keys = tile(index);
     // Four neighbouring keys a nibble, then eight a byte.

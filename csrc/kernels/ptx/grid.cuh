@@ -4,8 +4,8 @@
 namespace sage::ptx {
 
 // griddepcontrol (sm_90 on): a kernel may start before the one before it in the stream has ended, and waits for its end, for what it left and for its
-// memory. Where all threads of that one have waited before they let others start, all earlier ones have ended already: so does each call's first
-// kernel, as what the caller's kernels leave is read by later ones without a wait. On older GPUs both are no operations.
+// memory. If every thread of that one waits before it lets others start, all earlier kernels have ended too. A call's first kernel does so: later ones read
+// the caller's tensors without a wait. On older GPUs both are no operations.
 __device__ __forceinline__ void grid_dependency_launch() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;\n" ::: "memory");

@@ -31,8 +31,8 @@ __device__ __forceinline__ float sum_of_block(float x, float (&of_warps)[Warps])
   return x;
 }
 
-// The exponents of a head's powers of two. False: all are 0. `sample` is K's, with its spread. What a channel's typical size is, roots' mean says, which a few large
-// ones hardly move. Of 64 rows of Q, of all heads that share K, the largest counts, beside what is typical of its own row, which has a scale of its own. By a block of
+// The exponents of a head's powers of two. False: all are 0. `sample` is K's, with its spread. The typical size of channels is the squared mean of their square roots, which a few
+// large ones hardly move. Of 64 rows of Q, of all heads that share K, the largest counts, beside what is typical of its own row, which has a scale of its own. By a block of
 // threads; the answers are the same in every block that asks.
 template <typename Element, int HeadDim, int Threads>
 __device__ __forceinline__ bool find_factors(const QuantKInt8::Params& p, const KvSpan& span, Sample<HeadDim, Threads>& sample, int (&powers)[HeadDim]) {

@@ -55,7 +55,7 @@ struct KeysOfWarp {
     const auto key = [&](int n) { return k + min(first_key + n * 8 + lane / 4, span.length - 1) * p.k.token_stride; };
 #pragma unroll
     for (int piece = 0; piece < Config::kPieces; ++piece) load_rows<8>(bits[piece], key, Config::channel(piece), p.head_dim, p.k.aligned16);
-    const Seen seen(p.seen, span.batch);
+    const SeenByQueries seen(p.seen, span.batch);
 #pragma unroll
     for (int n = 0; n < Config::kNFragments; ++n) {
       const int mine = first_key + n * 8 + lane / 4;

@@ -12,16 +12,16 @@ struct KvSpan {
   int batch;           // of the tensor: 0 where sequences are packed
   int head;
   int first_key;       // of the batch element or sequence
-  int end_key;         // before which the last span starts
+  int end_key;         // spans of this block of threads start before it
   int length;          // of it
   int64_t first_token; // where it starts
   int64_t index;       // of the first span among all of the quantised tensor's
   int64_t mean;        // index of its mean
 
   KvSpan() = default;
-  // `heads` and `tokens` are those of the whole tensor, as the grid is from `first_block` on; cu_seqlens is null where it is not packed, that of queries
-  // where not because of a causal mask no more keys are seen than these. A block of threads has a lot: `together` consecutive spans of a head and sequence. A head has `lots`, those of all packed sequences; unsigned numbers, whose
-  // division is shorter.
+  // `heads` and `tokens` are those of the whole tensor, as the grid is from `first_block` on. cu_seqlens: null if it is not packed. cu_seqlens_q: null unless
+  // it is packed and causal; then a sequence has as many keys as queries at most. A block of threads has a lot: `together` consecutive spans of a head and
+  // sequence. A head has `lots`, those of all packed sequences; unsigned numbers, whose division is shorter.
   __device__ __forceinline__ KvSpan(const int32_t* cu_seqlens, const int32_t* cu_seqlens_q, int sequences, int heads, int tokens, int span_n, int together, uint32_t lots,
                                     int first_block = 0) {
     const uint32_t block = blockIdx.x - first_block;
@@ -88,7 +88,7 @@ struct Sample {
 // A token's vote weighs less the further it lies from the
 // others, by the square of its distance: one far away shall not move it. By a block of threads; their answers are the same in every block that asks.
 template <int SampledTokens, bool WithSpread, typename Element, int HeadDim, int Threads>
-__device__ __forceinline__ void take_sample(const TensorView& tensor, const KvSpan& span, int head_dim, const Seen& seen,
+__device__ __forceinline__ void take_sample(const TensorView& tensor, const KvSpan& span, int head_dim, const SeenByQueries& seen,
                                             Sample<HeadDim, Threads>& sample) {
   constexpr int kThreadsPerToken = 16;
   constexpr int kChannels = HeadDim / kThreadsPerToken;

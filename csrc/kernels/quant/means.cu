@@ -38,7 +38,7 @@ __device__ __forceinline__ void mean_of_q(const Config::Params& p, int index, Co
     tokens.length = min(Config::kRows, p.qo_len - index % p.means * Config::kRows);
   }
   if (tokens.length == 0) return;
-  take_sample<Config::kRows, false, Element>(p.q, tokens, p.head_dim, Seen(), sample);
+  take_sample<Config::kRows, false, Element>(p.q, tokens, p.head_dim, SeenByQueries(), sample);
   if (threadIdx.x < Config::kHeadDim) {
     // Rows that are no numbers shall not make others such.
     const float mean = fabsf(sample.mean[threadIdx.x]) < INFINITY ? sample.mean[threadIdx.x] : 0.0f;
@@ -51,7 +51,7 @@ __device__ __forceinline__ void mean_of_k(const Config::Params& p, int index, Co
   KvSpan tokens = all_tokens(p.cu_seqlens_k, index, p.kv_heads, p.kv_len);
   if (p.causal) tokens.length = min(tokens.length, all_tokens(p.cu_seqlens_q, index, p.kv_heads, p.qo_len).length);
   if (tokens.length == 0) return;
-  take_sample<Config::kSampledKeys, false, Element>(p.k, tokens, p.head_dim, Seen(p.seen, tokens.batch), sample);
+  take_sample<Config::kSampledKeys, false, Element>(p.k, tokens, p.head_dim, SeenByQueries(p.seen, tokens.batch), sample);
   if (threadIdx.x < Config::kHeadDim) {
     const uint32_t rounded = Pair<Element>::pack(sample.mean[threadIdx.x], 0.0f);
     p.k_mean[int64_t{index} * Config::kHeadDim + threadIdx.x] = Pair<Element>::unpack(rounded).x;

@@ -43,7 +43,7 @@ struct Centring {
 
 // Quantises a span, given the head's first token.
 __device__ __forceinline__ void quantise(const Config::Params& p, const Config::Element* k, int length, int first_span_key, int64_t index,
-                                         const Seen& seen, const Centring& centring) {
+                                         const SeenByQueries& seen, const Centring& centring) {
   using Element = Config::Element;
   constexpr int kChannels = Config::kChannels;
   const int block = threadIdx.x / 128;
@@ -138,7 +138,7 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPe
 
   const KvSpan span(p.cu_seqlens, p.cu_seqlens_q, p.sequences, p.kv_heads, p.kv_len, Config::kSpanN, p.together, p.lots);
   if (span.first_key >= span.length) return;
-  const Seen seen(p.seen, span.batch);
+  const SeenByQueries seen(p.seen, span.batch);
   __shared__ Sample<Config::kHeadDim, Config::kThreads> sample;
   __shared__ int powers[Config::kHeadDim];
   __shared__ Centring centring;

@@ -17,8 +17,8 @@ struct QuantKInt8 {
   static constexpr int kThreads = 256;
   // Any estimate of K's mean serves (softmax does not see the shift); this many keys are read for it.
   static constexpr int kSampledKeys = 64;
-  // A channel whose mean distance from K's mean is so many times the channels' typical one is made smaller, by so many powers of two at most: Q need
-  // not be as small there as a few of its rows are.
+  // A channel whose mean distance from K's mean is so many times the channels' typical one is made smaller, by so many powers of two at most: no more, since
+  // the few rows of Q that are sampled may be smaller there than others.
   static constexpr float kLarge = 4.0f;
   static constexpr int kMostPowers = 4;
   static constexpr float kQUnit = 1 << kMostPowers;  // of Q's factors, which are no more than 1, so that nothing overflows

@@ -38,7 +38,7 @@ struct VPart {
   }
   __device__ __forceinline__ int key(int i) const { return Config::key(chunk, j, i); }
   // Which of the four, a bit each, are seen: of the block that starts with `first_key`.
-  __device__ __forceinline__ uint32_t seen_keys(const Seen& seen, int first_key, int length) const {
+  __device__ __forceinline__ uint32_t seen_keys(const SeenByQueries& seen, int first_key, int length) const {
     uint32_t keys = 0;
 #pragma unroll
     for (int i = 0; i < 4; ++i) keys |= (first_key + key(i) < length && seen(first_key + key(i)) ? 1u : 0u) << i;
@@ -100,7 +100,7 @@ __device__ __forceinline__ void quantise_v(const typename Config::Params& p, con
   const KvSpan span(p.cu_seqlens, p.cu_seqlens_q, p.sequences, p.kv_heads, p.kv_len, Config::kSpanN, p.together, p.lots);
   const auto part = VPart<Config>::mine();
   if (span.first_key < span.length) {
-    const Seen seen(p.seen, span.batch);
+    const SeenByQueries seen(p.seen, span.batch);
     const float* mean = sample.mean + part.channel;
     if (p.v_mean != nullptr) {
       take_sample<Config::kSampledKeys, true, typename Config::Element>(p.v, span, p.head_dim, seen, sample);

@@ -26,7 +26,7 @@ struct SeenSample {
 // Those tokens that `sampled_token` takes where the seen ones alone are counted, however few and wherever these are. By a block of threads;
 // returns how many are seen.
 template <int Samples, int Most, int Threads>
-__device__ __forceinline__ int sample_seen(const Seen& seen, int keys, SeenSample<Most, Threads>& sample) {
+__device__ __forceinline__ int sample_seen(const SeenByQueries& seen, int keys, SeenSample<Most, Threads>& sample) {
   static_assert(Samples <= Most && Samples <= Threads);
   const int tiles = (keys + SeenKeys::kKeys - 1) / SeenKeys::kKeys;
   const int tiles_of_thread = (tiles + Threads - 1) / Threads;

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-# What is made, with the first part of the architecture that it is made for.
+# What is made, with the first part of the architecture that it is made for. A build has PTX made, tests/test_predict.py cubins.
 KINDS = {"-ptx": "compute", "-cubin": "sm"}
 # Each with its value in the same word, as NVRTC takes them too.
 HANDED_ON = ("-arch=", "-std=", "-I", "-D")

@@ -32,6 +32,7 @@ def test_understands_the_options_that_are_in_use() -> None:
         (["-cubin", "-ptx", "-arch=sm_90", "k.cu"], "expected one of -cubin and -ptx"),
         (["-cubin", "-arch=compute_90", "-o", "k.cubin", "k.cu"], "-cubin needs -arch=sm_XX, got compute_90"),
         (["-ptx", "-arch=sm_90", "-o", "k.ptx", "k.cu"], "-ptx needs -arch=compute_XX, got sm_90"),
+        (["-ptx", "-arch=compute_new", "-o", "k.ptx", "k.cu"], "-ptx needs -arch=compute_XX, got compute_new"),
         (["-ptx", "-o", "k.ptx", "k.cu"], "-ptx needs -arch=compute_XX, got none"),
         (["-cubin", "-arch=sm_90"], "expected one source file, got 0"),
         (["-cubin", "-arch=sm_90", "k.cu", "l.cu"], "expected one source file, got 2: k.cu l.cu"),
@@ -57,8 +58,9 @@ WGMMA = """
 #include <cuda_fp16.h>
 #include <cuda_bf16.h>
 #include <cuda/std/cstdint>
+#include "beside.h"
 extern "C" __global__ void kernel(__half* p, cuda::std::uint64_t a, cuda::std::uint64_t b) {
-  int c[4] = {};
+  int c[4] = {NONE};
 #if __CUDA_ARCH__ == 900
   asm volatile("wgmma.fence.sync.aligned;");
   asm volatile("{.reg .pred p; setp.ne.b32 p, 1, 0;"
@@ -77,6 +79,7 @@ def test_compiles_tensor_instructions(architecture: str, tmp_path: Path, capsys:
         pytest.skip("no CUDA 12.8 from PyPI here: `python3 scripts/run.py build-cu128` brings it")
     source, output = tmp_path / "k.cu", tmp_path / "k.cubin"
     source.write_text(WGMMA)
+    (tmp_path / "beside.h").write_text("constexpr int NONE = 0;\n")
     options = ["-cubin", f"-arch={architecture}", "-std=c++17", "-o", str(output), str(source)]
     release = matrix.load().cuda["12.8"].pypi["nvidia-cuda-nvrtc-cu12"]
     assert nvrtc_nvcc.run(toolkit, release, options) == 0, capsys.readouterr().err
@@ -100,4 +103,4 @@ def test_compiles_tensor_instructions(architecture: str, tmp_path: Path, capsys:
     said = capsys.readouterr().err
     assert "no_such.h" in said
     assert f"does not compile for {architecture}" in said
-    assert list(tmp_path.iterdir()) == [source]
+    assert {path.name for path in tmp_path.iterdir()} == {"k.cu", "beside.h"}

@@ -47,10 +47,9 @@ __device__ __forceinline__ void store_rows(const AttentionParams& p, const Tile&
       }
     }
     if (p.lse != nullptr && lane % 4 == 0) {
-      constexpr float kLn2 = 0.6931471805599453f;
       float* lse = p.lse + tile.lse + token;
       const float shift = p.k_mean != nullptr ? *lse : 0.0f;
-      *lse = sum == 0.0f ? -INFINITY : (base[row] + ptx::lg2(sum) + shift) * kLn2;
+      *lse = sum == 0.0f ? -INFINITY : (base[row] + ptx::lg2(sum) + shift) * static_cast<float>(kLn2);
     }
   }
 }

@@ -166,8 +166,8 @@ __device__ __forceinline__ void consume(const Config::Params& p, const Memory& s
       else return shared.at<float>(Shared::kScaleRing + scales + index * Config::kScaleBytes) + lane_group;
     };
     // What the mask says of the stage's block of keys of this index.
-    const auto seen_of = [&](int index) -> const Seen& {
-      return *shared.at<Seen>(Shared::kSeen + (ring.stage * Config::kStageBlocks + index) * Config::kSeenBytes);
+    const auto seen_of = [&](int index) -> const SeenTile& {
+      return *shared.at<SeenTile>(Shared::kSeen + (ring.stage * Config::kStageBlocks + index) * Config::kSeenBytes);
     };
     const auto softmax = [&](int block, int index, uint32_t seen, float k_scale, bool bounded, Rescaling& rescaling) {
       ptx::wgmma_hold(scores);

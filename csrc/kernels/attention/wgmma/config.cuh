@@ -27,7 +27,7 @@ struct Config : Sm90QkInt8PvF16 {
   static constexpr int kQkSteps = kHeadDim / 32;
   static constexpr int kPvSteps = kBlockN / 16;
   static constexpr int kConsumerWarps = consumer_warps(kHeadDim);
-  static constexpr int kLeftFloats = left_floats(kHeadDim);
+  static constexpr int kPartialFloats = partial_floats(kHeadDim);
   static constexpr int kScaleRingBytes = scale_ring_bytes(kHeadDim);
   static constexpr int kScaleStageBytes = kStageBlocks * kScaleBytes;
   static constexpr int kProducerRegisters = kConsumers == 3 ? 32 : 40;

@@ -204,9 +204,9 @@ __device__ __forceinline__ void load_k(const Config::Params& p, const Memory& sh
     if constexpr (Masked) {
 #pragma unroll 1
       for (int end = slot + count; slot < end; ++slot) {
-        const Seen next = seen.next();
+        const SeenTile next = seen.next();
         if (!first_lane) continue;
-        *shared.at<Seen>(Shared::kSeen + slot * Config::kSeenBytes) = next;
+        *shared.at<SeenTile>(Shared::kSeen + slot * Config::kSeenBytes) = next;
         fetch_k(p, work.kv_block + next.tile, 1, slot, full, shared);
         fetch_k_scales(p, work.kv_block + next.tile, slot, full, shared);
       }

@@ -10,13 +10,13 @@
 namespace sage {
 
 // What a mask says of a tile of keys, in shared memory beside the stage that holds them.
-struct Seen {
+struct SeenTile {
   int tile;    // which it is
   int states;  // AttentionMask::Tile of each warpgroup's rows, two bits each
 
   __device__ __forceinline__ int state(int group) const { return states >> 2 * group & 3; }
 };
-static_assert(sizeof(Seen) <= Config::kSeenBytes);
+static_assert(sizeof(SeenTile) <= Config::kSeenBytes);
 
 // The tiles of 64 keys that some row of a cluster sees, one after the other. A warp, which looks at 32 at a time: a lane has what a tile
 // is to each 64 rows.
@@ -31,7 +31,7 @@ class SeenTiles {
   }
 
   // The next one, as it is to the rows of this block. Hidden from all if there is none.
-  __device__ __forceinline__ Seen next() {
+  __device__ __forceinline__ SeenTile next() {
     while (left_ == 0 && (first_ + 32) * Config::kBlockN < work_.kv_len) {
       first_ += 32;
       look();
@@ -84,7 +84,7 @@ __device__ __forceinline__ void fetch_added(const Config::Params& p, const Memor
     SeenTiles seen(p, work);
 #pragma unroll 1
     for (int left = work.blocks; left > 0; --left) {
-      const Seen tile = seen.next();
+      const SeenTile tile = seen.next();
 #pragma unroll 1
       for (int group = 0; group < Config::kConsumers; ++group) {
         if (tile.state(group) != AttentionMask::kAdded) continue;
@@ -103,7 +103,7 @@ __device__ __forceinline__ void fetch_added(const Config::Params& p, const Memor
 }
 
 // Scores of a tile that this thread's rows see, a bit each.
-__device__ __forceinline__ uint32_t seen_scores(const Config::Params& p, const Work& work, int group, const Seen& seen) {
+__device__ __forceinline__ uint32_t seen_scores(const Config::Params& p, const Work& work, int group, const SeenTile& seen) {
   const int state = seen.state(group);
   if (state == AttentionMask::kHidden) return 0;
   if (state == AttentionMask::kVisible) return ~0u;
@@ -129,12 +129,11 @@ __device__ __forceinline__ float unit_of(int row, const Rows& rows, const Memory
 // where it hides.
 __device__ __forceinline__ void add_mask(const Config::Params& p, const Memory& shared, int group, uint32_t seen,
                                          float k_scale, const Rows& rows, Scores& scores, float (&log2)[2]) {
-  constexpr float kLog2E = 1.4426950408889634f;
   const int lane = threadIdx.x % 32;
   float scale[2];
 #pragma unroll
   for (int row = 0; row < 2; ++row) {
-    log2[row] = unit_of(row, rows, shared) * kLog2E;
+    log2[row] = unit_of(row, rows, shared) * static_cast<float>(kLog2E);
     scale[row] = ptx::divide(rows.q_scale[row] * k_scale, log2[row]);
   }
   // As accumulators lie: rows lane / 4 and 8 further of 8 keys, then of the next 8.
@@ -175,11 +174,10 @@ __device__ __forceinline__ void find_largest_of_floats(const Scores& scores, con
 
 // As make_probabilities, of such. Their unit may have become another since.
 __device__ __forceinline__ void make_probabilities_of_floats(const Memory& shared, const Rows& rows, Scores& scores, float (&sums)[2]) {
-  constexpr float kLog2E = 1.4426950408889634f;
   float log2[2], reference[2];
 #pragma unroll
   for (int row = 0; row < 2; ++row) {
-    log2[row] = unit_of(row, rows, shared) * kLog2E;
+    log2[row] = unit_of(row, rows, shared) * static_cast<float>(kLog2E);
     sums[row] = -0.0f;  // which the first sum leaves out
     reference[row] = fmaxf(rows.reference[row], -1e30f);  // where no key has been seen yet: -infinity less -infinity is no number
   }

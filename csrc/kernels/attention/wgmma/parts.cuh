@@ -17,8 +17,8 @@ __device__ __forceinline__ bool add_parts(const Config::Params& p, const Work& w
   const int64_t warps = ptx::cluster_size() * Config::kConsumerWarps;
   const int64_t place = ptx::cluster_rank() * Config::kConsumerWarps + warp;  // in the tile
   // Of a part, each four numbers of all lanes beside one another, then three times two.
-  const int64_t part_floats = warps * Config::kLeftFloats * 32;
-  float* first = p.left + (work.left * work.parts * warps + place) * (Config::kLeftFloats * 32);
+  const int64_t part_floats = warps * Config::kPartialFloats * 32;
+  float* first = p.partials + (work.left * work.parts * warps + place) * (Config::kPartialFloats * 32);
   float* mine = first + work.part * part_floats;
 #pragma unroll
   for (int i = 0; i < kOut; i += 4) {

@@ -47,9 +47,8 @@ __device__ __forceinline__ void store_out(const Config::Params& p, const Work& w
     // A row that sees no key is zero.
     inverse[row] = sum == 0.0f ? 0.0f : ptx::rcp(sum);
     if (p.lse != nullptr && lane % 4 == 0 && inside) {
-      constexpr float kLn2 = 0.6931471805599453f;
       const float log_sum = rows.reference[row] + ptx::lg2(sum) + shared.at<float>(Shared::kQShift)[block_row];
-      p.lse[work.lse + token] = sum == 0.0f ? -INFINITY : log_sum * kLn2;
+      p.lse[work.lse + token] = sum == 0.0f ? -INFINITY : log_sum * static_cast<float>(kLn2);
     }
     if constexpr (!Staged) {
       uint16_t* destination = row_pointer(token);
@@ -67,7 +66,7 @@ __device__ __forceinline__ void store_out(const Config::Params& p, const Work& w
       }
     }
   }
-  if constexpr (Staged) {
+  if constexpr (Staged) {  // as store_rows.cuh does: of a function that both call nvcc makes other, slower code here
     const int stage = Shared::kOut + warp_row / 16 * Config::kOutBytes;
     const int first = lane / 8, channel = lane % 8 * 8;  // of rows four apart
     const int rows_left = work.qo_len - first_row;

@@ -271,8 +271,7 @@ __device__ __forceinline__ void compute(const Config::Params& p, int team, const
         const int token = warp_row + lane / 4 + row * 8;
         const float sum = sum_of_quad(rows.sum[row]);
         inverse[row] = kMasked && sum == 0.0f ? 0.0f : ptx::rcp(sum);  // of a row that sees no key
-        constexpr float kLn2 = 0.6931471805599453f;
-        if (p.lse != nullptr && lane % 4 == 0 && token < qo_len) p.lse[tile.lse + token] = (rows.reference[row] + ptx::lg2(sum)) * kLn2;
+        if (p.lse != nullptr && lane % 4 == 0 && token < qo_len) p.lse[tile.lse + token] = (rows.reference[row] + ptx::lg2(sum)) * static_cast<float>(kLn2);
       }
       // The rows of Q are the output's, once no product of this warpgroup reads them.
       ptx::named_barrier(1 + team * Config::kConsumers + group, 128);

@@ -29,7 +29,7 @@ class MaskOfWarp<true> {
         address_(shared.address + offset) {}
 
   // What scores are multiplied by, once a mask's numbers have been added to them.
-  __device__ __forceinline__ float scale_log2() const { return is_bool() ? p_.scale_log2 : 1.4426950408889634f; }
+  __device__ __forceinline__ float scale_log2() const { return is_bool() ? p_.scale_log2 : static_cast<float>(kLog2E); }
 
   // Begins to fetch what it says of a block of keys. Of what was fetched before all lanes have read theirs.
   __device__ __forceinline__ void fetch(int block) const {
@@ -156,8 +156,7 @@ class MaskOfWarp<true> {
   }
 
   __device__ __forceinline__ void add(Scores& scores) const {
-    constexpr float kLn2 = 0.6931471805599453f;
-    const float sm_scale = p_.scale_log2 * kLn2;
+    const float sm_scale = p_.scale_log2 * static_cast<float>(kLn2);
     // As accumulators lie: rows lane / 4 and 8 further of 8 keys, then of the next 8.
     const int lane = threadIdx.x % 32;
     const uint32_t first = address_ + place<2>(row_of(lane % 16), lane / 16 * 16);

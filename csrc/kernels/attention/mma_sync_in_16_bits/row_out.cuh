@@ -44,8 +44,7 @@ __device__ __forceinline__ void store_channels(Element* to, float4 sums, float t
 
 // Natural, of probabilities that are 2^level at the largest score.
 __device__ __forceinline__ float log_sum_exp(float largest, float total, float level) {
-  constexpr float kLn2 = 0.6931471805599453f;
-  return total == 0.0f ? -INFINITY : (largest - level + ptx::lg2(total)) * kLn2;
+  return total == 0.0f ? -INFINITY : (largest - level + ptx::lg2(total)) * static_cast<float>(kLn2);
 }
 
 }  // namespace sage

@@ -4,7 +4,7 @@
 // that run at once, first ones are a warp's each, which adds nothing up, and what is left for the end is parted, so that it is short.
 #pragma once
 
-#include "kernels/attention/in_16_bits/warp.cuh"
+#include "kernels/attention/mma_sync_in_16_bits/warp.cuh"
 #include "kernels/attention/sm80_qk_f16_pv_f16_split_kv.h"
 #include "kernels/ptx/cluster.cuh"
 #include "kernels/ptx/grid.cuh"
@@ -53,7 +53,7 @@ struct Share {
   }
 };
 
-// Which of the rows of all heads of a group, first queries to last, one head after the other, as in the output.
+// A row of a group (its heads one after the other, each with all queries) as head and query.
 struct GroupRow {
   int head, token;
 
@@ -104,13 +104,13 @@ __device__ __forceinline__ bool hides(const AttentionMask& mask, const uint8_t* 
 }
 
 // Of 32 blocks of keys, each `step` keys after the one before, those that a row of a strip sees. A mask may hide most: a cache that is not full yet.
-struct SeenKeys {
+struct SeenBlocks {
   uint32_t origin, step;
   int end;
   uint32_t rest;  // of the blocks: which are still to come
 
   // A lane looks at a block.
-  __device__ __forceinline__ SeenKeys(const Split::Params& p, const Share& share, uint32_t origin, uint32_t step, int end)
+  __device__ __forceinline__ SeenBlocks(const Split::Params& p, const Share& share, uint32_t origin, uint32_t step, int end)
       : origin(origin), step(step), end(end) {
     const uint32_t block = origin + threadIdx.x % 32 * step;
     bool seen = block < static_cast<uint32_t>(end);
@@ -277,7 +277,7 @@ __device__ __forceinline__ void attend_split_kv(const Split::Params& p) {
   for (uint32_t origin = begin; origin < static_cast<uint32_t>(end); origin += 32 * step) {
     ptx::keep(none);  // so that it is found anew, and takes no registers meanwhile
     const Share share = Share::of<kStaged>(p, none);
-    const SeenKeys keys(p, share, origin, step, end);
+    const SeenBlocks keys(p, share, origin, step, end);
     if (keys.rest == 0) continue;
     const KeysOfHead head{p, row_pointer<Element>(p.k, share.batch, share.kv_head, 0), row_pointer<Element>(p.v, share.batch, share.kv_head, 0)};
     const GroupRows rows(p, share);

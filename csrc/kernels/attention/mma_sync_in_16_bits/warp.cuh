@@ -6,8 +6,8 @@
 
 #include <cuda/std/type_traits>
 
-#include "kernels/attention/in_16_bits/keys.cuh"
-#include "kernels/attention/in_16_bits/row_out.cuh"
+#include "kernels/attention/mma_sync_in_16_bits/keys.cuh"
+#include "kernels/attention/mma_sync_in_16_bits/row_out.cuh"
 #include "kernels/attention/mask_value.cuh"
 #include "kernels/attention/quad.cuh"
 #include "kernels/attention/sm80_qk_f16_pv_f16.h"

@@ -8,7 +8,7 @@
 //   finish()                there are no others
 #pragma once
 
-#include "kernels/attention/in_16_bits/config.cuh"
+#include "kernels/attention/mma_sync_in_16_bits/config.cuh"
 #include "kernels/element.cuh"
 #include "kernels/ptx/cp_async.cuh"
 
