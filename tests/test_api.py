@@ -327,8 +327,9 @@ def test_what_could_go_back_compiles_whole(backend: str, dynamic: bool) -> None:
     def program(q: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
         out = sageattn(q + 1, K, V, attn_mask=mask)
         cu = torch.tensor([0, 3, q.shape[2]], dtype=torch.int32)
-        packed = [x[0].transpose(0, 1) for x in (q, K, V)]
-        return out * 2 + sageattn_varlen(*packed, cu, cu, q.shape[2], q.shape[2]).transpose(0, 1)
+        a, b, c = (x[0].transpose(0, 1) for x in (q, K, V))
+        of_packed: Any = sageattn_varlen(a, b, c, cu, cu, q.shape[2], q.shape[2])
+        return out * 2 + of_packed.transpose(0, 1)
 
     compiled = torch.compile(program, backend=backend, fullgraph=True, dynamic=dynamic)
     q, mask = Q.clone().requires_grad_(), torch.zeros(Q.shape[2], K.shape[2], requires_grad=True)
