@@ -64,6 +64,28 @@ def in_bfloat16(kernel: str | None) -> Attend:
 ORIGINAL = F.scaled_dot_product_attention
 
 
+def in_fp4(device: torch.device) -> dict[str, Attend]:
+    """By sageattn3, where it is installed and the device is one that it serves."""
+    try:
+        import sageattn3
+    except ImportError:
+        return {}
+    q = torch.empty(1, 1, 1, 64, dtype=torch.bfloat16, device=device)
+    try:
+        kernel = sageattn3.explain(q, q, q).kernel
+    except ValueError:  # not on this GPU
+        return {}
+
+    def attend(
+        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, causal: bool, factor: float
+    ) -> torch.Tensor:
+        q, k, v = (x.to(torch.bfloat16) for x in (q, k, v))
+        out: torch.Tensor = sageattn3.sageattn3_blackwell(q, k, v, mask, causal, sm_scale=factor)
+        return out
+
+    return {kernel: attend}
+
+
 @contextmanager
 def attention(attend: Attend) -> Iterator[None]:
     """Has models that call PyTorch's attention, as transformers' do by default, call this."""
@@ -170,6 +192,7 @@ def main() -> None:
     attends = {
         PYTORCH: in_bfloat16(None),
         **{name: in_bfloat16(name) for name in dispatch.KERNELS if present is None or name in present},
+        **in_fp4(tokens.device),
     }
 
     def run() -> torch.Tensor:
