@@ -7,6 +7,7 @@
 #include "kernels/quant/kv_span.cuh"
 #include "kernels/quant/quant_v.h"
 #include "kernels/swizzle.cuh"
+#include "kernels/transpose.cuh"
 
 namespace sage {
 
@@ -45,18 +46,6 @@ struct VPart {
     return keys;
   }
 };
-
-// Four lanes, 8 apart, hold words j = 0 to 3 of the same rows: hands each of them all four words of the row of its number.
-__device__ __forceinline__ uint4 transpose(const uint32_t (&words)[4], int j) {
-  const bool odd = j % 2, high = j / 2;
-  const auto exchange = [](uint32_t word, int lane) { return __shfl_xor_sync(0xffffffffu, word, lane); };
-  // First between neighbours, then between pairs.
-  const uint32_t first = exchange(odd ? words[0] : words[1], 8), second = exchange(odd ? words[2] : words[3], 8);
-  const uint32_t low[2] = {odd ? first : words[0], odd ? words[1] : first};     // rows 0 or 1: words of this pair
-  const uint32_t up[2] = {odd ? second : words[2], odd ? words[3] : second};    // rows 2 or 3
-  const uint32_t third = exchange(high ? low[0] : up[0], 16), fourth = exchange(high ? low[1] : up[1], 16);
-  return high ? make_uint4(third, fourth, up[0], up[1]) : make_uint4(low[0], low[1], third, fourth);
-}
 
 template <typename Config>
 __device__ __forceinline__ void load_part(const typename Config::Params& p, const KvSpan& span, int first_key, const VPart<Config>& part,

@@ -15,7 +15,7 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, 768 / Config::kTh
       uint32_t words[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) words[i] = ptx::pack_e4m3x4(x[0][half + i], x[1][half + i], x[2][half + i], x[3][half + i]);
-      const uint4 row = transpose(words, part.j);
+      const uint4 row = transpose<8>(words, part.j);
       *reinterpret_cast<uint4*>(out + swizzled<Config::kBlockN>(part.channel + half + part.j, part.chunk)) = row;
     }
   });

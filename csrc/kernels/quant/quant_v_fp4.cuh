@@ -38,7 +38,7 @@ __device__ __forceinline__ void quantise_v_fp4(const typename Config::Params& p)
       }
     }
     // Of the word of number j the four lanes' parts: a byte for each half of a channel's eight.
-    const uint4 parts = transpose(words, part.j);
+    const uint4 parts = transpose<8>(words, part.j);
 #pragma unroll
     for (int odd = 0; odd < 2; ++odd) {
       uint32_t row[2];

@@ -12,6 +12,7 @@
 #include "kernels/attention/wgmma/mask.cuh"
 #include "kernels/attention/wgmma/parts.cuh"
 #include "kernels/attention/wgmma/quantise_q.cuh"
+#include "kernels/attention/wgmma/row_sums.cuh"
 #include "kernels/attention/wgmma/softmax.cuh"
 #include "kernels/attention/wgmma/store_out.cuh"
 #include "kernels/ptx/cluster.cuh"
@@ -37,26 +38,26 @@ __device__ __forceinline__ void consume(const Config::Params& p, const Memory& s
   Probabilities probabilities;
   Output out;
   Rows rows;
-  Ring ring;
+  Stages ring;
   uint32_t turns = 0;  // the parities: of tiles of the output, and of what the mask adds
   int lane_group = lane % 4;  // read from the special register once
   ptx::keep(lane_group);
 
   uint32_t ready = 0;  // the next stage was seen to be full: asked early, the answer costs no time
   const auto wait_full = [&] {
-    ptx::mbarrier_wait_unless(ready, shared.address + Shared::kFull + ring.stage * 8, ring.parity);
+    ptx::mbarrier_wait_unless(ready, shared.address + Shared::kFull + ring.place * 8, ring.parity);
     ready = 0;
   };
   const auto ask_for_next = [&] {
-    Ring next = ring;
+    Stages next = ring;
     next.next();
-    ready = ptx::mbarrier_test(shared.address + Shared::kFull + next.stage * 8, next.parity);
+    ready = ptx::mbarrier_test(shared.address + Shared::kFull + next.place * 8, next.parity);
   };
   const auto next_stage = [&] {
     ring.next();
     k_descriptor.low += Config::kStageBlocks * Config::kKBlockBytes / 16;
     v_descriptor.low += Config::kStageBlocks * Config::kVBlockBytes / 16;
-    if (ring.stage == 0) {
+    if (ring.place == 0) {
       k_descriptor.low -= Config::kStages * Config::kStageBlocks * Config::kKBlockBytes / 16;
       v_descriptor.low -= Config::kStages * Config::kStageBlocks * Config::kVBlockBytes / 16;
     }
@@ -71,11 +72,11 @@ __device__ __forceinline__ void consume(const Config::Params& p, const Memory& s
   }
   const auto leave_stage = [&] {
     if constexpr (Masked) {
-      ptx::mbarrier_arrive(empty + ring.stage * 8);
-      if (ptx::cluster_size() > 1) ptx::mbarrier_arrive_at(ptx::cluster_address(empty + ring.stage * 8, ptx::cluster_rank() ^ 1));
+      ptx::mbarrier_arrive(empty + ring.place * 8);
+      if (ptx::cluster_size() > 1) ptx::mbarrier_arrive_at(ptx::cluster_address(empty + ring.place * 8, ptx::cluster_rank() ^ 1));
     } else {
       __syncwarp();
-      if (releases) ptx::mbarrier_arrive_at(empty + ring.stage * 8);
+      if (releases) ptx::mbarrier_arrive_at(empty + ring.place * 8);
     }
     next_stage();
   };
@@ -113,7 +114,7 @@ __device__ __forceinline__ void consume(const Config::Params& p, const Memory& s
       ptx::wgmma_f32<Config::Element>(out, probabilities[step], v + step * (16 * 128 / 16));
     }
     ptx::wgmma_commit();
-    if constexpr (!Config::kHalfRange) add_to_sums(probabilities, rows);
+    if constexpr (!Config::kHalfRange) add_to_sums<Config::Element>(probabilities, rows.sum);
   };
   const auto finish_pv = [&] {
     ptx::wgmma_wait<0>();
@@ -162,12 +163,12 @@ __device__ __forceinline__ void consume(const Config::Params& p, const Memory& s
 
     const float* q_reach = shared.at<float>(Shared::kQReach) + warp_row + lane / 4;
     const auto k_scales = [&](int index) {
-      if constexpr (Masked) return shared.at<float>(Shared::kKScale + (ring.stage * Config::kStageBlocks + index) * Config::kScaleBytes) + lane_group;
+      if constexpr (Masked) return shared.at<float>(Shared::kKScale + (ring.place * Config::kStageBlocks + index) * Config::kScaleBytes) + lane_group;
       else return shared.at<float>(Shared::kScaleRing + scales + index * Config::kScaleBytes) + lane_group;
     };
     // What the mask says of the stage's block of keys of this index.
     const auto seen_of = [&](int index) -> const SeenTile& {
-      return *shared.at<SeenTile>(Shared::kSeen + (ring.stage * Config::kStageBlocks + index) * Config::kSeenBytes);
+      return *shared.at<SeenTile>(Shared::kSeen + (ring.place * Config::kStageBlocks + index) * Config::kSeenBytes);
     };
     const auto softmax = [&](int block, int index, uint32_t seen, float k_scale, bool bounded, Rescaling& rescaling) {
       ptx::wgmma_hold(scores);

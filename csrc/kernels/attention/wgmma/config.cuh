@@ -4,6 +4,7 @@
 #include <cuda/std/type_traits>
 
 #include "kernels/attention/sm90_qk_int8_pv_f16_masked.h"
+#include "kernels/attention/ring.cuh"
 #include "kernels/attention/tile.cuh"
 #include "kernels/ptx/cluster.cuh"
 
@@ -140,17 +141,7 @@ __device__ __forceinline__ Work& work_of(uint32_t parity, const Memory& shared) 
   return *shared.at<Work>(Shared::kTile + parity * Config::kTileBytes);
 }
 
-// Position in the ring of stages. A stage holds one or two blocks of K and for each the block of V before it: what one step
-// multiplies. So a last block of V follows those of K. The phase's parity changes with every round.
-struct Ring {
-  int stage = 0;
-  uint32_t parity = 0;
-  __device__ __forceinline__ void next() {
-    if (++stage == Config::kStages) {
-      stage = 0;
-      parity ^= 1;
-    }
-  }
-};
+// A stage holds one or two blocks of K and for each the block of V before it: what one step multiplies. So a last block of V follows those of K.
+using Stages = Ring<Config::kStages>;
 
 }  // namespace sage

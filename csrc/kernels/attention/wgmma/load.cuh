@@ -167,7 +167,7 @@ __device__ __forceinline__ auto tiles_of(const Config::Params& p, const Work& wo
 template <bool Masked, typename Fetch>
 __device__ __forceinline__ void stream(const Config::Params& p, const Memory& shared, const Fetch& fetch) {
   const bool first_lane = threadIdx.x % 32 == 0;
-  Ring ring;
+  Stages ring;
   for (uint32_t parity = 0;; parity ^= 1) {
     ptx::mbarrier_wait(shared.address + Shared::kQFull, parity);
     Work& work = work_of(parity, shared);
@@ -176,10 +176,10 @@ __device__ __forceinline__ void stream(const Config::Params& p, const Memory& sh
     const int blocks = work.key_blocks();
     auto seen = tiles_of<Masked>(p, work);
     for (int first = 0; first <= blocks; first += Config::kStageBlocks, ring.next()) {
-      const uint32_t full = shared.address + Shared::kFull + ring.stage * 8;
-      ptx::mbarrier_wait(shared.address + Shared::kEmpty + ring.stage * 8, ring.parity ^ 1);
+      const uint32_t full = shared.address + Shared::kFull + ring.place * 8;
+      ptx::mbarrier_wait(shared.address + Shared::kEmpty + ring.place * 8, ring.parity ^ 1);
       __syncwarp();
-      fetch(work, seen, blocks, first, ring.stage * Config::kStageBlocks, full);
+      fetch(work, seen, blocks, first, ring.place * Config::kStageBlocks, full);
       if (first_lane) ptx::mbarrier_arrive(full);
     }
   }

@@ -177,18 +177,4 @@ __device__ __forceinline__ void pack(const Scores& scores, Probabilities& probab
   }
 }
 
-// Adds up the probabilities, as rounded: pairs in Element first, which halves the instructions. A tree of eight loses less
-// than rounding the probabilities did.
-__device__ __forceinline__ void add_to_sums(const Probabilities& probabilities, Rows& rows) {
-  using P = Pair<Config::Element>;
-#pragma unroll
-  for (int row = 0; row < 2; ++row) {
-    uint32_t sums[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) sums[i] = P::add(probabilities[i][row], probabilities[i][row + 2]);
-    const float2 pair = P::unpack(P::add(P::add(sums[0], sums[1]), P::add(sums[2], sums[3])));
-    rows.sum[row] += pair.x + pair.y;
-  }
-}
-
 }  // namespace sage

@@ -4,24 +4,9 @@
 #include "kernels/attention/wgmma/softmax.cuh"
 #include "kernels/ptx/ldmatrix.cuh"
 #include "kernels/swizzle.cuh"
+#include "kernels/transpose.cuh"
 
 namespace sage {
-
-// Four lanes hold four channels pairs each of four groups of 8 channels: hands each lane the 8 channels of one group.
-__device__ __forceinline__ void transpose_quad(uint32_t (&pairs)[4]) {
-  const int lane = threadIdx.x % 4;
-  const bool odd = lane % 2, high = lane / 2;
-  const uint32_t first = __shfl_xor_sync(0xffffffffu, odd ? pairs[0] : pairs[1], 1);
-  const uint32_t second = __shfl_xor_sync(0xffffffffu, odd ? pairs[2] : pairs[3], 1);
-  const uint32_t low_group[2] = {odd ? first : pairs[0], odd ? pairs[1] : first};
-  const uint32_t high_group[2] = {odd ? second : pairs[2], odd ? pairs[3] : second};
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const uint32_t other = __shfl_xor_sync(0xffffffffu, high ? low_group[i] : high_group[i], 2);
-    pairs[i] = high ? other : low_group[i];
-    pairs[i + 2] = high ? high_group[i] : other;
-  }
-}
 
 // Writes this warp's 16 rows, the first of which is `first_row`. Staged: by way of shared memory, which takes fewer instructions than handing channels
 // from lane to lane; under a mask there is no room for it at head_dim 128.
@@ -57,12 +42,10 @@ __device__ __forceinline__ void store_out(const Config::Params& p, const Work& w
         uint32_t pairs[4];
 #pragma unroll
         for (int i = 0; i < 4; ++i) pairs[i] = pair(group * 4 + i, row, inverse[row]);
-        transpose_quad(pairs);
+        const uint4 eight = transpose<1>(pairs, lane % 4);  // channels of one group, of which each lane had a pair
         const int channel = (group * 4 + lane % 4) * 8;
         // Channels come in eights: the copy engine reads no other V.
-        if (inside && channel < p.v_head_dim) {
-          *reinterpret_cast<uint4*>(destination + channel) = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
-        }
+        if (inside && channel < p.v_head_dim) *reinterpret_cast<uint4*>(destination + channel) = eight;
       }
     }
   }

@@ -6,6 +6,7 @@
 #pragma once
 
 #include "kernels/attention/quad.cuh"
+#include "kernels/attention/wgmma/row_sums.cuh"
 #include "kernels/attention/wgmma/store_rows.cuh"
 #include "kernels/attention/wgmma_in_16_bits/config.cuh"
 #include "kernels/attention/wgmma_in_16_bits/mask.cuh"
@@ -123,7 +124,7 @@ __device__ __forceinline__ void make_probabilities(float scale_log2, const Rows&
   }
 }
 
-// And their sums, as rounded of bfloat16: pairs first, which halves the instructions; of float16, whose sums of pairs may be too large, before.
+// And as wgmma takes them. Those of float16, whose sums of pairs may be too large, are added up as they are, not by row_sums.cuh.
 __device__ __forceinline__ void pack(const Scores& scores, Rows& rows, Probabilities& probabilities) {
   using P = Pair<Config::Element>;
 #pragma unroll
@@ -133,20 +134,6 @@ __device__ __forceinline__ void pack(const Scores& scores, Rows& rows, Probabili
     if constexpr (Config::kHalfRange) rows.sum[i % 2] += scores[2 * i] + scores[2 * i + 1];
   }
 }
-__device__ __forceinline__ void add_to_sums(const Probabilities& probabilities, Rows& rows) {
-  if constexpr (!Config::kHalfRange) {
-    using P = Pair<Config::Element>;
-#pragma unroll
-    for (int row = 0; row < 2; ++row) {
-      uint32_t sums[4];
-#pragma unroll
-      for (int i = 0; i < 4; ++i) sums[i] = P::add(probabilities[i][row], probabilities[i][row + 2]);
-      const float2 pair = P::unpack(P::add(P::add(sums[0], sums[1]), P::add(sums[2], sums[3])));
-      rows.sum[row] += pair.x + pair.y;
-    }
-  }
-}
-
 __device__ __forceinline__ void rescale(const float (&factor)[2], Output& out) {
 #pragma unroll
   for (int i = 0; i < Config::kHeadDim / 2; ++i) out[i] *= factor[i / 2 % 2];
@@ -194,7 +181,7 @@ __device__ __forceinline__ void compute(const Config::Params& p, int team, const
       ptx::wgmma_f32<Config::Element>(out, probabilities[step], v + step * (16 * 128 / 16));
     }
     ptx::wgmma_commit();
-    add_to_sums(probabilities, rows);
+    if constexpr (!Config::kHalfRange) add_to_sums<Config::Element>(probabilities, rows.sum);
   };
 
   for (;; tiles.next()) {

@@ -4,6 +4,7 @@
 #include <cuda/std/type_traits>
 
 #include "kernels/attention/sm90_qk_f16_pv_f16_masked.h"
+#include "kernels/attention/ring.cuh"
 #include "kernels/attention/tile.cuh"
 
 namespace sage {
@@ -56,19 +57,6 @@ struct Shared {
   static_assert(Config::shared_bytes(Config::kHeadDim, kMaskBytes) <= 232448);
 };
 static_assert(sizeof(Tile) <= Config::kTileBytes);
-
-// Position in a ring of places; the parity of their phases changes with every round.
-template <int Places>
-struct Ring {
-  int place = 0;
-  uint32_t parity = 0;
-  __device__ __forceinline__ void next() {
-    if (++place == Places) {
-      place = 0;
-      parity ^= 1;
-    }
-  }
-};
 
 // A team's.
 struct Memory {
