@@ -28,11 +28,6 @@ class Asked(NamedTuple):
     per_block_mean: bool | None = None  # None: the kernels of the function know no such thing
     sm_scale: float | None = None
 
-    @property
-    def means(self) -> bool:
-        """per_block_mean as the operator has it."""
-        return self.per_block_mean is not False
-
 
 def attend(
     asked: Asked,
@@ -82,7 +77,15 @@ def attend(
         kernel, or_16_bit = _choice(asked.function, asked.pv_accum_dtype, q, v, attn_mask, packed=False)
         heads_first, out_turned = _ops.LAYOUTS[asked.tensor_layout]
         dispatch.SERVED[key] = _ops.number_of(
-            kernel, heads_first, is_causal, asked.smooth_k, asked.smooth_v, asked.return_lse, asked.means, or_16_bit, out_turned
+            kernel,
+            heads_first,
+            is_causal,
+            asked.smooth_k,
+            asked.smooth_v,
+            asked.return_lse,
+            asked.per_block_mean is not False,
+            or_16_bit,
+            out_turned,
         )
     return result
 
@@ -173,7 +176,7 @@ def _attend(
     try:
         out, lse = _ops.attention(
             q, k, v, attn_mask, asked.tensor_layout, is_causal, factor, asked.smooth_k, asked.smooth_v, asked.return_lse, kernel,
-            per_block_mean=asked.means, or_16_bit=or_16_bit,
+            per_block_mean=asked.per_block_mean is not False, or_16_bit=or_16_bit,
         )  # fmt: skip
     except RuntimeError as error:
         _raise_if_out_of_memory(error, q.device)

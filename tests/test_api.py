@@ -331,6 +331,7 @@ def test_what_could_go_back_compiles_whole(backend: str, dynamic: bool) -> None:
         of_packed: Any = sageattn_varlen(a, b, c, cu, cu, q.shape[2], q.shape[2])
         return out * 2 + of_packed.transpose(0, 1)
 
+    torch._dynamo.reset()
     compiled = torch.compile(program, backend=backend, fullgraph=True, dynamic=dynamic)
     q, mask = Q.clone().requires_grad_(), torch.zeros(Q.shape[2], K.shape[2], requires_grad=True)
     for some, added in ((q, None), (Q, mask), (q, mask)):
