@@ -1,8 +1,6 @@
 // Words of four rows that four lanes hold, by rows instead of by columns.
 #pragma once
 
-#include <cstdint>
-
 namespace sage {
 
 // Lanes `Distance` apart, number 0 to 3, hold word `number` of each of four rows: hands each of them all four words of the row of its number.

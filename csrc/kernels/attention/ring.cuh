@@ -1,8 +1,6 @@
 // Stages of shared memory in turn.
 #pragma once
 
-#include <cstdint>
-
 namespace sage {
 
 // Position in a ring of places; the parity of their phases changes with every round.
