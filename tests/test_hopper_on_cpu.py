@@ -371,7 +371,7 @@ FAULTS = {
     ),
     "stage": (
         "attend.cuh",
-        "    ptx::mbarrier_wait_unless(ready, shared.address + Shared::kFull + ring.stage * 8, ring.parity);\n",
+        "    ptx::mbarrier_wait_unless(ready, shared.address + Shared::kFull + ring.place * 8, ring.parity);\n",
         "",
         "many pairs",
         "",
@@ -426,8 +426,8 @@ UNORDERED = {
     "warps": ("attend.cuh", "      __syncwarp();\n      if (releases)", "      if (releases)", "many pairs"),
     "lanes": (
         "attend.cuh",
-        "      ptx::mbarrier_arrive(empty + ring.stage * 8);",
-        "      for (int i = 0; lane == 0 && i < 32; ++i) ptx::mbarrier_arrive(empty + ring.stage * 8);",
+        "      ptx::mbarrier_arrive(empty + ring.place * 8);",
+        "      for (int i = 0; lane == 0 && i < 32; ++i) ptx::mbarrier_arrive(empty + ring.place * 8);",
         "mask",
     ),
     "lanes that read what a row has": ("quantise_q.cuh", "  __syncwarp();  // before what", "  // before what", "added"),
