@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 
 import torch
 from measure import environment
-from methods import Attention, ours
+from methods import Attention, fp4_kernel, ours
 from torch import nn
 from torch.nn import functional as F
 
@@ -188,15 +188,11 @@ def mixed(ends: Attend, middle: Attend, layers: int) -> Attend:
 
 def fp4_methods(device: str, size: Size) -> dict[str, tuple[str, Attend]]:
     """Those of sageattn3, by name, with the kernel; none where it is not installed, or the GPU is not one that it serves."""
-    try:
-        import sageattn3
-    except ImportError:
+    kernel = fp4_kernel(torch.empty(1, 1, size.context, size.head_dim, dtype=torch.bfloat16, device=device))
+    if kernel is None:
         return {}
-    q = torch.empty(1, 1, size.context, size.head_dim, dtype=torch.bfloat16, device=device)
-    try:
-        kernel = sageattn3.explain(q, q, q, is_causal=True).kernel
-    except ValueError:  # not on this GPU
-        return {}
+    import sageattn3
+
     fp4: Attend = partial(sageattn3.sageattn3_blackwell, is_causal=True)
     ends: Attend = partial(sageattention.sageattn, is_causal=True)
     return {

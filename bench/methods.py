@@ -53,6 +53,18 @@ def peer(module: str) -> Attention | None:
     return attention
 
 
+def fp4_kernel(q: torch.Tensor) -> str | None:
+    """sageattn3's for calls of such tensors; None: it is not installed, or the device is not one that it serves."""
+    try:
+        import sageattn3
+    except ImportError:
+        return None
+    try:
+        return str(sageattn3.explain(q, q, q, is_causal=True).kernel)
+    except ValueError:
+        return None
+
+
 def methods() -> dict[str, Attention]:
     """By name; the baseline is the first."""
     present = dispatch.gpu_of("cuda", None)[1] or frozenset()

@@ -10,14 +10,15 @@ import argparse
 import json
 import sys
 import sysconfig
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.nn.functional as F
-from measure import environment
+from measure import environment, exact
+from methods import fp4_kernel
 
 from sageattention import _ops, dispatch
 
@@ -26,22 +27,11 @@ Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, "torch.Tensor | Non
 PYTORCH = "PyTorch bf16"
 
 
-def exact(dtype: torch.dtype) -> Attend:
-    """Attention as it is written down, in that dtype."""
-
-    def attend(
-        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, causal: bool, factor: float
-    ) -> torch.Tensor:
-        group = q.shape[1] // k.shape[1]
-        k, v = (x.to(dtype).repeat_interleave(group, dim=1) for x in (k, v))
-        scores = q.to(dtype) @ k.transpose(2, 3) * factor
-        if causal:
-            scores = scores.masked_fill(torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1), -torch.inf)
-        if mask is not None:
-            scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask.to(dtype)
-        return scores.softmax(dim=-1) @ v
-
-    return attend
+def truth(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, causal: bool, factor: float
+) -> torch.Tensor:
+    """In float64."""
+    return exact(q, k, v, is_causal=causal, sm_scale=factor, attn_mask=mask)[0]
 
 
 def in_bfloat16(kernel: str | None) -> Attend:
@@ -66,15 +56,10 @@ ORIGINAL = F.scaled_dot_product_attention
 
 def in_fp4(device: torch.device) -> dict[str, Attend]:
     """By sageattn3, where it is installed and the device is one that it serves."""
-    try:
-        import sageattn3
-    except ImportError:
+    kernel = fp4_kernel(torch.empty(1, 1, 1, 64, dtype=torch.bfloat16, device=device))
+    if kernel is None:
         return {}
-    q = torch.empty(1, 1, 1, 64, dtype=torch.bfloat16, device=device)
-    try:
-        kernel = sageattn3.explain(q, q, q).kernel
-    except ValueError:  # not on this GPU
-        return {}
+    import sageattn3
 
     def attend(
         q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, causal: bool, factor: float
@@ -86,24 +71,18 @@ def in_fp4(device: torch.device) -> dict[str, Attend]:
     return {kernel: attend}
 
 
-@contextmanager
-def attention(attend: Attend) -> Iterator[None]:
-    """Has models that call PyTorch's attention, as transformers' do by default, call this."""
+def attention(attend: Attend) -> Any:
+    """Within it models that call PyTorch's attention, as transformers' do by default, call this."""
 
     def in_its_place(
         query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_mask: torch.Tensor | None = None, dropout_p: float = 0.0,
         is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
     ) -> torch.Tensor:  # fmt: skip
         del dropout_p, enable_gqa
-        return attend(query, key, value, attn_mask, is_causal, query.shape[-1] ** -0.5 if scale is None else scale).to(
-            query.dtype
-        )
+        factor = query.shape[-1] ** -0.5 if scale is None else scale
+        return attend(query, key, value, attn_mask, is_causal, factor).to(query.dtype)
 
-    F.scaled_dot_product_attention = in_its_place
-    try:
-        yield
-    finally:
-        F.scaled_dot_product_attention = ORIGINAL
+    return mock.patch.object(F, "scaled_dot_product_attention", in_its_place)
 
 
 def load(path: Path) -> tuple[Any, Any]:
@@ -119,7 +98,6 @@ def load(path: Path) -> tuple[Any, Any]:
 def errors(run: Callable[[], torch.Tensor], attends: dict[str, Attend]) -> list[dict[str, Any]]:
     """A row for each layer: the relative L1 distance of each head's output from float64's."""
     rows: list[dict[str, Any]] = []
-    truth, of_model = exact(torch.float64), exact(torch.float32)
 
     def look(
         q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, causal: bool, factor: float
@@ -132,7 +110,7 @@ def errors(run: Callable[[], torch.Tensor], attends: dict[str, Attend]) -> list[
             row[name] = (distance / expected.abs().sum(dim=(0, 2, 3))).tolist()
         rows.append(row)
         print(f"layer {len(rows)}", end="\r", file=sys.stderr, flush=True)
-        return of_model(q, k, v, mask, causal, factor)
+        return truth(q, k, v, mask, causal, factor)
 
     with attention(look):
         run()
@@ -141,7 +119,7 @@ def errors(run: Callable[[], torch.Tensor], attends: dict[str, Attend]) -> list[
 
 def predictions(run: Callable[[], torch.Tensor], tokens: torch.Tensor, attends: dict[str, Attend]) -> list[dict[str, Any]]:
     """A row for each attention: what it adds to the loss in nats a token, that difference's standard error, a Kullback-Leibler distance."""
-    with attention(exact(torch.float32)):
+    with attention(truth):
         right = run().log_softmax(dim=-1)
     loss = F.nll_loss(right[:-1], tokens[1:], reduction="none")
     rows = [{"attention": "exact, float32", "loss": float(loss.mean()), "more": 0.0, "standard_error": 0.0, "distance": 0.0}]

@@ -83,9 +83,8 @@ def scaled_dot_product_attention(
 
 def _compiles_within_mode() -> bool:
     modes = (torch._C._get_function_stack_at(i) for i in range(torch._C._len_torch_function_stack()))
-    return any(
-        not isinstance(mode, DeviceContext) for mode in modes
-    )  # a default device is one too, and nothing to this function
+    # A default device is one too, and nothing to this function.
+    return any(not isinstance(mode, DeviceContext) for mode in modes)
 
 
 def _layout_of(query: torch.Tensor) -> str:
