@@ -18,7 +18,9 @@ SMALLEST_MAGNITUDE = 1e-14  # of Q and K: keeps scales of zeros positive, and th
 SMALLEST_V = 1e-24
 SCALE_UNIT = 2.0**40  # what scales of V count: sums of products times scales fit float32 whatever bfloat16 holds
 LARGEST_SCALE = 2.0**50  # of Q and K: products of two of them and a score are numbers
-LARGE_CHANNEL = 4.0  # of K, so many times what is typical, is divided by a power of two: csrc/kernels/quant/channel_factors.cuh
+SAMPLED_ROWS = 16  # of Q, of all heads that share one of K
+ROW_STEP = 7  # from a row's token to the next one's, in such
+LARGE_IN_K, LARGE_IN_Q = 4.0, 8.0  # channels so many times what is typical: csrc/kernels/quant/channel_factors.cuh
 MOST_POWERS = 4
 FAR, NEAR = -8192.0, -1024.0  # a mask of keys hides those that are far where others are near
 HIDES = -5e5  # what a mask adds that is no more than this hides; of float16 its least number does
@@ -77,6 +79,11 @@ def chunk_n(head_dim: int, precision: Precision) -> int:
     return 64 if head_dim <= 64 else 32
 
 
+def kernel_head_dim(head_dim: int) -> int:
+    """That of the kernel which serves it: 64, 128 or 256."""
+    return max(64, 1 << (head_dim - 1).bit_length())
+
+
 def gather_n(head_dim: int, precision: Precision) -> int:
     """Keys whose probabilities are gathered before they meet V: all that share V's scales, where it has any."""
     return chunk_n(head_dim, precision) if precision.largest_v is None else BLOCK_N
@@ -131,7 +138,7 @@ def round_to_int8(x: torch.Tensor, magnitude: torch.Tensor) -> torch.Tensor:
     return torch.round(x.double() * (127.0 / magnitude).double()).float()  # one fused multiply-add
 
 
-def scale_of(magnitude: torch.Tensor, by: float) -> torch.Tensor:
+def scale_of(magnitude: torch.Tensor, by: float | torch.Tensor) -> torch.Tensor:
     """The unit in which numbers up to `magnitude` become integers; infinity and NaN stay what they are."""
     scale = magnitude * by
     return torch.where((scale > LARGEST_SCALE) & (magnitude < math.inf), LARGEST_SCALE, scale)
@@ -163,35 +170,67 @@ def typical(x: torch.Tensor) -> torch.Tensor:
     return x.sqrt().sum(dim=-1, keepdim=True).square()
 
 
-def channel_factors(q: torch.Tensor, spread: torch.Tensor) -> torch.Tensor:
-    """What K's channels are divided by, and Q's multiplied: powers of two, of channels of K that are much larger than others.
+class Rotation(NamedTuple):
+    """What Q and K undergo alike, so that no score changes, where some channels are much larger: csrc/kernels/quant/channel_factors.cuh."""
 
-    q: [batch, q_heads, qo_len, head_dim], spread: of K, as `sampled_mean` has it, [batch, kv_heads, 1, head_dim] → that shape.
+    applies: torch.Tensor  # [batch, kv_heads, 1, 1] bool
+    factor: torch.Tensor  # [batch, kv_heads, 1, head_dim]: Q's channels are multiplied by it first, K's divided
+
+    def of(self, x: torch.Tensor, by: torch.Tensor, head_dim: int) -> torch.Tensor:
+        """x * by, rotated, over `unit`'s root; [..., head_dim] float32, of the kernel's head_dim."""
+        channel = torch.arange(head_dim, device=x.device)
+        bits = channel & (channel >> 4) & 3
+        sign = 1.0 - 2.0 * ((bits == 1) | (bits == 2)).to(x.dtype)
+        x = torch.nn.functional.pad(x * by, (0, head_dim - x.shape[-1])) * (sign / (2**MOST_POWERS * (head_dim // 4)))
+        for distance in (1, 2, *(1 << bit for bit in range(4, head_dim.bit_length() - 1))):
+            one, other = x.unflatten(-1, (-1, 2, distance)).unbind(-2)
+            x = torch.stack([one + other, one - other], dim=-2).flatten(-3)
+        return x
+
+    @staticmethod
+    def unit(head_dim: int) -> float:
+        """What products of Q and K are to be multiplied by: neither may overflow."""
+        return 4.0**MOST_POWERS * (head_dim // 4)
+
+
+def find_rotation(q: torch.Tensor, spread: torch.Tensor) -> Rotation:
+    """Whether and how heads are rotated, as a sample of Q tells.
+
+    q: [batch, q_heads, qo_len, head_dim], spread: of K, as `sampled_mean` has it, [batch, kv_heads, 1, head_dim].
     """
     heads, group = spread.shape[1], q.shape[1] // spread.shape[1]
-    number, tokens = torch.arange(SAMPLED_TOKENS), sampled_tokens(q.shape[2])
-    head, token = (number // len(tokens) + number % len(tokens)) % group, tokens[number % len(tokens)]
-    some = q.float().unflatten(1, (heads, group))[:, :, head, token].abs()
-    size = (some * typical(some).clamp_min(1e-30).reciprocal()).nan_to_num(0.0).amax(dim=2, keepdim=True)
-    typical_k, typical_q = typical(spread), typical(size)
-    large = spread * q.shape[3] ** 2 > LARGE_CHANNEL * typical_k
-    ratio = spread * typical_q / (typical_k * size)
-    exponent = torch.frexp(ratio.nan_to_num(0.0).clamp_max(2.0**40))[1] - 1
-    powers = ((exponent + 1) // 2).clamp(0, MOST_POWERS)
-    return torch.where(large & (ratio >= 2.0), torch.exp2(powers.float()), 1.0)
+    tokens, row = sampled_tokens(q.shape[2], SAMPLED_ROWS), torch.arange(SAMPLED_ROWS)
+    token = tokens[(row * ROW_STEP % SAMPLED_ROWS).clamp_max(len(tokens) - 1)]
+    rows = q.float().unflatten(1, (heads, group))[:, :, row * group // SAMPLED_ROWS, token].abs()
+    large_in_q = (rows * q.shape[3] > LARGE_IN_Q * rows.sum(dim=3, keepdim=True)).any(dim=(2, 3), keepdim=True)
+    large_in_k = (spread * q.shape[3] ** 2 > LARGE_IN_K * typical(spread)).any(dim=3, keepdim=True)
+    size = (rows * typical(rows).clamp_min(1e-30).reciprocal()).nan_to_num(0.0).amax(dim=2, keepdim=True)
+    ratio = spread * typical(size) / (typical(spread) * size)
+    most = 4.0**MOST_POWERS
+    exponent = torch.frexp(ratio.nan_to_num(0.0).clamp(1.0 / most, most))[1] - 1
+    applies = large_in_q | large_in_k
+    return Rotation(applies, torch.exp2(((exponent + 1) >> 1).float()).masked_fill(~applies, 1.0))
 
 
 def quantise_k(
-    k: torch.Tensor, mean: torch.Tensor, seen: torch.Tensor | None = None, factor: torch.Tensor | None = None
+    k: torch.Tensor,
+    mean: torch.Tensor,
+    seen: torch.Tensor | None = None,
+    rotation: Rotation | None = None,
+    head_dim: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """K to INT8 with one scale for the 16 keys of a block of 64 that have the same (key % 8) // 2.
 
-    k: [batch, heads, kv_len, head_dim], mean: [batch, heads, 1, head_dim] of the same dtype, in which their halves, over `factor`, are
-    subtracted, seen: as `seen_keys` has it → integers of k's shape as float32, and scales [batch, heads, kv_len].
+    k: [batch, heads, kv_len, head_dim], mean: [batch, heads, 1, head_dim] of the same dtype, which is subtracted, seen: as `seen_keys`
+    has it → integers as float32, [batch, heads, kv_len, the kernel's head_dim where it may rotate], scales [batch, heads, kv_len].
     """
     kv_len = k.shape[2]
-    by = torch.full_like(mean, 0.5, dtype=torch.float32) if factor is None else 0.5 / factor
-    centred = only_seen((k.double() * by.double() - (mean.float() * by).to(k.dtype).double()).to(k.dtype).float(), seen)
+    centred = (k.double() * 0.5 - (mean.float() * 0.5).to(k.dtype).double()).to(k.dtype).float()
+    if rotation is not None and head_dim is not None:
+        difference = k.double() - mean.double()
+        rotated = rotation.of(difference.float(), 0.5 / rotation.factor, head_dim).to(k.dtype).float()
+        centred = torch.where(rotation.applies, rotated, torch.nn.functional.pad(centred, (0, head_dim - k.shape[3])))
+    centred = only_seen(centred, seen)
     padded = torch.nn.functional.pad(centred, (0, 0, 0, -kv_len % BLOCK_N))
     # [batch, heads, block, key // 8, group, key % 2, head_dim]
     magnitude = padded.abs().unflatten(2, (-1, BLOCK_N // 8, 4, 2)).amax(dim=(3, 5, 6), keepdim=True)
@@ -381,25 +420,29 @@ def attention(
     level = precision.bfloat16_level if bfloat16 else precision.level
     limit = precision.bfloat16_limit if bfloat16 else precision.limit
     seen = seen_keys(attn_mask, k.shape[0], kv_len)
-    mean, factor = torch.zeros_like(k[:, :, :1]), torch.ones_like(k[:, :, :1], dtype=torch.float32)
+    head_dim = kernel_head_dim(max(q.shape[-1], v.shape[-1]))
+    mean, rotation = torch.zeros_like(k[:, :, :1]), None
     if smooth_k:
         mean, spread = sampled_mean(k.float(), seen=seen)
-        mean, factor = mean.to(k.dtype), channel_factors(q, spread)
-    k_int, k_scale = quantise_k(k, mean, seen, factor)
+        mean, rotation = mean.to(k.dtype), find_rotation(q, spread)
+    k_int, k_scale = quantise_k(k, mean, seen, rotation, head_dim)
     values = Values(*(x.unsqueeze(2) for x in quantise_v(v, precision, smooth_v=smooth_v, seen=seen)))
 
     queries = q.float().unflatten(1, heads) * torch.tensor(sm_scale * math.log2(math.e), dtype=torch.float32)
-    q_unit = 1.0 + (2.0**MOST_POWERS - 1.0) * (factor > 1.0).any(dim=3, keepdim=True).float().unsqueeze(2)  # nothing overflows
-    scaled = queries * (factor.unsqueeze(2) / q_unit)
-    magnitude = scaled.abs().amax(dim=-1, keepdim=True).clamp_min(SMALLEST_MAGNITUDE)
-    q_int = round_to_int8(scaled, magnitude)
+    rotated, q_unit = queries, queries.new_ones(())
+    if rotation is not None:
+        applies, factor = (x.unsqueeze(2) for x in rotation)
+        as_they_are = torch.nn.functional.pad(queries, (0, head_dim - q.shape[-1]))
+        rotated = torch.where(applies, rotation.of(queries, factor, head_dim), as_they_are)
+        q_unit = torch.where(applies, q_unit * rotation.unit(head_dim), q_unit)
+    magnitude = rotated.abs().amax(dim=-1, keepdim=True).clamp_min(SMALLEST_MAGNITUDE)
+    q_int = round_to_int8(rotated, magnitude)
     k_int, k_scale = k_int.unsqueeze(2), k_scale[:, :, None, None]
     bias = None
     if attn_mask is not None:
         bias = mask_log2(attn_mask).expand(q.shape[0], q_heads, qo_len, kv_len).unflatten(1, heads)
 
-    rows = _Rows(scale_of(magnitude * q_unit, 1.0 / 127.0), v.shape[-1])
-    head_dim = max(q.shape[-1], v.shape[-1])
+    rows = _Rows(scale_of(magnitude, q_unit / 127.0), v.shape[-1])
     dtype = precision.dtype or q.dtype
     chunk, gather = chunk_n(head_dim, precision), gather_n(head_dim, precision)
 

@@ -1,7 +1,8 @@
 """How far a kernel may be from float64 attention, element by element: a model of the errors of rounding, for tests/fuzz.py.
 
 Scores. Q's row i is rounded to integers of max|q_i|/127, K's row j to those of the largest number in its group of 16 keys, after
-the mean of those that are seen is taken off, and channels are divided by what Q's are multiplied by. An error of rounding is evenly distributed in ±half a unit, so the variance of a score's error is
+the mean of those that are seen is taken off, and both are rotated where the kernels do. An error of rounding is evenly distributed in
+±half a unit, so the variance of a score's error is
 sm_scale² · (h_q²/3 · |k_j|² + h_k²/3 · |q_i|²), h being half units, and some for rounding K - mean to its dtype and float32.
 
 Output. A relative error r_ij of p_ij moves the output by p_ij · r_ij · (v_j - out). Where the errors of different keys are independent,
@@ -143,28 +144,49 @@ class Exact:
             seen = seen & (torch.arange(self.k.shape[2], device=self.k.device) < self.q.shape[-2])
         return seen
 
+    def rotated(self, q: torch.Tensor, k: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Q and K less its mean as the kernels rotate them, of their head_dim; no product changes."""
+        wide = reference.kernel_head_dim(max(q.shape[-1], self.v.shape[-1]))
+        root = math.sqrt(reference.Rotation.unit(wide))
+        new_q, new_k = (torch.nn.functional.pad(x, (0, wide - x.shape[-1])) for x in (q, k))
+        for of_q, of_k, rotation in self.rotations:
+            applies, factor = rotation.applies.to(q.device), rotation.factor.double().to(q.device)
+            turned_q = rotation.of(q[..., of_q, :], factor.unsqueeze(2), wide) * root
+            turned_k = rotation.of(k[..., of_k, :], 1.0 / factor, wide) * root
+            new_q[..., of_q, :] = torch.where(applies.unsqueeze(2), turned_q, new_q[..., of_q, :])
+            new_k[..., of_k, :] = torch.where(applies, turned_k, new_k[..., of_k, :])
+        return new_q, new_k
+
+    def repeated(self, x: torch.Tensor) -> float:
+        """How many of a row's numbers are rounded alike after the rotation: signed sums of m numbers have 2^(m-1) magnitudes."""
+        if not any(rotation.applies.any() for _, _, rotation in self.rotations):
+            return 1.0
+        together = reference.kernel_head_dim(max(x.shape[-1], self.v.shape[-1])) // 4
+        given = (x != 0).flatten(0, -2).any(dim=0).nonzero().flatten()
+        least = min([together, *(count for count in torch.bincount(given % 16 // 4).tolist() if count)])
+        return float(together / min(together, 2 ** (least - 1)))
+
     @functools.cached_property
-    def factors(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """What Q's channels are multiplied by and K's divided, as the kernels' samples tell: of each query and of each key, of a key head."""
+    def rotations(self) -> list[tuple[slice, slice, reference.Rotation]]:
+        """Of which queries and keys, as the kernels' samples tell."""
         q, k = self.q.flatten(1, 2).float(), self.k.float()
         if self.problem.packed is None:
             if self.problem.is_causal:
                 k = k[:, :, : q.shape[2]]
             if 0 in (q.numel(), k.numel()):
-                return self.k.new_ones(1, 1, 1, 1), self.k.new_ones(1, 1, 1, 1)
+                return []
             seen = None if self.problem.mask is None else self.seen[:, : k.shape[2]].to("cpu")
-            factor = reference.channel_factors(q, reference.sampled_mean(k, seen=seen)[1])
-            return factor, factor
-        of_q, of_k = self.k.new_ones(1, k.shape[1], q.shape[2], k.shape[3]), torch.ones_like(self.k)
+            return [(slice(None), slice(None), reference.find_rotation(q, reference.sampled_mean(k, seen=seen)[1]))]
+        found = []
         first_q = first_k = 0
         for queries, keys in zip(self.problem.packed.lengths_q, self.problem.packed.lengths_k, strict=True):
             seen_keys = min(keys, queries) if self.problem.is_causal else keys
             some_q, some_k = q[:, :, first_q : first_q + queries], k[:, :, first_k : first_k + seen_keys]
             if 0 not in (some_q.numel(), some_k.numel()):
-                factor = reference.channel_factors(some_q, reference.sampled_mean(some_k)[1]).double()
-                of_q[:, :, first_q : first_q + queries], of_k[:, :, first_k : first_k + keys] = factor, factor
+                rotation = reference.find_rotation(some_q, reference.sampled_mean(some_k)[1])
+                found.append((slice(first_q, first_q + queries), slice(first_k, first_k + keys), rotation))
             first_q, first_k = first_q + queries, first_k + keys
-        return of_q, of_k
+        return found
 
     @functools.cached_property
     def norms(self) -> torch.Tensor:
@@ -213,7 +235,10 @@ class Exact:
         key = (rounded, smooth_k, smooth_v and rounded.smallest_v > 0.0)
         if key not in self._allowed:
             deviation = self.deviation(*key)
-            rows, keys = self.blind.numel(), self.k.numel()
+            rows, keys = (
+                int((~self.blind).sum()),
+                self.k.numel(),
+            )  # those that see a key: packed tensors have rows of no sequence
             if self.problem.rows_alike:
                 rows //= max(1, self.blind.shape[-1])
             together = 1.0 if self.problem.v_alike else self.v.shape[-1]
@@ -253,14 +278,14 @@ class Errors:
         exact, factor = self.exact, self.problem.factor
         q, k = exact.q, exact.k
         sequence, group, sequences, groups = exact.groups
-        moves = 1.0
+        moves = repeated = 1.0
         seen = exact.seen[:, None, :, None].to(k.dtype)
         if self.smooth_k:
             total = k.new_zeros(*k.shape[:2], sequences, k.shape[3]).index_add_(2, sequence, k * seen)
             count = k.new_zeros(k.shape[0], 1, sequences, 1).index_add_(2, sequence, seen)
             k = k - (total / count.clamp_min(1.0))[:, :, sequence]
-            of_q, of_k = exact.factors
-            q, k = q * of_q.unsqueeze(2), k / of_k
+            repeated = max(exact.repeated(q), exact.repeated(k))  # where one is zero, the other is made small
+            q, k = exact.rotated(q, k)
             moves = MEAN_MOVES_ALIKE if self.problem.alike else MEAN_MOVES
         k = k * seen
         size = largest(k, -1)
@@ -269,7 +294,8 @@ class Errors:
         half_k = (size * (moves / 254))[:, :, None, None]
         half_q = q.abs().amax(dim=-1, keepdim=True) / 254
         k2, q2 = k.square() * moves**2, q.square()
-        variance = half_q.square() * k2.sum(dim=-1)[:, :, None, None] + half_k.square() * q2.sum(dim=-1, keepdim=True)
+        variance = half_q.square() * repeated * k2.sum(dim=-1)[:, :, None, None]
+        variance = variance + half_k.square() * repeated * q2.sum(dim=-1, keepdim=True)
         if self.smooth_k:
             variance = variance + unit(exact.dtype) ** 2 * (q2 @ k2.unsqueeze(2).transpose(-1, -2))
         # Kernels round halves of K, which near the smallest numbers of its dtype lose their last bit.

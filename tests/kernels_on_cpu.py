@@ -167,6 +167,7 @@ class Kernels:
                 source = SOURCES[stem]["source"]
                 given = {
                     "__CUDA_ARCH__": f"{self.architecture[3:].rstrip('a')}0",
+                    "__CUDACC_VER_MAJOR__": "12",
                     "SAGE_HEAD_DIM": own or 64,
                     "SAGE_DTYPE": element,
                     "KERNEL": stem,
@@ -338,17 +339,26 @@ def large_channels(case: Case) -> Case:
     turned = torch.stack([60 * torch.cos(0.7 * tokens), 25 * torch.sin(0.4 * tokens)], dim=-1)
     k[..., [5, 17]] += (turned if k.dim() == 4 else turned[:, None]).to(k.dtype)
     q[..., 5] *= 0.05
-    assert factors(case).amax() >= 8
+    assert rotation(case).applies.all()
     return case
 
 
-def factors(case: Case) -> torch.Tensor:
-    """What the reference multiplies Q's channels by, of packed sequences those of the last."""
+def large_in_q(case: Case) -> Case:
+    """Changed to: a channel in which all of Q is large, and one in which all is somewhat."""
+    q, _, _ = case.tensors
+    q[..., 7] += 24
+    q[..., 20] -= 6
+    assert rotation(case).applies.all()
+    return case
+
+
+def rotation(case: Case) -> reference.Rotation:
+    """As the reference finds it, of packed sequences for the last."""
     q, k, _ = case.tensors
     if case.options["cu_seqlens"] is not None:
         (first_q, end_q), (first_k, end_k) = (ends[-2:].tolist() for ends in case.options["cu_seqlens"])
         q, k = q[None, first_q:end_q].transpose(1, 2), k[None, first_k:end_k].transpose(1, 2)
-    return reference.channel_factors(q, reference.sampled_mean(k.float())[1])
+    return reference.find_rotation(q, reference.sampled_mean(k.float())[1])
 
 
 class Form(NamedTuple):

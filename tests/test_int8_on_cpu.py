@@ -28,6 +28,7 @@ from kernels_on_cpu import (
     check_wrong_starts,
     inputs,
     large_channels,
+    large_in_q,
     packed,
     randn,
     stand_in,
@@ -116,6 +117,9 @@ CASES = {
     "large channels, 128": large_channels(Case(*(x.bfloat16() for x in inputs(1, 2, 1, 140, 330, 100, 128)), is_causal=True)),
     "large channels, packed": large_channels(packed(*LENGTHS, 64, 48, torch.float16)),
     "large channels, mask": large_channels(masked(seen())),
+    "large in Q": large_in_q(Case(*halves(2, 6, 2, 40, 200, 64, 64))),
+    "large in Q, 128": large_in_q(Case(*(x.bfloat16() for x in inputs(1, 2, 1, 140, 330, 100, 128)), is_causal=True)),
+    "large in Q, 256": large_in_q(Case(*(x.bfloat16() for x in inputs(1, 2, 1, 40, 100, 256, 200)))),
 }
 
 

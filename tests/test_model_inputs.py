@@ -51,6 +51,12 @@ def test_a_bias_that_turns(kernel: str, bias: float, share: float, limit: float)
     model_inputs.check_turning_bias(kernel, "cpu", bias, share, limit)
 
 
+@kernels
+@pytest.mark.parametrize(("mean", "channels", "limit"), model_inputs.MEANS_OF_Q)
+def test_a_mean_of_q(kernel: str, mean: float, channels: int, limit: float) -> None:
+    model_inputs.check_mean_of_q(kernel, "cpu", mean, channels, limit)
+
+
 @pytest.mark.parametrize(("spread", "most"), [(1.0, 0.0), (1.4, 0.05), (2.0, 0.15), (2.8, 0.15), (4.0, 0.15)])
 def test_scores_far_apart_are_seldom_gone_through_twice(spread: float, most: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """By a warp: where one of its rows takes a block in two the warp does, and others wait for it."""

@@ -411,37 +411,49 @@ def test_sampled_mean(tokens: int) -> None:
         assert (moved - mean).abs().mean() <= 0.1
 
 
-def test_channel_factors() -> None:
-    """None where channels are alike; else so many that K is as far above what is typical as Q is, by powers of two."""
+def test_rotation() -> None:
+    """None where channels are alike; else by factors that have K as far above what is typical as Q is, and no product changes."""
     torch.manual_seed(0)
     q, k = torch.randn(1, 4, 300, 64), torch.randn(1, 2, 200, 64)
 
-    def factors(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-        return reference.channel_factors(q, reference.sampled_mean(k)[1])[0, :, 0]
+    def found(q: torch.Tensor, k: torch.Tensor) -> tuple[list[bool], torch.Tensor]:
+        rotation = reference.find_rotation(q, reference.sampled_mean(k)[1])
+        return rotation.applies.flatten().tolist(), rotation.factor[0, :, 0]
 
-    assert (factors(q, k) == 1.0).all()
-    turning = torch.cos(torch.arange(200.0))
-    k[0, 1, :, 5] += 160 * turning
-    found = factors(q, k)
-    assert (found[0] == 1.0).all()
-    assert (found[1] != 1.0).nonzero().tolist() == [[5]]
-    assert found[1, 5] == 8.0
+    assert found(q, k)[0] == [False, False]
+    mean = q.clone()
+    mean[:, 1, :, 7] += 20.0  # of one of the heads that share K
+    applies, factor = found(mean, k)
+    assert applies == [True, False]
+    assert (factor[1] == 1.0).all()
+    assert factor[0, 7] == 0.25
+    assert factor[0].log2().abs().median() == 0.0
+    k[0, 1, :, 5] += 160 * torch.cos(torch.arange(200.0))
+    applies, factor = found(q, k)
+    assert applies == [False, True]
+    assert factor[1, 5] == 8.0
     less, more = q.clone(), q.clone()
     less[:, 2:, :, 5] *= 0.01
     more[:, 3, :, 5] *= 80
-    assert factors(less, k)[1, 5] == 16.0
-    assert (factors(more, k) == 1.0).all()  # one of the heads that share K is large there too
+    assert found(less, k)[1][1, 5] == 16.0
+    assert found(more, k)[1][1, 5] == 1.0  # one of the heads that share K is large there too
     some = q[:, :, :1].clone()  # fewer queries than heads that share K: all heads are looked at
     some[:, 2, :, 5], some[:, 3, :, 5] = 0.01, 80.0
-    assert (factors(some, k)[1] == 1.0).all()
+    assert found(some, k)[1][1, 5] == 1.0
     q[0, 2, 0] *= 50.0  # a row that is large altogether says nothing of channels
-    assert factors(q, k)[1, 5] == found[1, 5]
+    assert found(q, k)[1][1, 5] == 8.0
     q[0, 2, 0, 7], q[0, 3, 0, 9] = math.inf, math.nan
-    assert factors(q, k)[1, 5] == found[1, 5]
-    q = q.nan_to_num(1.0, posinf=1.0)
-    scores = q.unflatten(1, (2, 2)) @ k.unsqueeze(2).transpose(-1, -2)
-    changed = (q.unflatten(1, (2, 2)) * found[:, None, None]) @ (k / found[:, None]).unsqueeze(2).transpose(-1, -2)
-    torch.testing.assert_close(changed, scores)
+    assert found(q, k)[1][1, 5] == 8.0
+    for head_dim in (64, 128, 256):
+        q, k = torch.randn(1, 2, 9, head_dim - 8, dtype=torch.double), torch.randn(1, 2, 7, head_dim - 8, dtype=torch.double)
+        q[..., 3] += 100.0
+        rotation = reference.find_rotation(q, reference.sampled_mean(k.float())[1])
+        turned_q, turned_k = (
+            rotation.of(q, rotation.factor.double(), head_dim),
+            rotation.of(k, 1.0 / rotation.factor.double(), head_dim),
+        )
+        torch.testing.assert_close(turned_q @ turned_k.mT * rotation.unit(head_dim), q @ k.mT)
+        assert turned_q.abs().amax() < 0.45 * turned_q.norm(dim=-1).amax()
 
 
 @pytest.mark.parametrize("kernel", [*reference.PRECISION, *reference_fp4.PRECISION])
@@ -550,6 +562,11 @@ NUMBER = r"(-?(?:0x[\dp-]+|\d[\d.]*(?:e-?\d+)?))f?"
     [
         ("quant/quant_k_int8.h", rf"kBlockN = {NUMBER};", [reference.BLOCK_N]),
         ("quant/quant_k_int8.h", rf"kSampledKeys = {NUMBER};", [reference.SAMPLED_TOKENS]),
+        (
+            "quant/quant_k_int8.h",
+            rf"kSampledRows = {NUMBER}, kRowStep = {NUMBER};",
+            [reference.SAMPLED_ROWS, reference.ROW_STEP],
+        ),
         ("quant/quant_k_int8.cu", rf"magnitude = ptx::max_nan\({NUMBER},", [reference.SMALLEST_MAGNITUDE]),
         ("attention/mma_sync/quantise_q.cuh", rf"magnitude = {NUMBER};", [reference.SMALLEST_MAGNITUDE]),
         ("attention/wgmma/quantise_q.cuh", rf"float magnitude = {NUMBER};", [reference.SMALLEST_MAGNITUDE]),
@@ -584,8 +601,8 @@ NUMBER = r"(-?(?:0x[\dp-]+|\d[\d.]*(?:e-?\d+)?))f?"
         ),
         (
             "quant/quant_k_int8.h",
-            rf"kLarge = {NUMBER};\n.* kMostPowers = {NUMBER};",
-            [reference.LARGE_CHANNEL, reference.MOST_POWERS],
+            rf"kLargeInK = {NUMBER}, kLargeInQ = {NUMBER};\n(?:.*\n)?.* kMostPowers = {NUMBER};",
+            [reference.LARGE_IN_K, reference.LARGE_IN_Q, reference.MOST_POWERS],
         ),
         ("quant/quant_v_f8.h", rf"kLargest = {NUMBER};", [F8.largest_v]),
         ("quant/quant_v_f16.h", rf"kLargest = {NUMBER};", [F16_SUMS.largest_v]),

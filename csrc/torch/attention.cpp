@@ -34,7 +34,7 @@ AttentionParams attention_params(const Call& call, const Tensor& out, const Tens
   params.k_scale = workspace.k_scale;
   params.k_mean = workspace.k_mean;
   params.q_factor = workspace.q_factor;
-  params.scaled = workspace.scaled;
+  params.rotated = workspace.rotated;
   params.v_quantised = workspace.v;
   params.v_scale = workspace.v_scale;
   params.v_mean = workspace.v_mean;

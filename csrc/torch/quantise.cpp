@@ -44,7 +44,7 @@ void quantise_k(const Call& call, const Workspace& workspace, const SeenKeys::Wo
   params.k_mean = workspace.k_mean;
   params.q = view(call.q, call.shape.heads_first);
   params.q_factor = workspace.q_factor;
-  params.scaled = workspace.scaled;
+  params.rotated = workspace.rotated;
   params.group = call.shape.q_heads / call.shape.kv_heads;
   params.qo_len = call.shape.qo_len;
   params.cu_seqlens_of_q = data_or_null<int32_t>(call.cu_seqlens_q);

@@ -21,7 +21,7 @@ struct Workspace {
   Tensor memory;
   int8_t* k_int8 = nullptr;
   float *k_scale = nullptr, *k_mean = nullptr, *q_factor = nullptr;
-  int32_t* scaled = nullptr;
+  int32_t* rotated = nullptr;
   uint8_t *v = nullptr, *v_scale = nullptr;
   float* v_mean = nullptr;
   int32_t* next_tile = nullptr;  // and behind it how many parts of parted tiles have arrived
@@ -51,7 +51,7 @@ struct Workspace {
         take(k_int8, spans * QuantKInt8::kSpanN * head_dim);
         take(k_scale, spans * kBlocks * QuantKInt8::kScales);
         take(q_factor, call.options.smooth_k ? means : 0);
-        take(scaled, call.options.smooth_k ? means / head_dim : 0);
+        take(rotated, call.options.smooth_k ? means / head_dim : 0);
       }
       take(k_mean, call.options.smooth_k ? means : 0);
       if (call.kernel.quant_v != nullptr) {

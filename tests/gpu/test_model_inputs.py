@@ -50,6 +50,11 @@ def test_a_bias_that_turns(kernel: str, bias: float, share: float, limit: float)
     model_inputs.check_turning_bias(kernel, "cuda", bias, share, limit)
 
 
+@pytest.mark.parametrize(("mean", "channels", "limit"), model_inputs.MEANS_OF_Q)
+def test_a_mean_of_q(kernel: str, mean: float, channels: int, limit: float) -> None:
+    model_inputs.check_mean_of_q(kernel, "cuda", mean, channels, limit)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_masks_that_hide_with_numbers(kernel: str, dtype: torch.dtype) -> None:
     inputs = Inputs(*(model_inputs.randn(1, 2, n, 64, seed=n + i) for i, n in enumerate((150, 700, 700)))).to("cuda", dtype)

@@ -36,8 +36,8 @@ struct AttentionParams {
   const int8_t* k_int8;  // as QuantKInt8 leaves them
   const float* k_scale;
   const float* k_mean;   // null: K was not smoothed
-  const float* q_factor;  // Q is multiplied by it, channel by channel, where `scaled` says so: QuantKInt8, whose kQUnit it counts
-  const int32_t* scaled;  // of each head's keys; null with k_mean
+  const float* q_factor;  // Q is multiplied by it, channel by channel, and rotated where `rotated` says so: QuantKInt8, whose q_unit it counts
+  const int32_t* rotated;  // of each head's keys; null with k_mean
   float* lse;            // [batch, q_heads, qo_len] or, packed, [q_heads, qo_len]; natural logarithm; null: not wanted
   int32_t heads_together;  // heads of Q in a section, whose tiles are computed one beside the other
   int32_t last_heads;      // heads in the last section

@@ -54,4 +54,11 @@ __device__ __forceinline__ void keep(T& value) {
   asm volatile("" : "+r"(value));
 }
 
+// The lane of the warp, read where it is asked for: no register need hold it, or what derives from it, until then.
+__device__ __forceinline__ int lane_here() {
+  int lane;
+  asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
+  return lane;
+}
+
 }  // namespace sage::ptx

@@ -1,5 +1,6 @@
-// Channels of K that are much larger than others take the 8 bits of all, since keys share scales, not channels: what a bias of K becomes that is rotated
-// is such. So K is divided by a power of two there, and Q multiplied by it: no score changes.
+// Channels of Q or K that are much larger than others take the 8 bits of all, since rows and keys have scales, not channels: a bias makes such, and what Q has in
+// common. In heads that have some, K's channels are divided by powers of two, and Q's multiplied by these, so that both suffer alike from them; then both are rotated
+// (rotate.cuh). No score changes.
 #pragma once
 
 #include "kernels/ptx/math.cuh"
@@ -18,88 +19,98 @@ __device__ __forceinline__ float sum_of_warp(float x) {
   return x;
 }
 
-// A block of threads' sum of a number of each.
-template <int Warps>
-__device__ __forceinline__ float sum_of_block(float x, float (&of_warps)[Warps]) {
-  x = sum_of_warp(x);
-  __syncthreads();
-  if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = x;
-  __syncthreads();
-  x = 0.0f;
+// Rows of Q, of all heads that share a head of K; in shared memory.
+template <int HeadDim>
+struct SampleOfQ {
+  alignas(16) uint32_t rows[QuantKInt8::kSampledRows][HeadDim / 2];  // pairs; zeros where there are no queries
+  float typical[QuantKInt8::kSampledRows];                           // magnitude of a row, times head_dim^2
+};
+
+// Takes the rows. Whether one of this thread's numbers is large. By a block of threads: 16 read a row.
+template <typename Element, int HeadDim>
+__device__ __forceinline__ bool take_sample_of_q(const QuantKInt8::Params& p, const KvSpan& span, SampleOfQ<HeadDim>& sample) {
+  constexpr int kRows = QuantKInt8::kSampledRows;
+  static_assert(kRows * 16 == QuantKInt8::kThreads);
+  constexpr int kChannels = HeadDim / 16;  // per thread
+  const int channel = threadIdx.x % 16 * kChannels;
+  const int row = threadIdx.x / 16;
+  Sequence queries{0, 0, p.qo_len, 0};
+  if (p.cu_seqlens_of_q != nullptr) queries = sequence_at(p.cu_seqlens_of_q, p.sequences, p.qo_len, 1, static_cast<int>(span.mean / p.kv_heads));
+  const int token = max(static_cast<int>(sampled_token<kRows>(row * QuantKInt8::kRowStep % kRows, queries.length)), 0);
+  const int head = span.head * p.group + row * p.group / kRows;
+  uint32_t bits[kChannels / 2];
+  load_channels<kChannels>(bits, row_pointer<Element>(p.q, span.batch, head, int64_t{queries.first_token} + token), channel, queries.length == 0 ? 0 : p.head_dim,
+                           p.q.aligned16);
+  float x[kChannels], sum[1] = {}, largest = 0.0f;
+  unpack<Element>(x, bits);
 #pragma unroll
-  for (int i = 0; i < Warps; ++i) x += of_warps[i];
-  return x;
+  for (int i = 0; i < kChannels; ++i) {
+    sum[0] += fabsf(x[i]);
+    largest = fmaxf(largest, fabsf(x[i]));
+  }
+#pragma unroll
+  for (int i = 0; i < kChannels / 2; ++i) sample.rows[row][channel / 2 + i] = bits[i];
+  return largest * static_cast<float>(p.head_dim) > QuantKInt8::kLargeInQ * sums_of_16_lanes(sum);
 }
 
-// The exponents of a head's powers of two. False: all are 0. `sample` is K's, with its spread. The typical size of channels is the squared mean of their square roots, which a few
-// large ones hardly move. Of 64 rows of Q, of all heads that share K, the largest counts, beside what is typical of its own row, which has a scale of its own. By a block of
-// threads; the answers are the same in every block that asks.
+// The exponents of a head's powers of two. False: it is not to be rotated. The typical size of channels is the squared mean of their square roots, which a few large
+// ones hardly move. Of Q the largest number of a channel counts, relative to its row, which has a scale of its own. By a block of threads; the answers are the
+// same in every block that asks.
 template <typename Element, int HeadDim, int Threads>
-__device__ __forceinline__ bool find_factors(const QuantKInt8::Params& p, const KvSpan& span, Sample<HeadDim, Threads>& sample, int (&powers)[HeadDim]) {
-  constexpr int kThreadsPerRow = 16;
-  constexpr int kChannels = HeadDim / kThreadsPerRow;
-  constexpr int kPerPass = Threads / kThreadsPerRow;
-  constexpr int kPasses = QuantKInt8::kSampledKeys / kPerPass;
-  constexpr int kWarps = Threads / 32;
-  // Of K each warp sees for itself, all the same: that spares barriers where there is nothing to be done, which is mostly.
-  float k_roots = 0.0f;
+__device__ __forceinline__ bool find_factors(int head_dim, SampleOfQ<HeadDim>& of_q, bool large_in_q, const Sample<HeadDim, Threads>& of_k,
+                                             int (&powers)[HeadDim]) {
+  constexpr int kOfLane = HeadDim / 32;  // channels
+  const int lane = threadIdx.x % 32;
+  // Each warp sees for itself, all the same: that spares a barrier where there is nothing to be done, which is mostly.
+  float k_roots = 0.0f, k_largest = 0.0f;
 #pragma unroll
-  for (int i = threadIdx.x % 32; i < HeadDim; i += 32) k_roots += ptx::sqrt(sample.spread[i]);
+  for (int i = 0; i < kOfLane; ++i) {
+    k_roots += ptx::sqrt(of_k.spread[lane + i * 32]);
+    k_largest = fmaxf(k_largest, of_k.spread[lane + i * 32]);
+  }
   k_roots = sum_of_warp(k_roots);
   const float k_typical = k_roots * k_roots;  // times head_dim^2
-  const auto is_large = [&](float size) { return size * static_cast<float>(p.head_dim * p.head_dim) > QuantKInt8::kLarge * k_typical; };
-  bool some_large = false;
-#pragma unroll
-  for (int i = threadIdx.x % 32; i < HeadDim; i += 32) some_large |= is_large(sample.spread[i]);
-  if (__builtin_expect(!__any_sync(0xffffffffu, some_large), 1)) return false;
+  const bool large_in_k = k_largest * static_cast<float>(head_dim * head_dim) > QuantKInt8::kLargeInK * k_typical;
+  if (__builtin_expect(!large_in_q && !__any_sync(0xffffffffu, large_in_k), 1)) return false;
 
-  Sequence queries{0, 0, p.qo_len, 0};
-  if (p.cu_seqlens_of_q != nullptr) {
-    queries = sequence_at(p.cu_seqlens_of_q, p.sequences, p.qo_len, 1, static_cast<int>(span.mean / p.kv_heads));
+  const int own = threadIdx.x / 16;  // row: 16 threads have one
+  float root[1] = {};
+#pragma unroll
+  for (int i = 0; i < HeadDim / 32; ++i) {
+    const float2 x = Pair<Element>::unpack(of_q.rows[own][threadIdx.x % 16 * (HeadDim / 32) + i]);
+    root[0] += ptx::sqrt(fabsf(x.x)) + ptx::sqrt(fabsf(x.y));
   }
-  if (queries.length == 0) return false;
-  const int channel = threadIdx.x % kThreadsPerRow * kChannels;
-  const int different = min(queries.length, QuantKInt8::kSampledKeys);  // tokens; the fewer, the more heads of each
-  float sizes[kChannels] = {};
+  const float roots = sums_of_16_lanes(root);
+  of_q.typical[own] = roots * roots;  // all 16 have it
+  __syncthreads();
+  if (threadIdx.x < 32) {
+    const auto channel = [&](int i) { return (i / 2 * 32 + lane) * 2 + i % 2; };  // pairs, 32 apart
+    float q_size[kOfLane] = {}, q_roots = 0.0f;
 #pragma unroll 1
-  for (int pass = 0; pass < kPasses; ++pass) {
-    const int number = pass * kPerPass + static_cast<int>(threadIdx.x) / kThreadsPerRow;
-    const int token = static_cast<int>(sampled_token<QuantKInt8::kSampledKeys>(number % different, queries.length));
-    const int head = span.head * p.group + (number / different + number % different) % p.group;
-    uint32_t bits[kChannels / 2];
-    float x[kChannels];
-    load_channels<kChannels>(bits, row_pointer<Element>(p.q, span.batch, head, int64_t{queries.first_token} + token), channel, p.head_dim, p.q.aligned16);
-    unpack<Element>(x, bits);
-    float root[1] = {};
+    for (int row = 0; row < QuantKInt8::kSampledRows; ++row) {
+      // Of a row that is not finite no number, or zero, which the largest leaves out.
+      const float share = ptx::divide(1.0f, ptx::max_nan(of_q.typical[row], 1e-30f));
 #pragma unroll
-    for (int i = 0; i < kChannels; ++i) root[0] += ptx::sqrt(fabsf(x[i]));
-    const float roots = sums_of_16_lanes(root);
-    // Of a row that is not finite no number, or zero, which the largest leaves out.
-    const float share = ptx::divide(1.0f, ptx::max_nan(roots * roots, 1e-30f));
+      for (int i = 0; i < kOfLane; i += 2) {
+        const float2 x = Pair<Element>::unpack(of_q.rows[row][channel(i) / 2]);
+        q_size[i] = fmaxf(q_size[i], fabsf(x.x) * share);
+        q_size[i + 1] = fmaxf(q_size[i + 1], fabsf(x.y) * share);
+      }
+    }
 #pragma unroll
-    for (int i = 0; i < kChannels; ++i) sizes[i] = fmaxf(sizes[i], fabsf(x[i]) * share);
-  }
+    for (int i = 0; i < kOfLane; ++i) q_roots += ptx::sqrt(q_size[i]);
+    q_roots = sum_of_warp(q_roots);
 #pragma unroll
-  for (int i = 0; i < kChannels; ++i) sizes[i] = fmaxf(sizes[i], __shfl_xor_sync(0xffffffffu, sizes[i], 16));
-  if (threadIdx.x % 32 < kThreadsPerRow) {
-#pragma unroll
-    for (int i = 0; i < kChannels; ++i) sample.partial[0][threadIdx.x / 32][channel + i] = sizes[i];
+    for (int i = 0; i < kOfLane; ++i) {
+      // As far above the typical as Q's is below it: then both have the same share of their scales.
+      const float ratio = ptx::divide(of_k.spread[channel(i)] * (q_roots * q_roots), k_typical * q_size[i]);
+      constexpr float kMost = 1 << 2 * QuantKInt8::kMostPowers;
+      const int exponent = __float_as_int(fminf(fmaxf(ratio, 1.0f / kMost), kMost)) / (1 << 23) - 127;
+      powers[channel(i)] = (exponent + 1) >> 1;
+    }
   }
   __syncthreads();
-  const bool is_channel = static_cast<int>(threadIdx.x) < p.head_dim;
-  const float k_size = is_channel ? sample.spread[threadIdx.x] : 0.0f;
-  float q_size = 0.0f;
-  if (is_channel) {
-#pragma unroll
-    for (int i = 0; i < kWarps; ++i) q_size = fmaxf(q_size, sample.partial[0][i][threadIdx.x]);
-  }
-  const float q_roots = sum_of_block(ptx::sqrt(q_size), sample.weight);
-  // As far above the typical as Q's is below it: then both have the same share of their scales.
-  const float ratio = ptx::divide(k_size * (q_roots * q_roots), k_typical * q_size);
-  const int exponent = __float_as_int(fminf(ratio, 0x1p40f)) / (1 << 23) - 127;
-  const int power = is_large(k_size) && ratio >= 2.0f ? min((exponent + 1) / 2, QuantKInt8::kMostPowers) : 0;
-  if (threadIdx.x < HeadDim) powers[threadIdx.x] = power;
-  return __syncthreads_or(power != 0);
+  return true;
 }
 
 }  // namespace sage

@@ -1,6 +1,8 @@
 // Which keys a block of threads quantises, and the mean of a sample of their tokens.
 #pragma once
 
+#include <cuda/std/type_traits>
+
 #include "kernels/element.cuh"
 #include "kernels/ptx/math.cuh"
 #include "kernels/quant/sampled_tokens.cuh"
@@ -84,12 +86,17 @@ struct Sample {
   SeenSample<kMostSamples, Threads> seen;
 };
 
+struct NothingToAsk {
+  __device__ __forceinline__ bool operator()() const { return false; }
+};
+
 // Estimates the mean of a tensor's tokens from this many of them: those that are seen, and where these are few, a sample of all that are.
 // A token's vote weighs less the further it lies from the
 // others, by the square of its distance: one far away shall not move it. By a block of threads; their answers are the same in every block that asks.
-template <int SampledTokens, bool WithSpread, typename Element, int HeadDim, int Threads>
-__device__ __forceinline__ void take_sample(const TensorView& tensor, const KvSpan& span, int head_dim, const SeenByQueries& seen,
-                                            Sample<HeadDim, Threads>& sample) {
+// While the tokens are on their way `ask` is called; whether any thread said yes is returned.
+template <int SampledTokens, bool WithSpread, typename Element, int HeadDim, int Threads, typename Ask = NothingToAsk>
+__device__ __forceinline__ bool take_sample(const TensorView& tensor, const KvSpan& span, int head_dim, const SeenByQueries& seen,
+                                            Sample<HeadDim, Threads>& sample, const Ask& ask = {}) {
   constexpr int kThreadsPerToken = 16;
   constexpr int kChannels = HeadDim / kThreadsPerToken;
   constexpr int kPerPass = Threads / kThreadsPerToken;
@@ -124,6 +131,7 @@ __device__ __forceinline__ void take_sample(const TensorView& tensor, const KvSp
   const auto row = [&](int pass) { return tokens + int64_t{token(number(pass))} * tensor.token_stride; };
   uint32_t bits[kPasses][kChannels / 2];
   load_rows<kChannels>(bits, row, channel, head_dim, tensor.aligned16);
+  const bool answer = ask();
   static_assert(32 % kPerPass == 0);
   const auto has_vote = [&](int pass) { return (votes_of[pass * kPerPass / 32] >> number(pass) % 32 & 1) != 0; };
 
@@ -198,7 +206,9 @@ __device__ __forceinline__ void take_sample(const TensorView& tensor, const KvSp
     if (votes > 0.0f) sample.mean[threadIdx.x] += total(sample.partial[0]) / votes;
     if constexpr (WithSpread) sample.spread[threadIdx.x] = votes > 0.0f ? ptx::divide(total(sample.partial[1]), votes) : INFINITY;
   }
+  if constexpr (!cuda::std::is_same_v<Ask, NothingToAsk>) return __syncthreads_or(answer);
   __syncthreads();
+  return answer;
 }
 
 }  // namespace sage

@@ -1,11 +1,12 @@
 // K -> INT8, smoothed, in one pass and one launch. A block of threads handles spans of 128 keys of one head: it estimates the mean of K
-// from a sample of keys (each block reads the same sample, so all agree), subtracts it, divides large channels, and scales each group of 16 keys by
-// its largest magnitude.
+// from a sample of keys (each block reads the same sample, so all agree), subtracts it, rotates what is large in few channels, and scales each group of 16
+// keys by its largest magnitude.
 #include "kernels/ptx/grid.cuh"
 #include "kernels/ptx/math.cuh"
 #include "kernels/quant/channel_factors.cuh"
 #include "kernels/quant/kv_span.cuh"
 #include "kernels/quant/quant_k_int8.h"
+#include "kernels/rotate.cuh"
 #include "kernels/swizzle.cuh"
 
 namespace sage {
@@ -35,15 +36,17 @@ struct alignas(Bytes) Packed {
   uint32_t words[Bytes / 4];
 };
 
-// What pairs of K's channels are multiplied by, and what is added then; in shared memory.
+// What is done to K's channels before they are quantised; in shared memory, for want of registers.
 struct Centring {
-  alignas(32) uint32_t factor[Config::kHeadDim / 2];
+  bool rotated;
+  // The mean's half, negative, in pairs; or, of a head that is rotated, what a number is multiplied by, and what is added then.
   alignas(32) uint32_t shift[Config::kHeadDim / 2];
+  alignas(32) float rotated_factor[Config::kHeadDim], rotated_shift[Config::kHeadDim];
 };
 
 // Quantises a span, given the head's first token.
 __device__ __forceinline__ void quantise(const Config::Params& p, const Config::Element* k, int length, int first_span_key, int64_t index,
-                                         const SeenByQueries& seen, const Centring& centring) {
+                                         int batch, const Centring& centring) {
   using Element = Config::Element;
   constexpr int kChannels = Config::kChannels;
   const int block = threadIdx.x / 128;
@@ -61,17 +64,38 @@ __device__ __forceinline__ void quantise(const Config::Params& p, const Config::
     return here;
   };
   constexpr uint32_t kAll = 0x11111111;  // SeenKeys::bit of each pass
+  const SeenByQueries seen(p.seen, batch);
   uint32_t seen_keys = kAll;
   if (seen.words != nullptr && first_key - row < length) seen_keys = seen.word(first_key) >> SeenKeys::bit(row);
   load_rows<kChannels>(keys, key, channel, p.head_dim, p.k.aligned16);
 
   // Of the difference rounding to Element will do: it is finer than 8 bits. Halves, since that of two large keys need not fit Element.
-  const auto* factor = reinterpret_cast<const Packed<kChannels * 2>*>(centring.factor + channel / 2)->words;
-  const auto* shift = reinterpret_cast<const Packed<kChannels * 2>*>(centring.shift + channel / 2)->words;
+  if (__builtin_expect(!centring.rotated, 1)) {
+    const uint32_t half = Pair<Element>::pack(0.5f, 0.5f);
+    const auto* shift = reinterpret_cast<const Packed<kChannels * 2>*>(centring.shift + channel / 2)->words;
 #pragma unroll
-  for (int pass = 0; pass < Config::kPasses; ++pass) {
+    for (int pass = 0; pass < Config::kPasses; ++pass) {
 #pragma unroll
-    for (int i = 0; i < kChannels / 2; ++i) keys[pass][i] = Pair<Element>::multiply_add(keys[pass][i], factor[i], shift[i]);
+      for (int i = 0; i < kChannels / 2; ++i) keys[pass][i] = Pair<Element>::multiply_add(keys[pass][i], half, shift[i]);
+    }
+  } else {
+    // A loop, whose code is short: the key at hand is always the first. Instructions that are rarely run cost time where they lie between those that are.
+#pragma unroll 1
+    for (int pass = 0; pass < Config::kPasses; ++pass) {
+      float x[kChannels];
+      unpack<Element>(x, keys[0]);
+#pragma unroll
+      for (int i = 0; i < kChannels; ++i) {
+        x[i] = __fmaf_rn(x[i], centring.rotated_factor[channel + i], centring.rotated_shift[channel + i]);
+      }
+      rotate_of_16_lanes(x);
+#pragma unroll
+      for (int i = 0; i < kChannels / 2; ++i) {
+#pragma unroll
+        for (int later = 1; later < Config::kPasses; ++later) keys[later - 1][i] = keys[later][i];
+        keys[Config::kPasses - 1][i] = Pair<Element>::pack(x[2 * i], x[2 * i + 1]);
+      }
+    }
   }
   if ((seen_keys & kAll) != kAll) {
 #pragma unroll
@@ -138,40 +162,48 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPe
 
   const KvSpan span(p.cu_seqlens, p.cu_seqlens_q, p.sequences, p.kv_heads, p.kv_len, Config::kSpanN, p.together, p.lots);
   if (span.first_key >= span.length) return;
-  const SeenByQueries seen(p.seen, span.batch);
   __shared__ Sample<Config::kHeadDim, Config::kThreads> sample;
+  __shared__ SampleOfQ<Config::kHeadDim> sample_of_q;
   __shared__ int powers[Config::kHeadDim];
   __shared__ Centring centring;
-  bool scaled = false;
+  bool rotated = false;
   if (p.k_mean != nullptr) {
-    take_sample<Config::kSampledKeys, true, Element>(p.k, span, p.head_dim, seen, sample);
-    scaled = find_factors<Element>(p, span, sample, powers);
-    if (span.first_key == 0 && threadIdx.x == 0) p.scaled[span.mean] = scaled;
+    const bool large_in_q = take_sample<Config::kSampledKeys, true, Element>(p.k, span, p.head_dim, SeenByQueries(p.seen, span.batch), sample,
+                                                                             [&] { return take_sample_of_q<Element>(p, span, sample_of_q); });
+    rotated = find_factors<Element>(p.head_dim, sample_of_q, large_in_q, sample, powers);
+    if (span.first_key == 0 && threadIdx.x == 0) p.rotated[span.mean] = rotated;
   }
+  if (threadIdx.x == 0) centring.rotated = rotated;
   if (threadIdx.x < Config::kHeadDim / 2) {
     const int channel = 2 * threadIdx.x;
-    const int exponents[2] = {scaled ? powers[channel] : 0, scaled ? powers[channel + 1] : 0};
     float2 mean = make_float2(0.0f, 0.0f);
     if (p.k_mean != nullptr) {
       mean = Pair<Element>::unpack(Pair<Element>::pack(sample.mean[channel], sample.mean[channel + 1]));
       if (span.first_key == 0) {
         const int64_t written = span.mean * Config::kHeadDim + channel;
         *reinterpret_cast<float2*>(p.k_mean + written) = mean;
-        if (scaled) {
-          constexpr int kMost = Config::kMostPowers;
-          *reinterpret_cast<float2*>(p.q_factor + written) = make_float2(power_of_two(exponents[0] - kMost), power_of_two(exponents[1] - kMost));
-        }
       }
     }
-    const float2 by = make_float2(power_of_two(-1 - exponents[0]), power_of_two(-1 - exponents[1]));
-    centring.factor[threadIdx.x] = Pair<Element>::pack(by.x, by.y);
-    centring.shift[threadIdx.x] = Pair<Element>::pack(-mean.x * by.x, -mean.y * by.y);
+    if (__builtin_expect(!rotated, 1)) {
+      centring.shift[threadIdx.x] = Pair<Element>::pack(-0.5f * mean.x, -0.5f * mean.y);
+    } else {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        constexpr float kLeast = 1.0f / ((1 << Config::kMostPowers) * kRotatedTogether<Config::kHeadDim>);
+        const float least = sign_before_rotation(channel + i) * kLeast;
+        const float by = 0.5f * least * power_of_two(-powers[channel + i]);
+        centring.rotated_factor[channel + i] = by;
+        centring.rotated_shift[channel + i] = -by * (i == 0 ? mean.x : mean.y);
+        if (span.first_key == 0) p.q_factor[span.mean * Config::kHeadDim + channel + i] = least * power_of_two(powers[channel + i]);
+      }
+    }
   }
   __syncthreads();
   const Element* k = row_pointer<Element>(p.k, span.batch, span.head, span.first_token);
-  int64_t index = span.index;
 #pragma unroll 1
-  for (int key = span.first_key; key < span.end_key; key += Config::kSpanN) quantise(p, k, span.length, key, index++, seen, centring);
+  for (int i = 0; i < p.together && span.first_key + i * Config::kSpanN < span.length; ++i) {
+    quantise(p, k, span.length, span.first_key + i * Config::kSpanN, span.index + i, span.batch, centring);
+  }
 }
 
 }  // namespace sage

@@ -17,11 +17,15 @@ struct QuantKInt8 {
   static constexpr int kThreads = 256;
   // Any estimate of K's mean serves (softmax does not see the shift); this many keys are read for it.
   static constexpr int kSampledKeys = 64;
-  // A channel whose mean distance from K's mean is so many times the channels' typical one is made smaller, by so many powers of two at most: no more, since
-  // the few rows of Q that are sampled may be smaller there than others.
-  static constexpr float kLarge = 4.0f;
+  // Of Q, of all heads that share one of K. A head's are from all over its tokens: from one to the next it is an odd number of stretches.
+  static constexpr int kSampledRows = 16, kRowStep = 7;
+  // A head is rotated where a channel's mean distance from K's mean is so many times the channels' typical one, or a sampled row of Q has a number that is so
+  // many times its mean magnitude.
+  static constexpr float kLargeInK = 4.0f, kLargeInQ = 8.0f;
+  // Channels are made larger or smaller before by so many powers of two at most: no more, since the few rows that are sampled may be smaller there than others.
   static constexpr int kMostPowers = 4;
-  static constexpr float kQUnit = 1 << kMostPowers;  // of Q's factors, which are no more than 1, so that nothing overflows
+  // Of factors on Q, and on K but for the half that it is multiplied by anyway: they make all numbers smaller, so that no sum of the rotation overflows.
+  SAGE_HOST_DEVICE static constexpr float q_unit(int head_dim) { return static_cast<float>((1 << 2 * kMostPowers) * (head_dim / 4)); }
   SAGE_HOST_DEVICE static constexpr int spans(int kv_len) { return (kv_len + kSpanN - 1) / kSpanN; }
   SAGE_HOST_DEVICE static constexpr int blocks(int kv_len) { return 2 * spans(kv_len); }
   struct Params {
@@ -33,8 +37,8 @@ struct QuantKInt8 {
     float* k_scale;   // [batch, kv_heads, blocks, 2, 4]: scales and bounds
     float* k_mean;    // [batch or sequences, kv_heads, kHeadDim], written; null: K is not smoothed
     TensorView q;
-    float* q_factor;  // [batch or sequences, kv_heads, kHeadDim], written where `scaled` is: what Q is multiplied by, since K was divided by it; in kQUnit
-    int32_t* scaled;  // [batch or sequences, kv_heads], written: whether any of those is not 1
+    float* q_factor;  // [batch or sequences, kv_heads, kHeadDim], written where `rotated` is: what Q is multiplied by before; q_unit of it make good what K was
+    int32_t* rotated;  // [batch or sequences, kv_heads], written: whether K is
     int32_t group;    // heads of Q that share one of K
     int32_t qo_len;
     const int32_t* cu_seqlens_of_q;  // null: not packed

@@ -6,13 +6,14 @@
 #include "kernels/element.cuh"
 #include "kernels/ptx/grid.cuh"
 #include "kernels/ptx/math.cuh"
+#include "kernels/rotate.cuh"
 
 namespace sage {
 
-// What Q's channels are multiplied by, since K's were divided by it; null: by nothing.
+// What Q's channels are multiplied by before they are rotated, as K was; null: neither.
 template <int HeadDim>
 __device__ __forceinline__ const float* factors_of(const AttentionParams& p, int64_t kv_mean) {
-  return p.scaled != nullptr && p.scaled[kv_mean] != 0 ? p.q_factor + kv_mean * HeadDim : nullptr;
+  return p.rotated != nullptr && p.rotated[kv_mean] != 0 ? p.q_factor + kv_mean * HeadDim : nullptr;
 }
 
 // Quantises the warp's rows of Q straight into mma A fragments, one scale a row (in shared memory: the main loop has no
@@ -67,6 +68,7 @@ __device__ __forceinline__ void quantise_q(const AttentionParams& p, const Tile&
         x[i][2] *= by.z;
         x[i][3] *= by.w;
       }
+      rotate_own(reinterpret_cast<float(&)[kPieces * 4]>(x));
     }
     float magnitude = 1e-14f;  // keeps the scale of an all-zero row positive
 #pragma unroll
@@ -78,7 +80,7 @@ __device__ __forceinline__ void quantise_q(const AttentionParams& p, const Tile&
     const float inverse = 127.0f / magnitude;
     if (lane % 4 == 0) {
       q_scale[threadIdx.x / 32 * Config::kWarpM + row * 8 + lane / 4] =
-          scale_of(magnitude, factors == nullptr ? 1.0f / 127.0f : QuantKInt8::kQUnit / 127.0f);
+          scale_of(magnitude, factors == nullptr ? 1.0f / 127.0f : QuantKInt8::q_unit(Config::kHeadDim) / 127.0f);
     }
 #pragma unroll
     for (int i = 0; i < kPieces; ++i) {

@@ -146,8 +146,8 @@ __device__ __forceinline__ void consume(const Config::Params& p, const Memory& s
     put();
     if (has_rows) {
       wait_full();
-      // Rarely channels of K turn out to have been divided by something: once more, then.
-      if (same(work.scaled)) {
+      // Where K turns out to have been rotated: once more, as it was.
+      if (__builtin_expect(same(work.rotated), 0)) {
         ptx::grid_dependency_wait();
         quantise_q<Masked, true>(p, work, first_row, warp_row, shared, q, rows);
         put();

@@ -46,6 +46,8 @@ struct Config : Sm90QkInt8PvF16 {
   // probabilities. Then a lane's sum beyond this tells that it does.
   static constexpr float kBoundHeadroom = kHalfRange ? 120.0f : kHeadroom;
   static constexpr float kLargestSum = 65504.0f;
+  // Whether registers reach to keep what derives from the lane from one block of keys to the next: CUDA 12's do not, nor do any in float16.
+  static constexpr bool kKeepLane = __CUDACC_VER_MAJOR__ >= 13 && !kHalfRange;
   // Scores beyond this, in log2 units, are no longer told apart where it matters: such a row's are made smaller.
   static constexpr float kLargestScore = 0x1p20f;
 };
@@ -109,7 +111,7 @@ struct Work : Tile {
   int parts;  // how many clusters compute the tile, from a part of its keys each
   int part;   // which this is
   int left;   // which of such tiles
-  int scaled;  // whether Q is to be multiplied by factors, as whoever loads K says with the first stage
+  int rotated;  // whether Q is to be, as whoever loads K says with the first stage
 
   // `part` being the item's number: has its part of the tile's keys be all that there are.
   __device__ __forceinline__ void take_part(const Config::Params& p) {

@@ -222,7 +222,7 @@ __device__ __forceinline__ void load_k(const Config::Params& p, const Memory& sh
       }
       ++scale_stage;
     }
-    if (first == 0 && first_lane) work.scaled = p.scaled != nullptr ? p.scaled[work.kv_mean] : 0;
+    if (first == 0 && first_lane) work.rotated = p.rotated != nullptr ? p.rotated[work.kv_mean] : 0;
   });
 }
 

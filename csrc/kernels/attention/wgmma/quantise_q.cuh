@@ -4,13 +4,14 @@
 #include "kernels/attention/wgmma/softmax.cuh"
 #include "kernels/element.cuh"
 #include "kernels/ptx/math.cuh"
+#include "kernels/rotate.cuh"
 #include "kernels/swizzle.cuh"
 
 namespace sage {
 
-// Quantises this warp's 16 rows of Q straight into A fragments, one scale a row: four lanes hold a row. `first_row` is the warpgroup's. Scaled: by factors
-// of channels, which undo what K was divided by.
-template <bool Masked, bool Scaled>
+// Quantises this warp's 16 rows of Q straight into A fragments, one scale a row: four lanes hold a row. `first_row` is the warpgroup's. Rotated: after factors
+// of channels, as K was.
+template <bool Masked, bool Rotated>
 __device__ __forceinline__ void quantise_q(const Config::Params& p, const Work& work, int first_row, int warp_row, const Memory& shared,
                                            Queries& q, Rows& rows) {
   using P = Pair<Config::Element>;
@@ -38,34 +39,34 @@ __device__ __forceinline__ void quantise_q(const Config::Params& p, const Work& 
       for (int i = 0; i < kPieces; ++i) load_channels<4>(bits[row][i], source, i * 16 + channel, p.head_dim, true);
     }
   }
-#pragma unroll
+  // Where it is rarely run, in a loop, since instructions cost time where they lie between those that are: the row at hand has its bits first and
+  // its results last.
+  constexpr int kAtOnce = Rotated && Config::kKeepQ ? 1 : 2;
+#pragma unroll kAtOnce
   for (int row = 0; row < 2; ++row) {
     const int block_row = warp_row + row * 8 + lane / 4;
-    const auto scaled = [&](float(&x)[4], int i) {
-      unpack<Config::Element>(x, bits[row][i]);
-      if constexpr (Scaled) {
-        const float4 by = *reinterpret_cast<const float4*>(p.q_factor + work.kv_mean * Config::kHeadDim + i * 16 + channel);
-        x[0] *= by.x;
-        x[1] *= by.y;
-        x[2] *= by.z;
-        x[3] *= by.w;
-      }
-    };
+    float rotated[kPieces * 4];
     float magnitude = 1e-14f;  // positive, so that the scale of zeros is
-    if constexpr (Scaled) {
+    if constexpr (Rotated) {
 #pragma unroll
       for (int i = 0; i < kPieces; ++i) {
         float x[4];
-        scaled(x, i);
-#pragma unroll
-        for (int j = 0; j < 4; ++j) magnitude = ptx::max_nan(magnitude, fabsf(x[j]));
+        unpack<Config::Element>(x, bits[0][i]);
+        const float4 by = *reinterpret_cast<const float4*>(p.q_factor + work.kv_mean * Config::kHeadDim + i * 16 + channel);
+        rotated[i * 4] = x[0] * by.x;
+        rotated[i * 4 + 1] = x[1] * by.y;
+        rotated[i * 4 + 2] = x[2] * by.z;
+        rotated[i * 4 + 3] = x[3] * by.w;
       }
+      rotate_own(rotated);
+#pragma unroll
+      for (int i = 0; i < kPieces * 4; ++i) magnitude = ptx::max_nan(magnitude, fabsf(rotated[i]));
       magnitude = reduce_quad(magnitude, ptx::max_nan);
     } else {
       uint32_t largest = 0;
 #pragma unroll
       for (int i = 0; i < kPieces; ++i) {
-        largest = P::larger_magnitude(P::larger_magnitude(largest, bits[row][i][0]), bits[row][i][1]);
+        largest = P::larger_magnitude(P::larger_magnitude(largest, bits[0][i][0]), bits[0][i][1]);
       }
       const float2 pair = P::unpack(reduce_quad(largest, P::larger_magnitude));
       magnitude = ptx::max_nan(magnitude, ptx::max_nan(pair.x, pair.y));
@@ -76,15 +77,22 @@ __device__ __forceinline__ void quantise_q(const Config::Params& p, const Work& 
 #pragma unroll
     for (int i = 0; i < kPieces; ++i) {
       float x[4];
-      scaled(x, i);
+      if constexpr (Rotated) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) x[j] = rotated[i * 4 + j];
+      } else {
+        unpack<Config::Element>(x, bits[0][i]);
+      }
       const uint32_t packed = pack_s8x4(x, inverse);
       square = __dp4a(static_cast<int>(packed), static_cast<int>(packed), square);
-      q[i / 2][row + i % 2 * 2] = packed;
+      q[i / 2][i % 2 * 2] = q[i / 2][i % 2 * 2 + 1];
+      q[i / 2][i % 2 * 2 + 1] = packed;
     }
     square = sum_of_quad(square);
-    rows.q_scale[row] = scale_of(magnitude, fabsf(p.scale_log2) * ((Scaled ? QuantKInt8::kQUnit : 1.0f) / 127.0f));
-    if constexpr (Masked) shared.at<float>(Shared::kQScale)[block_row] = rows.q_scale[row];
-    shared.at<float>(Shared::kQReach)[block_row] = ptx::rcp(rows.q_scale[row] * ptx::sqrt(static_cast<float>(square)));
+    rows.q_scale[0] = rows.q_scale[1];
+    rows.q_scale[1] = scale_of(magnitude, fabsf(p.scale_log2) * ((Rotated ? QuantKInt8::q_unit(Config::kHeadDim) : 1.0f) / 127.0f));
+    if constexpr (Masked) shared.at<float>(Shared::kQScale)[block_row] = rows.q_scale[1];
+    shared.at<float>(Shared::kQReach)[block_row] = ptx::rcp(rows.q_scale[1] * ptx::sqrt(static_cast<float>(square)));
     if (p.lse != nullptr) {
       // Smoothing took q . mean(K) off every score of this row; log-sum-exp gets it back at the end.
       float shift = 0.0f;
@@ -93,13 +101,18 @@ __device__ __forceinline__ void quantise_q(const Config::Params& p, const Work& 
 #pragma unroll
         for (int i = 0; i < kPieces; ++i) {
           float x[4];
-          unpack<Config::Element>(x, bits[row][i]);
+          unpack<Config::Element>(x, bits[0][i]);
 #pragma unroll
           for (int j = 0; j < 4; ++j) shift += x[j] * mean[i * 16 + j];
         }
       }
       shift = sum_of_quad(shift);
       if (lane % 4 == 0) shared.at<float>(Shared::kQShift)[block_row] = shift * p.scale_log2;  // for itself
+    }
+#pragma unroll
+    for (int i = 0; i < kPieces; ++i) {
+      bits[0][i][0] = bits[1][i][0];
+      bits[0][i][1] = bits[1][i][1];
     }
   }
   __syncwarp();

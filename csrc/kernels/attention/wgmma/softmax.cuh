@@ -26,7 +26,7 @@ struct Rows {
 
 // -infinity, as it were, for keys past the last and, if causal, past the row.
 __device__ __forceinline__ void hide_past_end(bool causal, int kv_len, int first_key, int first_row, Scores& scores) {
-  const int lane = threadIdx.x % 32;
+  const int lane = Config::kKeepLane ? threadIdx.x % 32 : ptx::lane_here();
 #pragma unroll
   for (int i = 0; i < Config::kBlockN / 2; ++i) {
     const int key = first_key + i / 4 * 8 + lane % 4 * 2 + i % 2;

@@ -15,5 +15,6 @@ inline float min_nan(float x, float y) { return x != x || y != y ? NAN : std::mi
 inline float divide(float x, float y) { return __fdividef(x * 0.25f, y * 0.25f); }
 template <typename T>
 void keep(T&) {}
+inline int lane_here() { return threadIdx.x % 32; }
 
 }  // namespace sage::ptx
