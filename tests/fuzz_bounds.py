@@ -144,9 +144,14 @@ class Exact:
             seen = seen & (torch.arange(self.k.shape[2], device=self.k.device) < self.q.shape[-2])
         return seen
 
+    @functools.cached_property
+    def head_dim(self) -> int:
+        """The kernels'."""
+        return reference.kernel_head_dim(max(self.q.shape[-1], self.v.shape[-1]))
+
     def rotated(self, q: torch.Tensor, k: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Q and K less its mean as the kernels rotate them, of their head_dim; no product changes."""
-        wide = reference.kernel_head_dim(max(q.shape[-1], self.v.shape[-1]))
+        wide = self.head_dim
         root = math.sqrt(reference.Rotation.unit(wide))
         new_q, new_k = (torch.nn.functional.pad(x, (0, wide - x.shape[-1])) for x in (q, k))
         for of_q, of_k, rotation in self.rotations:
@@ -161,7 +166,7 @@ class Exact:
         """How many of a row's numbers are rounded alike after the rotation: signed sums of m numbers have 2^(m-1) magnitudes."""
         if not any(rotation.applies.any() for _, _, rotation in self.rotations):
             return 1.0
-        together = reference.kernel_head_dim(max(x.shape[-1], self.v.shape[-1])) // 4
+        together = self.head_dim // 4
         given = (x != 0).flatten(0, -2).any(dim=0).nonzero().flatten()
         least = min([together, *(count for count in torch.bincount(given % 16 // 4).tolist() if count)])
         return float(together / min(together, 2 ** (least - 1)))
@@ -235,10 +240,8 @@ class Exact:
         key = (rounded, smooth_k, smooth_v and rounded.smallest_v > 0.0)
         if key not in self._allowed:
             deviation = self.deviation(*key)
-            rows, keys = (
-                int((~self.blind).sum()),
-                self.k.numel(),
-            )  # those that see a key: packed tensors have rows of no sequence
+            rows = int((~self.blind).sum())  # packed tensors have such as are of no sequence
+            keys = self.k.numel()
             if self.problem.rows_alike:
                 rows //= max(1, self.blind.shape[-1])
             together = 1.0 if self.problem.v_alike else self.v.shape[-1]
@@ -294,8 +297,8 @@ class Errors:
         half_k = (size * (moves / 254))[:, :, None, None]
         half_q = q.abs().amax(dim=-1, keepdim=True) / 254
         k2, q2 = k.square() * moves**2, q.square()
-        variance = half_q.square() * repeated * k2.sum(dim=-1)[:, :, None, None]
-        variance = variance + half_k.square() * repeated * q2.sum(dim=-1, keepdim=True)
+        variance = half_q.square() * k2.sum(dim=-1)[:, :, None, None] + half_k.square() * q2.sum(dim=-1, keepdim=True)
+        variance = variance * repeated
         if self.smooth_k:
             variance = variance + unit(exact.dtype) ** 2 * (q2 @ k2.unsqueeze(2).transpose(-1, -2))
         # Kernels round halves of K, which near the smallest numbers of its dtype lose their last bit.
