@@ -93,8 +93,10 @@ __device__ __forceinline__ void quantise_q(const Config::Params& p, const Work& 
     rows.q_scale[1] = scale_of(magnitude, fabsf(p.scale_log2) * ((Rotated ? QuantKInt8::q_unit(Config::kHeadDim) : 1.0f) / 127.0f));
     if constexpr (Masked) shared.at<float>(Shared::kQScale)[block_row] = rows.q_scale[1];
     shared.at<float>(Shared::kQReach)[block_row] = ptx::rcp(rows.q_scale[1] * ptx::sqrt(static_cast<float>(square)));
-    if (p.lse != nullptr) {
-      // Smoothing took q . mean(K) off every score of this row; log-sum-exp gets it back at the end.
+    // Smoothing took q . mean(K) off every score of this row; log-sum-exp gets it back at the end. Where Q is quantised once more it is there already. (Of wider heads
+    // it is found again: nothing is gained without, and one kernel would have stack.)
+    constexpr bool kHasShift = Rotated && Config::kKeepQ;
+    if (!kHasShift && p.lse != nullptr) {
       float shift = 0.0f;
       if (p.k_mean != nullptr) {
         const float* mean = p.k_mean + work.kv_mean * Config::kHeadDim + channel;
