@@ -94,7 +94,7 @@ __device__ __forceinline__ void quantise_q(const Config::Params& p, const Work& 
     if constexpr (Masked) shared.at<float>(Shared::kQScale)[block_row] = rows.q_scale[1];
     shared.at<float>(Shared::kQReach)[block_row] = ptx::rcp(rows.q_scale[1] * ptx::sqrt(static_cast<float>(square)));
     // Smoothing took q . mean(K) off every score of this row; log-sum-exp gets it back at the end. Where Q is quantised once more it is there already. (Of wider heads
-    // it is found again: nothing is gained without, and one kernel would have stack.)
+    // it is found again: without that, one kernel would have stack.)
     constexpr bool kHasShift = Rotated && Config::kKeepQ;
     if (!kHasShift && p.lse != nullptr) {
       float shift = 0.0f;
