@@ -147,9 +147,19 @@ class Kernels:
     ) -> None:
         self.folder, self.architecture, self.csrc, self.races, self.stable_abi = folder, architecture, csrc, races, stable_abi
 
-    def compile(self, kernel: str, head_dim: int, dtype: torch.dtype, *, masked: bool, or_16_bit: bool = False) -> None:
+    def compile(
+        self,
+        kernel: str,
+        head_dim: int,
+        dtype: torch.dtype,
+        *,
+        masked: bool = False,
+        packed: bool = False,
+        or_16_bit: bool = False,
+    ) -> None:
         """What a call of an attention kernel launches, or one that is for the 16-bit kernel."""
-        variant = f"{kernel}_masked" if masked and f"{kernel}_masked" in SOURCES else kernel
+        other = f"{kernel}_masked" if masked else f"{kernel}_packed" if packed else kernel
+        variant = other if other in SOURCES else kernel
         suffix, element = TYPES[dtype]
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             waited_for: list[Future[Any]] = [pool.submit(operators, stable_abi=self.stable_abi)]
@@ -192,10 +202,13 @@ class Kernels:
         assert source.count(text) == 1
         path.write_text(source.replace(text, other), encoding="utf-8")
 
-    def _ready(self, options: int, q: torch.Tensor, v: torch.Tensor, *, masked: bool, seed: int) -> Any:
+    def _ready(
+        self, options: int, q: torch.Tensor, v: torch.Tensor, *, seed: int, masked: bool = False, packed: bool = False
+    ) -> Any:
         """The operators, for the kernel that is asked for."""
         asked = _ops.options_of(options)
-        self.compile(asked.kernel, max(q.shape[-1], v.shape[-1]), q.dtype, masked=masked, or_16_bit=asked.or_16_bit)
+        head_dim = max(q.shape[-1], v.shape[-1])
+        self.compile(asked.kernel, head_dim, q.dtype, masked=masked, packed=packed, or_16_bit=asked.or_16_bit)
         return operators(stable_abi=self.stable_abi).choose(self.folder, self.architecture, seed)
 
     def attention(
@@ -223,7 +236,7 @@ class Kernels:
     def attention_varlen(self, *arguments: Any, seed: int = 0) -> Result:
         """The same for packed sequences."""
         q, k, v, *cu_seqlens, _, options = arguments
-        ops = self._ready(options, q, v, masked=False, seed=seed)
+        ops = self._ready(options, q, v, packed=True, seed=seed)
         with Poisoned(), Late(self.stable_abi, q, k, v, *cu_seqlens), torch.no_grad():
             return ops.attention_varlen(*arguments)  # type: ignore[no-any-return]
 
@@ -471,11 +484,14 @@ def packed(
 WRONG_STARTS = [[200, 200, 200], [900, 900, 900], [-5, 100, 200], [0, 900, 100], [150, 20, 170], [500, 600, 700]]
 
 
-def check_wrong_starts(kernels: Kernels, kernel: str, dtype: torch.dtype) -> None:
-    """Hold the kernels to no wild access, and to waiting for each other, where cu_seqlens is wrong, which nobody looks at: results may be anything."""
-    tensors = [x[0].transpose(0, 1).to(dtype) for x in inputs(1, 2, 1, 200, 200, 64, 64)]
-    large = large_channels(packed([200], [200], 64, 64, dtype)).tensors
+def check_wrong_starts(kernels: Kernels, kernel: str, dtype: torch.dtype, tokens: int = 200) -> None:
+    """Hold the kernels to no wild access, and to waiting for each other, where cu_seqlens is wrong, which nobody looks at: results may be anything.
+
+    tokens: a multiple of 200.
+    """
+    tensors = [x[0].transpose(0, 1).to(dtype) for x in inputs(1, 2, 1, tokens, tokens, 64, 64)]
+    large = large_channels(packed([tokens], [tokens], 64, 64, dtype)).tensors
     for starts in WRONG_STARTS:
-        cu_seqlens = torch.tensor(starts).int()
+        cu_seqlens = torch.tensor(starts).int() * (tokens // 200)
         for some in (tensors, large):
             Case(*some, cu_seqlens=(cu_seqlens, cu_seqlens)).run(kernels, kernel)

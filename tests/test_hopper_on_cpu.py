@@ -137,6 +137,12 @@ CASES = {
     "packed": sequences(),
     "packed, causal": sequences(is_causal=True),
     "packed, 256": packed([70, 3], [9, 130], 256, 256, torch.bfloat16),
+    # Long ones, whose last rows each block of a pair has of a head of its own, or both share; keys of one or the other block of a stage.
+    "packed, pairs": packed([1161, 385, 760, 0, 1600], [70, 133, 300, 64, 0], 128, 96, torch.bfloat16),
+    "packed, pairs, 64": packed([1000, 577], [333, 128], 64, 64, torch.float16, kv_heads=2),
+    "packed, pairs, 256": packed([900, 770], [9, 130], 256, 256, torch.bfloat16),
+    "packed, pairs, few keys": packed([800, 1160, 760], [5, 20, 64], 128, 128, torch.bfloat16, kv_heads=2),
+    "packed, pairs, large channels": large_channels(packed([1161, 650], [70, 133], 128, 128, torch.bfloat16)),
     # Tiles of the last round whose keys several clusters share, beside tiles that one has alone; rows of a pair's second block beyond the last.
     "parts": case(1, 1, 1, 150, 1700, 128, 128),
     "parts, whole tiles": case(1, 6, 3, 70, 1100, 64, 64),
@@ -357,7 +363,7 @@ def test_what_nobody_sees_changes_no_bit(form: str, hopper: Kernels) -> None:
     check_unseen(hopper, KERNEL, FORMS[form], v_hidden=1e4)
 
 
-@pytest.mark.parametrize("name", ["many tiles", "many pairs", "causal, 256", "packed", "mask", "added"])
+@pytest.mark.parametrize("name", ["many tiles", "many pairs", "causal, 256", "packed", "packed, pairs, 256", "mask", "added"])
 def test_accesses_are_ordered(name: str, judged: Kernels) -> None:
     CASES[name].check(judged, KERNEL)
 
@@ -415,6 +421,13 @@ FAULTS = {
         "scale_stage % kHalf == 0 && scale_stage > 0) ptx::mbarrier_wait(shared.address + Shared::kScalesEmpty, scale_stage / kHalf % 2)",
         "pairs, many keys",
         "",
+    ),
+    "of a head each": (
+        "load.cuh",
+        "count == 0 || (Packed && ptx::cluster_size() > 1 && work.alone)",
+        "count == 0",
+        "packed, pairs",
+        "arrival",
     ),
     "sum": (
         "attend.cuh",
@@ -480,6 +493,7 @@ def able(problem: Problem) -> bool:
 
 def test_sequences_that_start_nowhere(hopper: Kernels) -> None:
     check_wrong_starts(hopper, KERNEL, TYPES[64])
+    check_wrong_starts(hopper, KERNEL, TYPES[64], tokens=1600)  # by pairs
 
 
 def test_random_calls(hopper: Kernels, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,10 +44,11 @@ BUDGET = {
     "sm80_qk_int8_pv_f16_accum_f16": (12, 1729),
     "sm89_qk_int8_pv_f8": (12, 2245),
     "sm89_qk_int8_pv_f8_accum_f16": (12, 2265),
-    "sm90_qk_f16_pv_f16": (8, 305),
-    "sm90_qk_f16_pv_f16_masked": (8, 777),
-    "sm90_qk_int8_pv_f16": (6, 618),
-    "sm90_qk_int8_pv_f16_masked": (6, 728),
+    "sm90_qk_f16_pv_f16": (8, 269),
+    "sm90_qk_f16_pv_f16_masked": (8, 737),
+    "sm90_qk_int8_pv_f16": (6, 571),
+    "sm90_qk_int8_pv_f16_masked": (6, 688),
+    "sm90_qk_int8_pv_f16_packed": (6, 516),
 }
 
 

@@ -94,7 +94,7 @@ void run(Call& call, const Tensor& out, const Tensor& lse, const std::optional<T
   AttentionParams params = attention_params(call, out, lse, workspace);
   params.mask = looked.mask;
 
-  const char* name = masked ? kernel.masked : kernel.name;
+  const char* name = masked ? kernel.masked : call.packed() && kernel.of_packed != nullptr ? kernel.of_packed : kernel.name;
   runtime::Launch launch{instance_name(name, head_dim, call.q),
                          name,
                          call.device(),

@@ -51,10 +51,11 @@ constexpr AttentionKernel fp4(const char* name) {
 }
 
 template <typename Kernel>
-constexpr AttentionKernel wgmma(const char* name, const char* masked) {
+constexpr AttentionKernel wgmma(const char* name, const char* masked, const char* of_packed) {
   AttentionKernel kernel{};
   kernel.name = name;
   kernel.masked = masked;
+  kernel.of_packed = of_packed;
   kernel.block_m = &Kernel::block_m;
   kernel.threads = &Kernel::threads;
   kernel.shared_bytes = &Kernel::shared_bytes;
@@ -76,7 +77,7 @@ constexpr AttentionKernel kKernels[] = {
     mma_sync<Sm80QkInt8PvF16AccumF16>("sm80_qk_int8_pv_f16_accum_f16", 80, "quant_v_f16"),
     mma_sync<Sm89QkInt8PvF8>("sm89_qk_int8_pv_f8", 89, "quant_v_f8"),
     mma_sync<Sm89QkInt8PvF8AccumF16>("sm89_qk_int8_pv_f8_accum_f16", 89, "quant_v_f8"),
-    wgmma<Sm90QkInt8PvF16>("sm90_qk_int8_pv_f16", "sm90_qk_int8_pv_f16_masked"),
+    wgmma<Sm90QkInt8PvF16>("sm90_qk_int8_pv_f16", "sm90_qk_int8_pv_f16_masked", "sm90_qk_int8_pv_f16_packed"),
     fp4<Sm120QkFp4PvFp4>("sm120_qk_fp4_pv_fp4"),
     wgmma_in_16_bits("sm90_qk_f16_pv_f16"),
 };

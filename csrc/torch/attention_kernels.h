@@ -9,6 +9,7 @@ namespace sage {
 struct AttentionKernel {
   const char* name;    // as kernels/attention/ spells it
   const char* masked;  // the one that takes masks, where that is another. Hopper's take masks of bool or Q's dtype alone
+  const char* of_packed;  // the one that takes packed sequences, where that is another
   int32_t (*block_m)(int32_t head_dim);  // rows of the output of a tile
   int32_t (*threads)(int32_t head_dim);
   int32_t (*shared_bytes)(int32_t head_dim);

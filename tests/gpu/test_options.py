@@ -173,13 +173,20 @@ def test_nan_in_a_mask_is_not_hidden(kernel: str) -> None:
     assert out[0, 0, :5].isfinite().all()
 
 
+# Of queries and keys. Hopper's kernel takes long ones by pairs of blocks, which share a sequence's last rows or have those of a head each.
+PACKED = {
+    "short": ([0, 1, 128, 129, 5, 0, 300, 64, 1, 257, 3], [7, 1, 128, 100, 0, 0, 200, 500, 129, 256, 65]),
+    "long": ([1161, 385, 770, 0, 1600, 900], [300, 129, 64, 200, 513, 7]),
+}
+
+
 @pytest.mark.parametrize("smooth_v", [False, True])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(("head_dim", "kv_heads"), [(64, 2), (128, 4), (256, 1)])
+@pytest.mark.parametrize("lengths", PACKED.values(), ids=PACKED)
 def test_packed_sequences_are_what_each_is_alone(
-    kernel: str, head_dim: int, kv_heads: int, causal: bool, smooth_v: bool
+    kernel: str, lengths: tuple[list[int], list[int]], head_dim: int, kv_heads: int, causal: bool, smooth_v: bool
 ) -> None:
-    lengths = [[0, 1, 128, 129, 5, 0, 300, 64, 1, 257, 3], [7, 1, 128, 100, 0, 0, 200, 500, 129, 256, 65]]
     cu_q, cu_k = (torch.tensor([0, *itertools.accumulate(x)], dtype=torch.int32, device="cuda") for x in lengths)
     q = randn(sum(lengths[0]), 4, head_dim)
     k, v = (randn(sum(lengths[1]), kv_heads, head_dim, seed=i) for i in (1, 2))

@@ -7,7 +7,7 @@ namespace sage {
 
 extern "C" __global__ void __launch_bounds__(Config::kThreads, 1)
     sm90_qk_int8_pv_f16(const __grid_constant__ Config::Params p) {
-  attend<false>(p);
+  attend<false, false>(p);
 }
 
 }  // namespace sage

@@ -7,7 +7,7 @@ namespace sage {
 
 extern "C" __global__ void __launch_bounds__(Config::kThreads, 1)
     sm90_qk_int8_pv_f16_masked(const __grid_constant__ Config::Params p) {
-  attend<true>(p);
+  attend<true, false>(p);
 }
 
 }  // namespace sage

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kernels/attention/params.h"
+#include "kernels/ptx/cluster.cuh"
 #include "kernels/quant/quant_k_int8.h"
 #include "kernels/sequences.cuh"
 
@@ -23,11 +24,16 @@ struct Tile {
   int64_t kv_block;    // index of its first block of 64 keys, quantised
   const uint8_t* mask_tiles;  // of these rows
 
-  // By a whole warp, where sequences are packed. qo_len is 0 where there is nothing to do. A head has `q_blocks` of `block_m` rows, where sequences are not packed.
-  __device__ __forceinline__ Tile(const AttentionParams& p, int block_m, int index) : Tile(p, block_m, (p.qo_len + block_m - 1) / block_m, index) {}
-  __device__ __forceinline__ Tile(const AttentionParams& p, int block_m, int q_blocks, int index) : q_token(0), kv_token(0) {
+  // By a whole warp, where sequences are packed. qo_len is 0 where there is nothing to do.
+  __device__ __forceinline__ Tile(const AttentionParams& p, int block_m, int index)
+      : Tile(p, block_m, (p.qo_len + block_m - 1) / block_m, index, [&p] { return p.cu_seqlens_q != nullptr; }) {}
+  // The same for who knows whether sequences are `packed` before. A head has `q_blocks` of `block_m` rows where they are not. Where they are, and one ends with no
+  // more than `rows_alone`, each block of a pair has these of a head of its own: the second those of the head behind.
+  template <typename Packed>
+  __device__ __forceinline__ Tile(const AttentionParams& p, int block_m, int q_blocks, int index, const Packed& packed, int rows_alone = 0)
+      : q_token(0), kv_token(0) {
     int sequence;
-    if (p.cu_seqlens_q == nullptr) {
+    if (!packed()) {
       // Tiles are numbered through the heads whose K and V stay in the L2 cache together, then the blocks of rows, last rows
       // first, then the next such heads. Under a causal mask the last rows see most keys: short tiles then fill the tail.
       const int first_last = p.batch * p.q_heads - p.last_heads;
@@ -53,6 +59,10 @@ struct Tile {
       const int tile = slot - queries.first_slot;
       qo_len = tile < tiles ? queries.length : 0;
       first_row = (tiles - 1 - tile) * block_m;
+      if (rows_alone > 0 && qo_len - first_row <= rows_alone) {
+        if (head % 2 == 1) qo_len = 0;  // the tile of the head before has them
+        head += ptx::cluster_rank();
+      }
       kv_len = queries.index >= p.batch ? 0 : p.causal ? min(keys.length, queries.length) : keys.length;
       q_token = queries.first_token;
       kv_token = keys.first_token;
@@ -61,7 +71,7 @@ struct Tile {
     }
     kv_head = head / (p.q_heads / p.kv_heads);
     kv_mean = static_cast<int64_t>(sequence) * p.kv_heads + kv_head;
-    if (p.cu_seqlens_q == nullptr) {
+    if (!packed()) {
       kv_block = kv_mean * QuantKInt8::blocks(p.kv_len);
     } else if (kv_len == 0) {
       kv_block = 0;  // of which there need be no more

@@ -21,7 +21,7 @@
 
 namespace sage {
 
-template <bool Masked>
+template <bool Masked, bool Packed>
 __device__ __forceinline__ void consume(const Config::Params& p, const Memory& shared) {
   // The same in all lanes, which the compiler knows of a shuffle's result: what derives from it takes uniform registers.
   const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0);
@@ -134,7 +134,7 @@ __device__ __forceinline__ void consume(const Config::Params& p, const Memory& s
     const int qo_len = same(work.qo_len);
     if (qo_len == 0) return;
     const int kv_len = same(work.kv_len);
-    const int first_row = same(work.row(group));  // of this warpgroup
+    const int first_row = same(work.row<Packed>(group));  // of this warpgroup
     const bool has_rows = first_row < qo_len;
     const auto put = [&] {
       if constexpr (Config::kKeepQ) return;
@@ -270,8 +270,8 @@ __device__ __forceinline__ void consume(const Config::Params& p, const Memory& s
       leave_scales();
       leave_stage();
       stages_left -= blocks / Config::kStageBlocks + 1;
-      if (Masked || work.parts == 1 || add_parts(p, work, warp - 4, rows, out)) {
-        store_out<!Masked>(p, work, work.row(group) + threadIdx.x % 128 / 32 * 16, warp_row, rows, out, shared);
+      if (Masked || Packed || work.parts == 1 || add_parts(p, work, warp - 4, rows, out)) {
+        store_out<!Masked>(p, work, work.row<Packed>(group) + threadIdx.x % 128 / 32 * 16, warp_row, rows, out, shared);
       }
     }
     // Other warpgroups and the other block may see more keys.
@@ -285,7 +285,7 @@ __device__ __forceinline__ void consume(const Config::Params& p, const Memory& s
   }
 }
 
-template <bool Masked>
+template <bool Masked, bool Packed>
 __device__ __forceinline__ void attend(const Config::Params& p) {
   uint8_t* unaligned = ptx::dynamic_shared();
   Memory shared;
@@ -313,14 +313,14 @@ __device__ __forceinline__ void attend(const Config::Params& p) {
   if (threadIdx.x < 128) {
     ptx::registers_release<Config::kProducerRegisters>();
     const int warp = threadIdx.x / 32;
-    if (warp == 0) load_k<Masked>(p, shared);
-    else if (warp == 1) load_v<Masked>(p, shared);
-    else if (warp == 2) hand_out<Masked>(p, shared);
+    if (warp == 0) load_k<Masked, Packed>(p, shared);
+    else if (warp == 1) load_v<Masked, Packed>(p, shared);
+    else if (warp == 2) hand_out<Masked, Packed>(p, shared);
     else if (Masked) fetch_added(p, shared);
   } else {
     ptx::registers_acquire<Config::kConsumerRegisters>();
     if (p.lse != nullptr) ptx::grid_dependency_wait();  // for K's mean
-    consume<Masked>(p, shared);
+    consume<Masked, Packed>(p, shared);
   }
   ptx::cluster_sync();  // a block's shared memory is there until no other's arrival is on the way to it
 }

@@ -106,12 +106,14 @@ struct Memory {
 
 // A tile of the output as the warps that compute are told of it; none is left where `qo_len` is 0. A cluster, which is a pair of
 // blocks or one on its own, computes neighbouring rows of a head; the keys are those that some of its rows sees. Of its 64 rows each the blocks
-// take one after the other in turn, so that each has as many where a sequence ends or, under a causal mask, rows see fewer keys.
+// take one after the other in turn, so that each has as many where a sequence ends or, under a causal mask, rows see fewer keys. Where a packed
+// sequence ends with no more rows than a block's, the blocks of a pair each compute them alone, of a head of its own.
 struct Work : Tile {
   int parts;  // how many clusters compute the tile, from a part of its keys each
   int part;   // which this is
   int left;   // which of such tiles
   int rotated;  // whether Q is to be, as whoever loads K says with the first stage
+  int alone;    // whether this block of a pair computes the rows alone: of packed sequences
 
   // `part` being the item's number: has its part of the tile's keys be all that there are.
   __device__ __forceinline__ void take_part(const Config::Params& p) {
@@ -129,9 +131,10 @@ struct Work : Tile {
     blocks = end - first;
   }
 
-  // Of the cluster's 64 rows each, counted from its first, those of this block's warpgroup, and where they start.
+  // Of the cluster's 64 rows each, counted from its first, those of this block's warpgroup, if it is not alone; and where they start.
   static __device__ __forceinline__ int place(int group) { return group * ptx::cluster_size() + ptx::cluster_rank(); }
-  __device__ __forceinline__ int row(int group) const { return first_row + place(group) * Config::kRows; }
+  template <bool Packed>
+  __device__ __forceinline__ int row(int group) const { return first_row + (Packed && alone ? group : place(group)) * Config::kRows; }
 
   // Tiles of keys that some row sees; one, hidden as a whole, where there is none.
   __device__ __forceinline__ int key_blocks() const { return max(1, blocks); }

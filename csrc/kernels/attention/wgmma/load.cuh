@@ -33,19 +33,20 @@ __device__ __forceinline__ int next_tile(const Config::Params& p, uint32_t parit
 }
 
 // Describes an item of work to the other warps. False: there is nothing to do. A warp.
-template <bool Masked>
+template <bool Masked, bool Packed>
 __device__ __forceinline__ bool describe(const Config::Params& p, int item, Work& description) {
-  if constexpr (!Masked) {
+  if constexpr (!Masked && !Packed) {
     if (threadIdx.x % 32 == 0) description.part = item;  // there, as all that can be: registers are short
 #pragma unroll 1
     while (item >= p.tiles) item -= p.parted_tiles;
   }
-  const Tile tile(p, p.tile_rows, p.tiles_of_head, item);
+  const Tile tile(p, p.tile_rows, p.tiles_of_head, item, [] { return Packed; }, ptx::cluster_size() == 1 ? 0 : Config::kBlockM);
   if (tile.qo_len == 0) return false;
   if (threadIdx.x % 32 == 0) {
     static_cast<Tile&>(description) = tile;
-    if constexpr (!Masked) description.take_part(p);
+    if constexpr (!Masked && !Packed) description.take_part(p);
     description.qo_len = min(tile.qo_len, tile.first_row + p.tile_rows);  // the rows beyond are another tile's
+    if constexpr (Packed) description.alone = tile.qo_len - tile.first_row <= Config::kBlockM;
   }
   if constexpr (Masked) {
     __syncwarp();
@@ -58,26 +59,26 @@ __device__ __forceinline__ bool describe(const Config::Params& p, int item, Work
 // Hands out tiles, the first being the cluster's own and each further one what the counter says: describes each to the other
 // warps and fetches its Q, once they have begun with the one before, and so left the tile before that, whose description is overwritten; and
 // once few of its keys are left to be fetched, so that a cluster which is busy for long takes no tile that another could begin sooner. A warp.
-template <bool Masked>
+template <bool Masked, bool Packed>
 __device__ __forceinline__ void hand_out(const Config::Params& p, const Memory& shared) {
   const uint32_t full = shared.address + Shared::kQFull;
   uint32_t parities = 0;  // of tiles, and of the counter's answers: one register
   // Q does not wait for quant_k_int8, as K and the counter do, which packed sequences may need at once.
-  if (!Masked && p.cu_seqlens_q != nullptr) ptx::grid_dependency_wait();
+  if (Packed) ptx::grid_dependency_wait();
   for (int index = ptx::cluster_index(); index < p.items; index = next_tile(p, parities >> 1, shared), parities ^= 2) {
-    if (describe<Masked>(p, index, work_of(parities & 1, shared))) {
+    if (describe<Masked, Packed>(p, index, work_of(parities & 1, shared))) {
       const Work& work = work_of(parities & 1, shared);
       if (threadIdx.x % 32 == 0) {
         if constexpr (Config::kKeepQ) {
           ptx::mbarrier_arrive_expect(full, Shared::kQBytes);
 #pragma unroll 1
-          for (int group = 0, row = static_cast<int>(work.q_token) + work.row(0); group < Config::kConsumers; ++group) {
+          for (int group = 0, row = static_cast<int>(work.q_token) + work.row<Packed>(0); group < Config::kConsumers; ++group) {
 #pragma unroll 1
             for (int panel = 0; panel < Config::kHeadDim / 64; ++panel) {
               ptx::tensor_copy(shared.address + Shared::kQ + panel * Shared::kQPanelBytes + group * Config::kRows * 128, p.q_map, panel * 64,
                                row, work.head, work.batch, full);
             }
-            row += Config::kRows * ptx::cluster_size();
+            row += Packed && work.alone ? Config::kRows : Config::kRows * ptx::cluster_size();
           }
         } else {
           ptx::mbarrier_arrive(full);
@@ -96,17 +97,25 @@ __device__ __forceinline__ void hand_out(const Config::Params& p, const Memory& 
   }
 }
 
-// Blocks of a cluster fetch a part each of what all of them get, and expect the whole.
-__device__ __forceinline__ uint16_t all_blocks() { return (1u << ptx::cluster_size()) - 1; }
+// Blocks of a cluster fetch a part each of what all of them get, and expect the whole; or the whole, alone.
+struct Share {
+  explicit __device__ __forceinline__ Share(bool alone)
+      : part(alone ? 0 : ptx::cluster_rank()),
+        parts(alone ? 1 : ptx::cluster_size()),
+        receivers(alone ? 1u << ptx::cluster_rank() : (1u << ptx::cluster_size()) - 1) {}
 
-__device__ __forceinline__ void fetch_part(uint32_t destination, const void* source, int bytes, uint32_t barrier) {
-  const int part = ptx::cluster_size() == 1 ? bytes : bytes / 2;
-  const int offset = ptx::cluster_rank() * part;
-  ptx::bulk_copy_to(all_blocks(), destination + offset, static_cast<const uint8_t*>(source) + offset, part, barrier);
+  int part, parts;
+  uint16_t receivers;  // a bit for each block
+};
+
+__device__ __forceinline__ void fetch_part(const Share& share, uint32_t destination, const void* source, int bytes, uint32_t barrier) {
+  const int part = share.parts == 1 ? bytes : bytes / 2;
+  const int offset = share.part * part;
+  ptx::bulk_copy_to(share.receivers, destination + offset, static_cast<const uint8_t*>(source) + offset, part, barrier);
 }
 
 __device__ __forceinline__ void fetch_k_scales(const Config::Params& p, int64_t block, int slot, uint32_t barrier, const Memory& shared) {
-  fetch_part(shared.address + Shared::kKScale + slot * Config::kScaleBytes, p.k_scale + block * QuantKInt8::kScales,
+  fetch_part(Share(false), shared.address + Shared::kKScale + slot * Config::kScaleBytes, p.k_scale + block * QuantKInt8::kScales,
              Config::kScaleBytes, barrier);
 }
 
@@ -116,29 +125,30 @@ __device__ __forceinline__ void fetch_scales_of_stage(const Config::Params& p, i
                     p.k_scale + block * QuantKInt8::kScales, count * Config::kScaleBytes, barrier);
 }
 
-__device__ __forceinline__ void fetch_k(const Config::Params& p, int64_t block, int count, int slot, uint32_t barrier, const Memory& shared) {
-  fetch_part(shared.address + Shared::kK + slot * Config::kKBlockBytes, p.k_int8 + block * Config::kKBlockBytes,
+__device__ __forceinline__ void fetch_k(const Config::Params& p, const Share& share, int64_t block, int count, int slot, uint32_t barrier,
+                                        const Memory& shared) {
+  fetch_part(share, shared.address + Shared::kK + slot * Config::kKBlockBytes, p.k_int8 + block * Config::kKBlockBytes,
              count * Config::kKBlockBytes, barrier);
 }
 
-__device__ __forceinline__ void fetch_v(const Config::Params& p, const Work& work, int block, int slot, uint32_t barrier,
+__device__ __forceinline__ void fetch_v(const Config::Params& p, const Share& share, const Work& work, int block, int slot, uint32_t barrier,
                                         const Memory& shared) {
   ptx::mbarrier_expect(barrier, Config::kVBlockBytes);
 #pragma unroll 1
-  for (int panel = ptx::cluster_rank(); panel < Config::kVPanels; panel += ptx::cluster_size()) {
-    ptx::tensor_copy_to(all_blocks(), shared.address + Shared::kV + slot * Config::kVBlockBytes + panel * Config::kVPanelBytes, p.v_map,
+  for (int panel = share.part; panel < Config::kVPanels; panel += share.parts) {
+    ptx::tensor_copy_to(share.receivers, shared.address + Shared::kV + slot * Config::kVBlockBytes + panel * Config::kVPanelBytes, p.v_map,
                         panel * 64, work.kv_token + block * Config::kBlockN, work.kv_head, work.batch, barrier);
   }
 }
 
-// The last block of V of a packed sequence. Behind it lies the next sequence, which must not be multiplied, not even by zero. For a
-// block on its own.
+// The last block of V of a packed sequence. Behind it lies the next sequence, which must not be multiplied, not even by zero. Each block of a pair
+// fetches it alone, since what the other fetched would count on this one's barrier too soon.
 __device__ __forceinline__ void fetch_last_v(const Config::Params& p, const Work& work, int block, int slot, uint32_t parity,
                                              const Memory& shared) {
   const uint32_t barrier = shared.address + Shared::kLastV;
   const int lane = threadIdx.x % 32;
   if (lane == 0) {
-    fetch_v(p, work, block, slot, barrier, shared);
+    fetch_v(p, Share(true), work, block, slot, barrier, shared);
     ptx::mbarrier_arrive(barrier);
   }
   ptx::mbarrier_wait(barrier, parity);
@@ -185,7 +195,7 @@ __device__ __forceinline__ void stream(const Config::Params& p, const Memory& sh
   }
 }
 
-template <bool Masked>
+template <bool Masked, bool Packed>
 __device__ __forceinline__ void load_k(const Config::Params& p, const Memory& shared) {
   const bool first_lane = threadIdx.x % 32 == 0;
   ptx::grid_dependency_wait();
@@ -194,12 +204,13 @@ __device__ __forceinline__ void load_k(const Config::Params& p, const Memory& sh
     if (first == max(0, blocks - Config::kTakenAhead) / Config::kStageBlocks * Config::kStageBlocks && first_lane) {
       ptx::mbarrier_arrive(shared.address + Shared::kNearEnd);
     }
-    // A last stage of V alone gets scales once more, which nobody reads: what is full in one block of a pair then tells that both have seen it empty,
-    // and nobody arrives at a barrier whose last phase has not been waited for, as the PTX ISA asks.
+    // A last stage of V alone, or one that each block of a pair fetches alone, gets scales once more, which nobody reads: what is full in one block then
+    // tells that both have seen it empty, and nobody arrives at a barrier whose last phase has not been waited for, as the PTX ISA asks.
     const int count = min(Config::kStageBlocks, blocks - first);
+    const bool tells = count == 0 || (Packed && ptx::cluster_size() > 1 && work.alone);
     if (first_lane) {
-      ptx::mbarrier_expect(full, count == 0 ? Config::kScaleBytes : count * (Config::kKBlockBytes + Config::kScaleBytes));
-      if (count == 0) fetch_k_scales(p, work.kv_block, slot, full, shared);
+      ptx::mbarrier_expect(full, count * (Config::kKBlockBytes + Config::kScaleBytes) + (tells ? Config::kScaleBytes : 0));
+      if (tells) fetch_k_scales(p, work.kv_block, slot, full, shared);
     }
     if constexpr (Masked) {
 #pragma unroll 1
@@ -207,7 +218,7 @@ __device__ __forceinline__ void load_k(const Config::Params& p, const Memory& sh
         const SeenTile next = seen.next();
         if (!first_lane) continue;
         *shared.at<SeenTile>(Shared::kSeen + slot * Config::kSeenBytes) = next;
-        fetch_k(p, work.kv_block + next.tile, 1, slot, full, shared);
+        fetch_k(p, Share(false), work.kv_block + next.tile, 1, slot, full, shared);
         fetch_k_scales(p, work.kv_block + next.tile, slot, full, shared);
       }
     } else {
@@ -217,7 +228,7 @@ __device__ __forceinline__ void load_k(const Config::Params& p, const Memory& sh
       if (scale_stage % kHalf == kHalf - 1) ptx::mbarrier_wait(shared.address + Shared::kScalesEmpty, (scale_stage / kHalf + 1) % 2);
       __syncwarp();
       if (first_lane && count > 0) {
-        fetch_k(p, work.kv_block + first, count, slot, full, shared);
+        fetch_k(p, Share(Packed && work.alone), work.kv_block + first, count, slot, full, shared);
         fetch_scales_of_stage(p, work.kv_block + first, count, scale_stage % Config::kScaleStages, full, shared);
       }
       ++scale_stage;
@@ -228,9 +239,8 @@ __device__ __forceinline__ void load_k(const Config::Params& p, const Memory& sh
 
 // V does not wait for quant_k_int8, which lets others start when all that was launched before it has ended. A stage holds the blocks of V before
 // those of K.
-template <bool Masked>
+template <bool Masked, bool Packed>
 __device__ __forceinline__ void load_v(const Config::Params& p, const Memory& shared) {
-  const bool packed = !Masked && p.cu_seqlens_q != nullptr;
   uint32_t last_parity = 0;
   stream<Masked>(p, shared, [&](const Work& work, auto& seen, int blocks, int first, int slot, uint32_t full) {
 #pragma unroll 1
@@ -238,11 +248,11 @@ __device__ __forceinline__ void load_v(const Config::Params& p, const Memory& sh
       if (block < 0) continue;
       int tile = block;
       if constexpr (Masked) tile = seen.next().tile;
-      if (packed && block == blocks - 1) {
+      if (Packed && block == blocks - 1) {
         fetch_last_v(p, work, block, slot, last_parity, shared);
         last_parity ^= 1;
       } else if (threadIdx.x % 32 == 0) {
-        fetch_v(p, work, tile, slot, full, shared);
+        fetch_v(p, Share(Packed && work.alone), work, tile, slot, full, shared);
       }
     }
   });

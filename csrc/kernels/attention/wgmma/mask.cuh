@@ -95,7 +95,7 @@ __device__ __forceinline__ void fetch_added(const Config::Params& p, const Memor
         if (threadIdx.x % 32 == 0) {
           ptx::mbarrier_arrive_expect(full, Shared::Masked::kAddedBytes);
           ptx::tensor_copy(shared.address + Shared::kAdded + group * Shared::Masked::kAddedBytes, p.mask_map, tile.tile * Config::kBlockN,
-                           p.mask.row_stride == 0 ? 0 : work.row(group), head, batch, full);
+                           p.mask.row_stride == 0 ? 0 : work.row<false>(group), head, batch, full);
         }
       }
     }

@@ -29,7 +29,7 @@ __device__ __forceinline__ void load(const Config::Params& p, int team, const Me
   for (int index = blockIdx.x + team * gridDim.x; index < p.tiles; index += Config::kTeams * gridDim.x, tiles.next()) {
     ptx::mbarrier_wait(shared.barrier(Shared::kQEmpty, tiles.place), tiles.parity ^ 1);
     Tile& tile = shared.tile(Shared::kTile, tiles.place);  // registers are short
-    tile = Tile(p, p.tile_rows, p.tiles_of_head, index);  // by a thread alone, as sequences are not packed here
+    tile = Tile(p, p.tile_rows, p.tiles_of_head, index, [] { return false; });  // by a thread alone, as sequences are not packed
     tile.qo_len = min(tile.qo_len, tile.first_row + p.tile_rows);  // the rows beyond are another tile's
     if constexpr (kMasked) ptx::mbarrier_arrive(shared.barrier(Shared::kDescribed, tiles.place));
     const uint32_t q_full = shared.barrier(Shared::kQFull, tiles.place);
