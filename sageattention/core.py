@@ -99,9 +99,9 @@ def sageattn(
         is_causal: query i sees keys 0..i, as PyTorch's `is_causal` has it also where qo_len and kv_len differ.
         sm_scale: factor on the scores; head_dim ** -0.5 if None.
         return_lse: also return the log-sum-exp of the scores.
-        smooth_k: subtract an estimate of K's mean over the tokens before rounding K to 8 bits, and make channels of K that are
-            much larger than others smaller, and Q larger there. Softmax does not see either, and log-sum-exp is corrected.
-            Off, K with large per-channel offsets loses accuracy.
+        smooth_k: subtract an estimate of K's mean over the tokens before rounding K to 8 bits, and where single channels of Q or
+            K are much larger than others, share them out by factors and a rotation of both. Softmax does not see either, and
+            log-sum-exp is corrected. Off, large offsets of channels cost accuracy.
         attn_mask: broadcastable to [batch, q_heads, qo_len, kv_len] whatever the layout: bool (True: attend) or float16,
             bfloat16, float32, added to the scores (-5e5 and less: hidden). Beside `is_causal` both hold. A query that sees no
             key gets zeros, and log-sum-exp -inf.
@@ -236,7 +236,7 @@ def sageattn_qk_int8_pv_fp8_cuda(
 ) -> Result:
     """Attention with INT8 scores and FP8 (e4m3) probabilities and values: compute capability 8.9 and later.
 
-    V is rounded with one scale for a channel of 64 keys. GPUs that no FP8 kernel is for (9.0, 10.x, and newer than 12.x)
+    V is rounded with one scale for a channel of 64 keys. GPUs that no FP8 kernel is for (9.0 and later but 12.x)
     compute with 16-bit probabilities and values instead, which is faster there and more exact; `explain` says so.
 
     Args:

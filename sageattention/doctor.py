@@ -183,13 +183,14 @@ def gpus(report: Report) -> None:
 
 
 def self_test(report: Report, device: str, present: frozenset[str]) -> None:
-    """Error against float64, without and under a mask, and speed of every kernel that is there for the device."""
+    """Error against float64, without and under a mask and of packed sequences, and speed of every kernel that is there for the device."""
     import torch
 
     from . import dispatch
 
     cpu = device == "cpu"
-    print(f"\n{'kernel (CPU reference)' if cpu else 'kernel':<34}{'error':>8}{'masked':>8}{'at most':>9}{'ms':>9}{'TFLOPS':>8}")
+    columns = f"{'error':>8}{'masked':>8}{'packed':>8}{'at most':>9}{'ms':>9}{'TFLOPS':>8}"
+    print(f"\n{'kernel (CPU reference)' if cpu else 'kernel':<34}{columns}")
     gpu = dispatch.CPU if cpu else dispatch.gpu_of("cuda", torch.device(device).index)[0]
     errors = {
         name: kernel.error for name, kernel in dispatch.KERNELS.items() if name in present and dispatch.GPUS[kernel.gpus](gpu)
@@ -199,7 +200,7 @@ def self_test(report: Report, device: str, present: frozenset[str]) -> None:
         errors.update(dict.fromkeys(sorted(few.kernels(shared=few.short in present)), few.error))
     for name, known in errors.items():
         try:
-            errors_of = [error_of(name, device, masked=masked) for masked in (False, True)]
+            errors_of = {form: error_of(name, device, form) for form in FORMS if form != "packed" or name in dispatch.KERNELS}
             milliseconds, flops = (None, 0.0) if cpu else speed_of(name, device)
         except (RuntimeError, TypeError, ValueError) as failure:
             report.problem(
@@ -208,14 +209,19 @@ def self_test(report: Report, device: str, present: frozenset[str]) -> None:
             continue
         speed = f"{'-':>9}{'-':>8}" if milliseconds is None else f"{milliseconds:9.3f}{flops / milliseconds / 1e9:8.0f}"
         limit = known * 1.1  # few numbers scatter more than the many that `error` was measured on
-        print(f"{name:<34}{errors_of[0]:8.4f}{errors_of[1]:8.4f}{limit:9.4f}{speed}", flush=True)
-        for error, under in zip(errors_of, ("", " under a mask")):
+        shown = "".join(f"{errors_of[form]:8.4f}" if form in errors_of else f"{'-':>8}" for form in FORMS)
+        print(f"{name:<34}{shown}{limit:9.4f}{speed}", flush=True)
+        for form, error in errors_of.items():
             if not error <= limit:  # NaN too
                 report.problem(
-                    f"{name} on {device} is {error:.4f} off exact attention{under}, at most {limit:.4f} is right",
+                    f"{name} on {device} is {error:.4f} off exact attention{FORMS[form]}, at most {limit:.4f} is right",
                     "do not use it: report this output and the GPU's name as an issue",
                 )
     print()
+
+
+# Kinds of calls, which kernels of their own may serve, and how a message says them.
+FORMS = {"plain": "", "masked": " under a mask", "packed": " of packed sequences"}
 
 
 class Sizes(NamedTuple):
@@ -245,24 +251,31 @@ def sizes_of(kernel: str, *, few: Sizes, one: Sizes, others: Sizes) -> Sizes:
     return {dispatch.FEW_TOKENS.name: few, dispatch.FEW_TOKENS.over_many_keys: one}.get(kernel, others)
 
 
-def error_of(kernel: str, device: str, *, masked: bool) -> float:
+def error_of(kernel: str, device: str, form: str) -> float:
     """Relative L1 error of the output: 256 queries, 4096 keys, head_dim 128, or 16 tokens, head_dim 64, or one query.
 
-    masked: the last quarter of the keys is hidden from all queries, and half of the others at random from each.
+    form: of FORMS. Masked, the last quarter of the keys is hidden from all queries, and half of the others at random from each. Packed,
+    the first 100 queries see the first half of the keys, and the others the second.
     """
     import torch
 
     sizes = sizes_of(kernel, few=Sizes(64, 8, 16, 16, 64), one=Sizes(8, 32, 1, 4096, 128), others=Sizes(1, 2, 256, 4096, 128))
     q, k, v = sizes.tensors(device)
     scores = q.double() @ k.double().transpose(2, 3) * sizes.head_dim**-0.5
-    mask = None
-    if masked:
-        mask = randn(sizes.qo_len, sizes.kv_len, seed=3, device=device) > 0
-        mask[:, sizes.kv_len * 3 // 4 :] = False
-        mask[:, 0] = True
-        scores.masked_fill_(~mask, -torch.inf)
+    seen = None
+    if form == "masked":
+        seen = randn(sizes.qo_len, sizes.kv_len, seed=3, device=device) > 0
+        seen[:, sizes.kv_len * 3 // 4 :] = False
+        seen[:, 0] = True
+    starts = [0, 100, sizes.qo_len], [0, sizes.kv_len // 2, sizes.kv_len]
+    if form == "packed":
+        of_query, of_key = (torch.arange(end[-1], device=device) >= end[1] for end in starts)
+        seen = of_query[:, None] == of_key
+    if seen is not None:
+        scores.masked_fill_(~seen, -torch.inf)
     expected = torch.softmax(scores, dim=-1) @ v.double()
-    return float((call(kernel, q, k, v, mask).double() - expected).abs().sum() / expected.abs().sum())
+    out = call_packed(kernel, q, k, v, *starts) if form == "packed" else call(kernel, q, k, v, seen)
+    return float((out.double() - expected).abs().sum() / expected.abs().sum())
 
 
 def speed_of(kernel: str, device: str) -> tuple[float, float]:
@@ -297,6 +310,21 @@ def call(kernel: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: t
         q, k, v, mask, "HND", False, q.shape[-1] ** -0.5, True, False, False, kernel, or_16_bit=few
     )[0]
     return out
+
+
+def call_packed(
+    kernel: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, starts_q: list[int], starts_k: list[int]
+) -> torch.Tensor:
+    """The same of sequences that lie one after the other in a batch element."""
+    import torch
+
+    from . import _ops
+
+    q, k, v = (x[0].transpose(0, 1) for x in (q, k, v))
+    cu_seqlens_q, cu_seqlens_k = (torch.tensor(starts, dtype=torch.int32, device=q.device) for starts in (starts_q, starts_k))
+    scale = q.shape[-1] ** -0.5
+    out = _ops.attention_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, False, scale, True, False, False, kernel)[0]
+    return out.transpose(0, 1)[None]
 
 
 def randn(*shape: int, seed: int, device: str) -> torch.Tensor:
