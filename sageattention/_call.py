@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Union
 
 import torch
 
 from . import _ops, aliases, dispatch, validation
 
 if TYPE_CHECKING:
-    from typing import Callable, Union
+    from typing import Callable
 
-    Result = Union[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]
+Result = Union[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]
 
 
 class Asked(NamedTuple):

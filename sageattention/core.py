@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Literal,
+    NoReturn,
+    overload,
+)  # not for checkers alone: typing.get_type_hints asks for them
+
+import torch
 
 from . import aliases, validation
-from ._call import Asked, attend, attend_packed
+from ._call import Asked, Result, attend, attend_packed
 from .recent import again, remember
 from .validation import REQUIRED
-
-if TYPE_CHECKING:
-    from typing import Any, Literal, NoReturn
-
-    import torch
-
-    from ._call import Result
 
 
 @overload

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import typing
 from collections.abc import Callable, Iterator
 from email.message import Message
 from pathlib import Path
@@ -110,6 +111,14 @@ def test_what_is_exported() -> None:
     functions = {f.__name__ for f in FUNCTIONS} | {"sageattn_varlen", "scaled_dot_product_attention", "explain"}
     assert set(sageattention.__all__) == {"__version__", *functions}
     assert all(callable(getattr(sageattention, name)) for name in functions)
+
+
+@pytest.mark.skipif(sys.version_info < (3, 10), reason="annotations are of Python 3.10")
+@pytest.mark.parametrize("function", [*FUNCTIONS, sageattn_varlen, sageattention.explain], ids=lambda f: f.__name__)
+def test_annotations_are_there_for_programs_that_ask(function: Callable[..., Any]) -> None:
+    hints = typing.get_type_hints(function)
+    assert hints["q"] is torch.Tensor
+    assert set(hints) == {*inspect.signature(function).parameters, "return"}
 
 
 def test_functions_and_options_agree() -> None:

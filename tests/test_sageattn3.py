@@ -8,7 +8,8 @@ import math
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+import typing
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,14 @@ def test_what_is_exported() -> None:
     assert set(sageattn3.__all__) == {"__version__", "explain", "sageattn3_blackwell", "sageattn3_varlen"}
     assert _library.build.package == _library.build.namespace == "sageattn3"
     assert all(callable(getattr(sageattn3, name)) for name in sageattn3.__all__ if name != "__version__")
+
+
+@pytest.mark.skipif(sys.version_info < (3, 10), reason="annotations are of Python 3.10")
+@pytest.mark.parametrize(
+    "function", [sageattn3.explain, sageattn3_blackwell, sageattn3.sageattn3_varlen], ids=lambda f: f.__name__
+)
+def test_annotations_are_there_for_programs_that_ask(function: Callable[..., Any]) -> None:
+    assert typing.get_type_hints(function)["q"] is torch.Tensor
 
 
 def test_nothing_is_swallowed() -> None:

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, overload
+from typing import Any, Literal, NoReturn, overload  # not for checkers alone: typing.get_type_hints asks for them
+
+import torch
 
 from . import aliases
-from ._call import Asked, attend, attend_packed
+from ._call import Asked, Result, attend, attend_packed
 from .validation import REQUIRED
-
-if TYPE_CHECKING:
-    from typing import Any, Literal, NoReturn
-
-    import torch
-
-    from ._call import Result
 
 
 @overload
