@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import logging
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    Literal,
-    NoReturn,
-    overload,
-)  # not for checkers alone: typing.get_type_hints asks for them
+
+# What annotations name is not for checkers alone: typing.get_type_hints asks for it.
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, overload
 
 import torch
 

@@ -94,7 +94,7 @@ void run(Call& call, const Tensor& out, const Tensor& lse, const std::optional<T
   AttentionParams params = attention_params(call, out, lse, workspace);
   params.mask = looked.mask;
 
-  const char* name = masked ? kernel.masked : call.packed() && kernel.of_packed != nullptr ? kernel.of_packed : kernel.name;
+  const char* name = masked ? kernel.masked : call.packed() ? kernel.packed : kernel.name;
   runtime::Launch launch{instance_name(name, head_dim, call.q),
                          name,
                          call.device(),
@@ -170,7 +170,7 @@ std::tuple<Tensor, Tensor> attention_varlen(const Tensor& q, const Tensor& k, co
                                             const Tensor& cu_seqlens_k, double sm_scale, int64_t bits) {
   const AttentionOptions options(bits);
   const AttentionKernel& kernel = attention_kernel(options.kernel);
-  TORCH_CHECK_VALUE(kernel.packed, "kernel: ", kernel.name, " takes no packed sequences");
+  TORCH_CHECK_VALUE(kernel.packed != nullptr, "kernel: ", kernel.name, " takes no packed sequences");
   check_cu_seqlens("cu_seqlens_q", cu_seqlens_q, q);
   check_cu_seqlens("cu_seqlens_k", cu_seqlens_k, q);
   TORCH_CHECK_VALUE(cu_seqlens_k.size(0) == cu_seqlens_q.size(0), "cu_seqlens_k: expected ", cu_seqlens_q.size(0),

@@ -27,7 +27,8 @@ constexpr AttentionKernel mma_sync(const char* name, int32_t since, const char* 
   kernel.v_block_bytes = [](int32_t head_dim) { return static_cast<int32_t>(Kernel::kBlockN * head_dim * Kernel::kValueBytes); };
   kernel.v_scale_bytes = &Kernel::scale_bytes;
   kernel.v_smooths = Kernel::kUnsmoothedBytes > 0;
-  kernel.v_differs = kernel.packed = true;
+  kernel.packed = name;
+  kernel.v_differs = true;
   return kernel;
 }
 
@@ -46,21 +47,22 @@ constexpr AttentionKernel fp4(const char* name) {
   kernel.quant_v = "quant_kv_fp4";
   kernel.v_block_bytes = [](int32_t head_dim) { return static_cast<int32_t>(Fp4::v_block(head_dim)); };
   kernel.v_scale_bytes = &Kernel::scale_bytes;
-  kernel.fp4 = kernel.v_smooths = kernel.v_differs = kernel.packed = true;
+  kernel.packed = name;
+  kernel.fp4 = kernel.v_smooths = kernel.v_differs = true;
   return kernel;
 }
 
 template <typename Kernel>
-constexpr AttentionKernel wgmma(const char* name, const char* masked, const char* of_packed) {
+constexpr AttentionKernel wgmma(const char* name, const char* masked, const char* packed) {
   AttentionKernel kernel{};
   kernel.name = name;
   kernel.masked = masked;
-  kernel.of_packed = of_packed;
+  kernel.packed = packed;
   kernel.block_m = &Kernel::block_m;
   kernel.threads = &Kernel::threads;
   kernel.shared_bytes = &Kernel::shared_bytes;
   kernel.since = 90;
-  kernel.that_alone = kernel.v_differs = kernel.packed = kernel.wgmma_int8 = true;
+  kernel.that_alone = kernel.v_differs = kernel.wgmma_int8 = true;
   return kernel;
 }
 

@@ -9,7 +9,7 @@ namespace sage {
 struct AttentionKernel {
   const char* name;    // as kernels/attention/ spells it
   const char* masked;  // the one that takes masks, where that is another. Hopper's take masks of bool or Q's dtype alone
-  const char* of_packed;  // the one that takes packed sequences, where that is another
+  const char* packed;  // the one that takes packed sequences; null: none does
   int32_t (*block_m)(int32_t head_dim);  // rows of the output of a tile
   int32_t (*threads)(int32_t head_dim);
   int32_t (*shared_bytes)(int32_t head_dim);
@@ -20,7 +20,6 @@ struct AttentionKernel {
   int32_t (*v_scale_bytes)(int32_t head_dim);  // of its scales
   bool v_smooths;         // takes V less its mean
   bool v_differs;         // V's head_dim may differ from Q's and K's
-  bool packed;            // takes packed sequences
   bool fp4;               // K in FP4 and the means of Q beside it; Sm120 parameters
   bool in_16_bits;        // quantises nothing: one launch, by hopper_in_16_bits.h; block_m, threads and shared_bytes are null
   bool wgmma_int8;        // one block a multiprocessor, each takes tile after tile, alone or in clusters of two; Sm90 parameters

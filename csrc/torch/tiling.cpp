@@ -79,11 +79,11 @@ Tiling tiling_of(const Call& call, int32_t multiprocessors, MaskForm mask) {
   // A pair of blocks, unless too much of its time one would have no rows or wait for keys that only the other's see.
   const bool causal = call.options.is_causal;
   const int32_t row_blocks = (call.shape.qo_len + most - 1) / most;
-  const bool pairs = causal ? row_blocks >= 20 : row_blocks % 2 == 0 || row_blocks >= 16;
-  // Of packed sequences, which two heads may share the end of: where they are long in the mean.
-  constexpr int64_t kLong = 768;
-  const bool packed_pairs = !causal && call.shape.q_heads % 2 == 0 && call.shape.qo_len >= kLong * call.shape.batch;
-  Tiling tiling = tiling_with(call, most, (call.packed() ? packed_pairs : pairs && mask != MaskForm::kBool) ? 2 : 1);
+  constexpr int64_t kLong = 768;  // of packed sequences, in the mean; two heads share a pair where one ends
+  const bool pairs = call.packed() ? !causal && call.shape.q_heads % 2 == 0 && call.shape.qo_len >= kLong * call.shape.batch
+                     : causal      ? row_blocks >= 20
+                                   : row_blocks % 2 == 0 || row_blocks >= 16;
+  Tiling tiling = tiling_with(call, most, pairs && mask != MaskForm::kBool ? 2 : 1);
   const bool hides = mask == MaskForm::kBoolOfKeys || mask == MaskForm::kBool;  // numbers hide little, as a rule
   const bool known = !hides && !call.packed();                                   // how long a tile takes
   const bool alike = known && !causal, may_part = alike && mask == MaskForm::kNone;

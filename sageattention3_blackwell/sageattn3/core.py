@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, NoReturn, overload  # not for checkers alone: typing.get_type_hints asks for them
+# What annotations name is not for checkers alone: typing.get_type_hints asks for it.
+from typing import Any, Literal, NoReturn, overload
 
 import torch
 
