@@ -59,7 +59,7 @@ struct Tile {
       const int tile = slot - queries.first_slot;
       qo_len = tile < tiles ? queries.length : 0;
       first_row = (tiles - 1 - tile) * block_m;
-      if (rows_alone > 0 && qo_len - first_row <= rows_alone) {
+      if (rows_alone > 0 && ends_within(rows_alone)) {
         if (head % 2 == 1) qo_len = 0;  // the tile of the head before has them
         head += ptx::cluster_rank();
       }
@@ -85,6 +85,9 @@ struct Tile {
                                         : p.mask.tiles + batch * p.mask.tiles_batch_stride + head * p.mask.tiles_head_stride +
                                               first_row / p.mask.tile_rows * p.mask.tiles_row_stride;
   }
+
+  // Whether the sequence has no more rows than so many from the tile's first on.
+  __device__ __forceinline__ bool ends_within(int rows) const { return qo_len - first_row <= rows; }
 };
 
 }  // namespace sage

@@ -22,12 +22,8 @@ struct Config : QuantKInt8 {
   static constexpr int kPasses = kBlockN / 8;
   static constexpr int kRowBytes = kHeadDim < 128 ? kHeadDim : 128;  // of a panel
   static_assert(kThreads / 2 / kThreadsPerKey == 8 && kWarps == 2 * kGroups);
-  // Blocks of threads that the registers of a multiprocessor shall hold. From 10.0 on CUDA 12 needs more for the same.
-#if __CUDA_ARCH__ >= 1000
+  // Blocks of threads that the registers of a multiprocessor shall hold.
   static constexpr int kBlocksPerSm = kHeadDim <= 128 ? 3 : 1;
-#else
-  static constexpr int kBlocksPerSm = kHeadDim <= 128 ? 4 : 1;
-#endif
 };
 
 // Bytes that are written at once.

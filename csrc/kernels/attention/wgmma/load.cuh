@@ -46,7 +46,7 @@ __device__ __forceinline__ bool describe(const Config::Params& p, int item, Work
     static_cast<Tile&>(description) = tile;
     if constexpr (!Masked && !Packed) description.take_part(p);
     description.qo_len = min(tile.qo_len, tile.first_row + p.tile_rows);  // the rows beyond are another tile's
-    if constexpr (Packed) description.alone = tile.qo_len - tile.first_row <= Config::kBlockM;
+    if constexpr (Packed) description.alone = tile.ends_within(Config::kBlockM);
   }
   if constexpr (Masked) {
     __syncwarp();
@@ -55,6 +55,17 @@ __device__ __forceinline__ bool describe(const Config::Params& p, int item, Work
   }
   return true;
 }
+
+// Blocks of a cluster fetch a part each of what all of them get, and expect the whole; or the whole, alone.
+struct Share {
+  explicit __device__ __forceinline__ Share(bool alone)
+      : part(alone ? 0 : ptx::cluster_rank()),
+        parts(alone ? 1 : ptx::cluster_size()),
+        receivers(alone ? 1u << ptx::cluster_rank() : (1u << ptx::cluster_size()) - 1) {}
+
+  int part, parts;
+  uint16_t receivers;  // a bit for each block
+};
 
 // Hands out tiles, the first being the cluster's own and each further one what the counter says: describes each to the other
 // warps and fetches its Q, once they have begun with the one before, and so left the tile before that, whose description is overwritten; and
@@ -78,7 +89,7 @@ __device__ __forceinline__ void hand_out(const Config::Params& p, const Memory& 
               ptx::tensor_copy(shared.address + Shared::kQ + panel * Shared::kQPanelBytes + group * Config::kRows * 128, p.q_map, panel * 64,
                                row, work.head, work.batch, full);
             }
-            row += Packed && work.alone ? Config::kRows : Config::kRows * ptx::cluster_size();
+            row += Config::kRows * Share(Packed && work.alone).parts;
           }
         } else {
           ptx::mbarrier_arrive(full);
@@ -96,17 +107,6 @@ __device__ __forceinline__ void hand_out(const Config::Params& p, const Memory& 
     ptx::mbarrier_arrive(full);
   }
 }
-
-// Blocks of a cluster fetch a part each of what all of them get, and expect the whole; or the whole, alone.
-struct Share {
-  explicit __device__ __forceinline__ Share(bool alone)
-      : part(alone ? 0 : ptx::cluster_rank()),
-        parts(alone ? 1 : ptx::cluster_size()),
-        receivers(alone ? 1u << ptx::cluster_rank() : (1u << ptx::cluster_size()) - 1) {}
-
-  int part, parts;
-  uint16_t receivers;  // a bit for each block
-};
 
 __device__ __forceinline__ void fetch_part(const Share& share, uint32_t destination, const void* source, int bytes, uint32_t barrier) {
   const int part = share.parts == 1 ? bytes : bytes / 2;
