@@ -16,11 +16,12 @@ class GitError(FactoryError):
 
 def git(*command: str, root: Path | None = None, more: Mapping[str, str] | None = None) -> str:
     """What git says in `root`, by default this checkout, told `more` by its environment; GitError if it fails or is not there."""
-    words = ["git", "-C", str(root or ROOT), *command]
+    # Whoever signs may have git say so before each commit.
+    words = ["git", "-C", str(root or ROOT), "-c", "log.showSignature=false", *command]
     try:
         done = subprocess.run(
             words,
-            env=os.environ | (more or {}),
+            env=os.environ | {"LC_ALL": "C"} | (more or {}),  # some of its errors are recognised
             capture_output=True,
             text=True,
             encoding="utf-8",

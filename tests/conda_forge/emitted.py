@@ -9,7 +9,7 @@ from conda_forge import model
 from sage_factory.make import engine
 from sage_factory.what import matrix, variant
 
-DIGESTS = {"kernels_digest": "0", "operators_digest": "1", "sage_commit": "c"}
+DIGESTS = {"kernels_digest": ["0"], "operators_digest": ["1"], "sage_commit": ["c"]}
 
 
 # What gcc 12 and glibc 2.28 of conda-forge add to what a package requires (their run_exports).
@@ -19,7 +19,7 @@ OF_COMPILERS = ["libgcc >=12", "libstdcxx >=12", "__glibc >=2.28,<3.0.a0"]
 def of(build: matrix.Build) -> dict[str, dict[str, Any]]:
     """The recipe's two outputs for one PyTorch × CUDA × platform."""
     python = matrix.load().build_python
-    rendered = engine.render(variant.of(build, python_pin=f"{python}.* *_cpython", digests=DIGESTS))
+    rendered = engine.render(variant.of(build, python_pin=f"{python}.* *_cpython") | DIGESTS)
     return {name: one.recipe.to_dict() for name, one in rendered.items()}
 
 

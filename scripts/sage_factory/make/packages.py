@@ -79,12 +79,13 @@ class Packages:
         system = channel.compiler() if self.channel_kind == "pypi" else None
         sources = inputs.operators(build.package)
         commit = inputs.commit(sources)
-        facts = self._facts(build, system, commit)
+        pin = f"{channel.PYTHON}.*" if system else _conda_forge_python()
+        settings = variant.of(build, python_pin=pin, gcc=system.major if system else None)
+        facts = self._facts(build, system, commit, settings)
         kernels = inputs.digest(inputs.KERNELS, facts["kernels"])
         operators = inputs.digest(sources, facts["operators"])
         digests = {"kernels_digest": kernels, "operators_digest": operators, "sage_commit": commit}
-        pin = f"{channel.PYTHON}.*" if system else _conda_forge_python()
-        settings = variant.of(build, python_pin=pin, digests=digests, gcc=system.major if system else None)
+        settings |= {key: [value] for key, value in digests.items()}
         cubins = PACKAGES / "noarch" / f"{build.cubins_stem}{kernels}_0.conda"
         package = PACKAGES / build.platform / f"{build.operators_stem}{operators}_{build.number}.conda"
         return (
@@ -92,19 +93,26 @@ class Packages:
             Planned("operators", f"PyTorch {build.torch}", build.package, package, sources, settings),
         )
 
-    def _facts(self, build: matrix.Build, system: channel.Compiler | None, commit: str) -> Mapping[str, list[str]]:
+    def _facts(
+        self, build: matrix.Build, system: channel.Compiler | None, commit: str, settings: Mapping[str, list[str]]
+    ) -> Mapping[str, list[str]]:
         """What a package depends on besides the project's files. No path: equal checkouts make equal packages."""
         # A mirror of conda-forge has what conda-forge has.
         common = [build.package, build.version, build.cuda, "pypi" if system else "conda-forge"]
         kernels = [*common, *matrix.targets(build.architectures), "ptx", *build.ptx]
-        number = str(variant.number(build, matrix.load()))
-        operators = [*common, build.torch, build.platform, number, commit]  # _build.json says the commit
-        if system:
-            table = matrix.load().cuda[build.cuda]
-            kernels += [f"{name}={version}" for name, version in table.pypi.items()]
+        # All that the recipe is told, but for the Python: no binary depends on it. _build.json says the commit.
+        operators = [*common, *(f"{key}={value}" for key, (value,) in settings.items() if key != "python"), commit]
+        table = matrix.load()
+        cuda, platform = table.cuda[build.cuda], table.platforms[build.platform]
+        if not system:
+            kernels.append(f"gcc={cuda.gcc}")
+        else:
+            kernels += [f"{name}={version}" for name, version in cuda.pypi.items()]
             kernels.append(sha256(channel.SHIM.read_bytes()))
             locks = (venvs.lock_file(name) for name in (f"torch-{_compiled_with(build)}", "tools"))
             operators += [system.version, *(sha256(lock.read_bytes()) for lock in locks)]
+            if platform.glibc and platform.glibc_first:
+                operators.append(channel.sysroot(platform.glibc, platform.name, platform.glibc_first).digest())
         # An operators package names the very kernels it was made for.
         return {"kernels": kernels, "operators": [*operators, *kernels]}
 

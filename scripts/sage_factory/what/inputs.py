@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from sage_factory import ROOT
+from sage_factory import ROOT, FactoryError
 from sage_factory.files import sha256
 from sage_factory.git import GitError, git
 from sage_factory.what import matrix
@@ -17,6 +17,14 @@ OPERATORS = ("csrc", "LICENSE", "recipe/recipe.yaml", "recipe/build_operators.sh
              "recipe/test_cpu.py")  # fmt: skip
 # The time of packages made outside a git checkout that name none in SOURCE_DATE_EPOCH.
 EPOCH = 1_577_836_800
+# What a zip archive can state.
+TIMES = range(315_532_800, 4_354_819_200)
+# What git says where there is nothing to be asked: anything else that it says is an error.
+NO_HISTORY = ("not a git repository", "does not have any commits yet", "git does not run")
+
+
+class InputError(FactoryError):
+    """What goes into a package cannot be told; the message says why."""
 
 
 def operators(package: str) -> tuple[str, ...]:
@@ -48,6 +56,11 @@ def digest(names: Iterable[str], facts: Iterable[str], root: Path = ROOT) -> str
 def seconds(names: Iterable[str], root: Path = ROOT) -> int:
     """When these paths were last changed by a commit: a package's own time, whenever it is built."""
     if told := os.environ.get("SOURCE_DATE_EPOCH"):
+        if not (told.isascii() and told.isdigit() and int(told) in TIMES):
+            raise InputError(
+                f"SOURCE_DATE_EPOCH is {told!r}: expected whole seconds since 1970, {TIMES.start} to {TIMES.stop - 1}, which are the "
+                "years 1980 to 2107 that an archive can state"
+            )
         return int(told)
     said = _git(root, "log", "-1", "--format=%ct", "--", *names)
     return int(said) if said else EPOCH
@@ -60,12 +73,14 @@ def commit(names: Iterable[str], root: Path = ROOT) -> str:
     """
     names = tuple(names)
     said = _git(root, "log", "-1", "--format=%H", "--", *names)
-    return said + "+" if said and _git(root, "status", "--porcelain", "--", *names) else said
+    return said + "+" if said and _git(root, "status", "--porcelain", "--untracked-files=normal", "--", *names) else said
 
 
 def _git(root: Path, *command: str) -> str:
-    """What git says; nothing where this is no checkout."""
+    """What git says; nothing where this is no checkout, or git is not there."""
     try:
         return git(*command, root=root)
-    except GitError:
-        return ""
+    except GitError as error:
+        if any(said in str(error) for said in NO_HISTORY):
+            return ""
+        raise

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from sage_factory.what import matrix
 
 
@@ -11,11 +9,11 @@ def of(
     build: matrix.Build,
     *,
     python_pin: str,
-    digests: Mapping[str, str],
     gcc: str | None = None,
     table: matrix.Matrix | None = None,
 ) -> dict[str, list[str]]:
-    """rattler-build's variant configuration of one build: every key has one value, so that one package comes of it.
+    """rattler-build's variant configuration of one build, but for the digests of what goes in: every key has one value, so that
+    one package comes of it.
 
     `gcc` replaces the table's compiler where the channel forwards to the system's.
     """
@@ -39,7 +37,6 @@ def of(
         "sage_project": table.packages[build.package].project,
         "cuda_architectures": ";".join(build.architectures),
         "cuda_ptx": ";".join(build.ptx),
-        **digests,
     }
     if not platform.windows:
         compiler = gcc or cuda.gcc

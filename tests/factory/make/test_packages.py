@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from sage_factory import child
 from sage_factory.clock import Clock
 from sage_factory.make import packages
 from sage_factory.what import matrix
+from sage_factory.with_what import channel
 
 
 def test_packages_already_there_are_not_built_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,6 +58,39 @@ def test_a_mirror_makes_the_packages_of_conda_forge() -> None:
 
     assert names("conda-forge") == names("https://mirror.example/conda-forge")
     assert names("conda-forge") != names("pypi")
+
+
+@pytest.mark.parametrize(
+    ("entry", "change", "kernels"),
+    [
+        ("cuda", {"gcc": "13"}, True),
+        ("platforms", {"glibc": "2.17"}, False),
+        ("packages", {"version": "2.3.0"}, True),
+    ],
+)
+def test_what_variants_yaml_says_of_a_build_is_in_its_name(
+    monkeypatch: pytest.MonkeyPatch, entry: str, change: dict[str, str], kernels: bool
+) -> None:
+    table = matrix.load()
+    build = matrix.builds(platform="linux-64", cuda="12.8", torch="2.8.0", python="3.12")[0]
+    found = packages.Packages("conda-forge", Console(quiet=True), Clock(), lambda _path: [])
+    before = [one.path.name for one in found._planned(build)]
+    name = {"cuda": build.cuda, "platforms": build.platform, "packages": build.package}[entry]
+    entries = getattr(table, entry)
+    changed = dataclasses.replace(table, **{entry: {**entries, name: dataclasses.replace(entries[name], **change)}})
+    monkeypatch.setattr(matrix, "load", lambda: changed)
+    build = next(one for one in changed.all_builds() if (one.cuda, one.torch, one.python) == ("12.8", "2.8.0", "3.12"))
+    after = [one.path.name for one in found._planned(build)]
+    assert [old != new for old, new in zip(before, after, strict=True)] == [kernels, True]
+
+
+def test_functions_bound_to_an_older_glibc_make_another_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    build = matrix.builds(platform="linux-64", cuda="12.8", torch="2.8.0", python="3.12")[0]
+    found = packages.Packages("pypi", Console(quiet=True), Clock(), lambda _path: [])
+    before = [one.path.name for one in found._planned(build)]
+    monkeypatch.setattr(channel, "MOVED", channel.MOVED[1:])
+    after = [one.path.name for one in found._planned(build)]
+    assert [old != new for old, new in zip(before, after, strict=True)] == [False, True]
 
 
 @pytest.mark.parametrize(

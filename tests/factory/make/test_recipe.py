@@ -16,12 +16,12 @@ from sage_factory.make import engine
 from sage_factory.what import matrix, variant
 from sage_factory.with_what import venvs
 
-DIGESTS = {"kernels_digest": "0123456789", "operators_digest": "abcdef0123", "sage_commit": "c" * 40}
+DIGESTS = {"kernels_digest": ["0123456789"], "operators_digest": ["abcdef0123"], "sage_commit": ["c" * 40]}
 BUILDS = {f"{b.package}-{b.platform}-torch{b.torch}-cu{b.cuda}": b for b in matrix.builds()}
 
 
 def rendered(build: matrix.Build, **digests: str) -> dict[str, dict[str, Any]]:
-    settings = variant.of(build, python_pin=f"{build.python}.*", digests={**DIGESTS, **digests})
+    settings = variant.of(build, python_pin=f"{build.python}.*") | DIGESTS | {key: [value] for key, value in digests.items()}
     return {name: one.recipe.to_dict() for name, one in engine.render(settings).items()}
 
 
@@ -94,7 +94,7 @@ def test_kernels_are_the_same_package_whichever_pytorch_they_are_built_for() -> 
     packages = []
     for torch in ("2.7.0", "2.8.0", "2.9.0"):
         build = BUILDS[f"sageattention-linux-64-torch{torch}-cu12.8"]
-        settings = variant.of(build, python_pin="3.12.*", digests=DIGESTS)
+        settings = variant.of(build, python_pin="3.12.*") | DIGESTS
         packages.append(engine.render(settings)["sageattention-cubins"].variant)
     assert packages[0] == packages[1] == packages[2]
 

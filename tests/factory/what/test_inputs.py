@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from sage_factory.git import GitError, git
 from sage_factory.what import inputs
 
 
@@ -39,3 +40,57 @@ def test_inputs_are_sorted_alike_on_every_platform(tmp_path: Path) -> None:
 def test_a_missing_input_is_named(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="an input of the build is missing"):
         inputs.files(["csrc"], tmp_path)
+
+
+@pytest.fixture
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A checkout with one commit, of one file."""
+    for key, value in {"NAME": "n", "EMAIL": "n@example.invalid"}.items():
+        monkeypatch.setenv(f"GIT_AUTHOR_{key}", value)
+        monkeypatch.setenv(f"GIT_COMMITTER_{key}", value)
+    monkeypatch.delenv("SOURCE_DATE_EPOCH", raising=False)
+    root = tmp_path / "checkout"
+    (root / "src").mkdir(parents=True)
+    git("init", "--quiet", root=root)
+    (root / "src" / "k.cu").write_text("kernel")
+    git("add", ".", root=root)
+    git("commit", "--quiet", "-m", "one", root=root)
+    return root
+
+
+def test_what_the_user_has_git_do_otherwise_is_no_matter(checkout: Path) -> None:
+    gpg = checkout.parent / "gpg"
+    gpg.write_text("#!/bin/sh\ncat > /dev/null; echo '[GNUPG:] SIG_CREATED ' >&2; echo signature; echo Good signature >&2\n")
+    gpg.chmod(0o755)
+    git("config", "gpg.program", str(gpg), root=checkout)
+    git("commit", "--quiet", "--amend", "--no-edit", "-S", root=checkout)
+    commit, seconds = inputs.commit(["src"], checkout), inputs.seconds(["src"], checkout)
+    assert len(commit) == 40
+    git("config", "status.showUntrackedFiles", "no", root=checkout)
+    git("config", "log.showSignature", "true", root=checkout)
+    assert (inputs.commit(["src"], checkout), inputs.seconds(["src"], checkout)) == (commit, seconds)
+    (checkout / "src" / "new.cu").write_text("another")
+    assert inputs.commit(["src"], checkout) == f"{commit}+", "a file that no commit holds"
+
+
+def test_where_git_knows_nothing_there_is_no_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    monkeypatch.delenv("SOURCE_DATE_EPOCH", raising=False)
+    assert (inputs.commit(["."], tmp_path), inputs.seconds(["."], tmp_path)) == ("", inputs.EPOCH)
+    git("init", "--quiet", root=tmp_path)
+    assert inputs.commit(["."], tmp_path) == ""
+    monkeypatch.setenv("PATH", "")
+    assert inputs.commit(["."], tmp_path) == ""
+
+
+def test_a_checkout_that_git_refuses_is_an_error(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
+    with pytest.raises(GitError, match=r"dubious ownership[\s\S]*safe\.directory"):
+        inputs.commit(["src"], checkout)
+
+
+@pytest.mark.parametrize("told", ["0", "1", "abc", "-5", "1.5", "4354819200"])
+def test_a_time_that_no_archive_can_state_is_refused(told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", told)
+    with pytest.raises(inputs.InputError, match=f"SOURCE_DATE_EPOCH is {told!r}"):
+        inputs.seconds(["."])

@@ -233,8 +233,8 @@ def test_a_pytorch_cuda_python_architecture_and_platform_are_added_by_the_table_
     assert sets[-1]["cuda"] == "13.9"
     assert len(matrix.builds("sage2-all", platform="linux-ppc64le", matrix=table)) == 10
 
-    digests = {"kernels_digest": "0", "operators_digest": "1", "sage_commit": "c"}
-    settings = variant.of(build, python_pin="3.16.*", digests=digests, table=table)
+    digests = {"kernels_digest": ["0"], "operators_digest": ["1"], "sage_commit": ["c"]}
+    settings = variant.of(build, python_pin="3.16.*", table=table) | digests
     kernels, operators = engine.render(settings).values()
     assert kernels.recipe.to_dict()["build"]["script"]["env"]["SAGE_ARCHITECTURES"] == "9.0a;13.0"
     assert "cuda-nvcc_linux-ppc64le 13.9.*" in kernels.recipe.to_dict()["requirements"]["build"]
