@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 try:
     from ._library import build
     from .core import (
@@ -19,9 +17,9 @@ try:
 
     __version__ = build.version
 except (ImportError, OSError):
-    # `python -m sageattention` imports the package before the report runs that says what is wrong with it. (Until Python runs
-    # the module, sys.argv[0] is "-m"; which module, Python 3.9 does not tell.)
-    if sys.argv[:1] != ["-m"] or __name__ not in getattr(sys, "orig_argv", [__name__]):
+    from .doctor import is_asked_for
+
+    if not is_asked_for():
         raise
 
 __all__ = [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, Union
+from typing import TYPE_CHECKING, Any, NamedTuple, Union
 
 import torch
 
@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from typing import Callable
 
 Result = Union[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]
+# The same to type checkers of programs that call a function without overloads: of a union they would refuse `.shape`.
+OneOrTwo = Any
 
 
 class Asked(NamedTuple):
@@ -62,9 +64,12 @@ def attend(
         validation.one_of("pv_accum_dtype", asked.pv_accum_dtype, allowed)
     more = {} if asked.per_block_mean is None else {"per_block_mean": asked.per_block_mean}
     is_causal = validation.decided(asked.is_causal)
-    validation.flags(is_causal, asked.smooth_k, asked.smooth_v, asked.return_lse, **more)
+    smooth_k, return_lse = validation.decided(asked.smooth_k), validation.decided(asked.return_lse)
+    validation.flags(is_causal, smooth_k, asked.smooth_v, return_lse, **more)
     attn_mask, is_causal = aliases.written_out(attn_mask, is_causal, q)
-    q, k, v = aliases.alike(q, k, v)
+    came, (q, k, v) = q, aliases.alike(q, k, v)
+    if q is not came and q.dtype != came.dtype:
+        key = None  # which is of the dtype that came
     if not _operator_checks(q, k, v, attn_mask):
         _check(q, k, v, attn_mask, asked.tensor_layout)
         return _attend(asked, is_causal, q, k, v, attn_mask)
@@ -175,8 +180,8 @@ def _attend(
     kernel, or_16_bit = _choice(asked.function, asked.pv_accum_dtype, q, v, attn_mask, packed=False)
     try:
         out, lse = _ops.attention(
-            q, k, v, attn_mask, asked.tensor_layout, is_causal, factor, asked.smooth_k, asked.smooth_v, asked.return_lse, kernel,
-            per_block_mean=asked.per_block_mean is not False, or_16_bit=or_16_bit,
+            q, k, v, attn_mask, asked.tensor_layout, is_causal, factor, validation.decided(asked.smooth_k), asked.smooth_v,
+            validation.decided(asked.return_lse), kernel, per_block_mean=asked.per_block_mean is not False, or_16_bit=or_16_bit,
         )  # fmt: skip
     except RuntimeError as error:
         _raise_if_out_of_memory(error, q.device)
@@ -201,6 +206,7 @@ def attend_packed(
     smooth_v: bool,
 ) -> Result:
     """`attend` for sequences packed one after the other: [tokens, heads, head_dim]."""
+    q, k, v = aliases.of_autocast(q, k, v, 3)
     validation.tensors(q, k, v, "packed")
     validation.cumulative_lengths("cu_seqlens_q", cu_seqlens_q, q)
     validation.cumulative_lengths("cu_seqlens_k", cu_seqlens_k, q)

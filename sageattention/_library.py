@@ -219,8 +219,10 @@ build = read_build(PACKAGE / "_build.json")
 check_torch(build, torch.__version__)
 if sys.platform == "linux":
     check_abi(build, torch.__version__, torch.compiled_with_cxx11_abi())
-# A wheel carries the kernels in the package; conda installs them as a package of their own.
-KERNEL_DIRECTORIES = (PACKAGE / "cubins", Path(sys.prefix) / "share" / build.package / "cubins")
+# A wheel carries the kernels in the package; conda installs them as a package of their own, in the environment that a virtual one may see.
+_PREFIXES = dict.fromkeys((sys.prefix, sys.base_prefix))
+KERNEL_DIRECTORIES = (PACKAGE / "cubins", *(Path(prefix) / "share" / build.package / "cubins" for prefix in _PREFIXES))
 library = Library(PACKAGE)
-operators = library.register(build.namespace)
 kernels = name_kernels(KERNEL_DIRECTORIES)
+# Last, since it cannot be done twice: an import that failed is tried again by the report, and has to fail by the same.
+operators = library.register(build.namespace)

@@ -100,6 +100,8 @@ def _(
     if not asked.heads_first:
         out = out.transpose(1, 2)
     out = out.transpose(1, 2).contiguous().transpose(1, 2) if asked.out_turned else out.contiguous()
+    if out._is_view():  # whose base nobody has: PyTorch forbids to write to such where an input wants gradients
+        out = out.clone(memory_format=torch.preserve_format)
     return out, lse if asked.return_lse else lse.new_empty(0)
 
 
@@ -243,6 +245,9 @@ def _within_forward_ad() -> bool:
 
 
 def _refuse_tangents(operator: Any, *tensors: torch.Tensor | None) -> None:
-    """Within forward-mode differentiation (`torch.func.jvp`), where PyTorch would take the output for a constant."""
-    if any(x is not None and forward_ad.unpack_dual(x).tangent is not None for x in tensors):
+    """Within forward-mode differentiation (`torch.func.jvp`), where PyTorch would take the output for a constant.
+
+    A compiler sees no tangents: it leaves the call to Python, or says this.
+    """
+    if torch.compiler.is_compiling() or any(x is not None and forward_ad.unpack_dual(x).tangent is not None for x in tensors):
         raise RuntimeError(f"forward derivative for {operator.name()} is not implemented")

@@ -77,7 +77,11 @@ def resolved(
             arguments[meant] = value
         elif name in OPTIONS:
             served, otherwise = OPTIONS[name]
-            if value not in served:
+            try:
+                asks_nothing = value in served
+            except (RuntimeError, ValueError):  # arrays of several numbers are equal to none
+                asks_nothing = False
+            if not asks_nothing:
                 expected = " or ".join(map(repr, served))
                 raise ValueError(f"{name}: expected {expected}, got {validation.shown(value)}; {otherwise}")
         else:
@@ -101,7 +105,7 @@ def _check_causal(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, tensor_layo
             "causal: expected False, got True; is_causal is not the same where lengths differ, and no length is read"
         )
     validation.one_of("tensor_layout", tensor_layout, ("HND", "NHD"))
-    validation.tensors(q, k, v, tensor_layout)
+    validation.tensors(*alike(q, k, v), tensor_layout)
     tokens = validation.token_dimension(tensor_layout)
     if q.shape[tokens] != k.shape[tokens]:
         raise ValueError(
@@ -115,7 +119,8 @@ def from_positions(
 ) -> tuple[str, bool, float | None, torch.Tensor | None, float]:
     """What a call means whose fourth argument is no string: `scaled_dot_product_attention` has attn_mask, dropout_p, is_causal there.
 
-    Bools say whose place it is: a layout is none, nor are dropout_p and the factor on the scores.
+    Bools say whose place it is: a layout is none, nor are dropout_p and the factor on the scores. Beside a dropout_p that came fifth a
+    floating-point number is the factor, by its name; what else is no bool would be taken for one.
 
     Args:
         fourth, fifth, sixth: where `sageattn` has tensor_layout, is_causal and sm_scale, which may also have come by name.
@@ -125,7 +130,7 @@ def from_positions(
         tensor_layout, is_causal, sm_scale, attn_mask, dropout_p.
 
     Raises:
-        TypeError: two masks.
+        TypeError: two masks, or a sixth argument that is no bool in the place of PyTorch's is_causal.
     """
     if isinstance(fourth, torch.Tensor):
         if attn_mask is not None:
@@ -133,10 +138,15 @@ def from_positions(
         attn_mask = fourth
     elif fourth is not None:
         return fourth, fifth, sixth, attn_mask, dropout_p  # and the layout will be refused
-    if isinstance(sixth, bool):
+    if isinstance(sixth, (bool, torch.SymBool)):
         return "HND", sixth, None, attn_mask, dropout_p or fifth
-    if isinstance(fifth, bool):
+    if isinstance(fifth, (bool, torch.SymBool)):
         return "HND", fifth, sixth, attn_mask, dropout_p
+    if not (sixth is None or isinstance(sixth, (float, torch.SymFloat)) or "float" in str(getattr(sixth, "dtype", ""))):
+        raise TypeError(
+            f"is_causal: expected True or False, sixth as scaled_dot_product_attention has it, got {validation.shown(sixth)}; name a "
+            "factor on the scores: scale=…"
+        )
     return "HND", False, sixth, attn_mask, dropout_p or fifth
 
 
@@ -160,13 +170,28 @@ def written_out(attn_mask: Any, is_causal: bool, q: torch.Tensor) -> tuple[Any, 
 
 def alike(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Tensors that differ as PyTorch's attention takes them: autocast's dtype for several, a batch of one for all of the others."""
-    if not all(isinstance(x, torch.Tensor) and x.dim() == 4 and not x.is_nested for x in (q, k, v)):
+    if not _dense((q, k, v), 4):
         return q, k, v  # which will be refused
-    if (k.dtype != q.dtype or v.dtype != q.dtype) and torch.is_autocast_enabled(q.device.type):
-        dtype = torch.get_autocast_dtype(q.device.type)
-        q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
+    q, k, v = of_autocast(q, k, v, 4)
     batches = [x.shape[0] for x in (q, k, v)]
     if batches[0] != batches[1] or batches[1] != batches[2]:
         batch = next(size for size in batches if size != 1)
         q, k, v = (x.expand(batch, -1, -1, -1) if x.shape[0] == 1 else x for x in (q, k, v))
     return q, k, v
+
+
+def of_autocast(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rank: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Tensors of several dtypes in autocast's, where it is on."""
+    if not _dense((q, k, v), rank) or (k.dtype == q.dtype and v.dtype == q.dtype):
+        return q, k, v
+    device = q.device.type
+    if device != "meta" and torch.is_autocast_enabled(device):  # of which PyTorch knows none
+        dtype = torch.get_autocast_dtype(device)
+        q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
+    return q, k, v
+
+
+def _dense(tensors: tuple[object, ...], rank: int) -> bool:
+    return all(isinstance(x, torch.Tensor) and x.dim() == rank and not x.is_nested for x in tensors)

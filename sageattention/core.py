@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 
-# What annotations name is not for checkers alone: typing.get_type_hints asks for it.
+# What annotations name is not for checkers alone: typing.get_type_hints asks for it (from Python 3.10 on).
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, overload
 
 import torch
 
 from . import aliases, validation
-from ._call import Asked, Result, attend, attend_packed
+from ._call import Asked, OneOrTwo, Result, attend, attend_packed
 from .recent import again, remember
 from .validation import REQUIRED
 
@@ -153,7 +153,7 @@ def sageattn_qk_int8_pv_fp16_cuda(
     return_lse: bool = False,
     attn_mask: torch.Tensor | None = None,
     **others: NoReturn,
-) -> Result:
+) -> OneOrTwo:
     """Attention with INT8 scores and 16-bit probabilities and values: compute capability 8.0 and later.
 
     Q is rounded with one scale a row, K with one for each 16 keys. P and V are multiplied in the inputs' dtype with "fp32",
@@ -198,7 +198,7 @@ def sageattn_qk_int8_pv_fp16_triton(
     smooth_k: bool = True,
     return_lse: bool = False,
     **others: NoReturn,
-) -> Result:
+) -> OneOrTwo:
     """`sageattn_qk_int8_pv_fp16_cuda` with float32 sums, under the name of SageAttention's Triton kernel. Nothing here uses Triton.
 
     Args:
@@ -230,7 +230,7 @@ def sageattn_qk_int8_pv_fp8_cuda(
     return_lse: bool = False,
     attn_mask: torch.Tensor | None = None,
     **others: NoReturn,
-) -> Result:
+) -> OneOrTwo:
     """Attention with INT8 scores and FP8 (e4m3) probabilities and values: compute capability 8.9 and later.
 
     V is rounded with one scale for a channel of 64 keys. GPUs that no FP8 kernel is for (9.0 and later but 12.x)
@@ -276,7 +276,7 @@ def sageattn_qk_int8_pv_fp8_cuda_sm90(
     return_lse: bool = False,
     attn_mask: torch.Tensor | None = None,
     **others: NoReturn,
-) -> Result:
+) -> OneOrTwo:
     """What SageAttention computes with INT8 scores and FP8 probabilities and values on Hopper.
 
     On compute capability 8.9 and 12.x FP8 kernels serve it; elsewhere ones with 16-bit probabilities and values, which is faster there and
@@ -320,7 +320,7 @@ def sageattn_varlen(
     smooth_k: bool = True,
     return_lse: bool = False,
     **others: NoReturn,
-) -> Result:
+) -> OneOrTwo:
     """`sageattn` for sequences of different lengths, packed one after the other. The GPU is never waited for.
 
     Args:

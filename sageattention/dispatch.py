@@ -7,13 +7,16 @@ package's own, in its `table.py`; `explain` prints the same choice.
 from __future__ import annotations
 
 import functools
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
 
 from . import _library, aliases, validation
 from .kernels import CPU, GPUS, Capability, Gpu, Kernel, Row
 from .table import ELSEWHERE, FEW_TOKENS, KERNELS, PACKED, SERVED_AS, TABLE
+
+if TYPE_CHECKING:
+    from typing import Callable
 
 __all__ = [
     "ACCUMULATORS",
@@ -33,6 +36,7 @@ __all__ = [
     "Request",
     "Row",
     "choose",
+    "constant",
     "explain",
     "forget",
     "gpu_of",
@@ -41,6 +45,15 @@ __all__ = [
     "kernel_folder",
     "kernel_for",
 ]
+
+Function = TypeVar("Function", bound="Callable[..., object]")
+
+
+def constant(function: Function) -> Function:
+    """`torch.compiler.assume_constant_result`, which imports torch._dynamo: that takes 0.7 s, and fails within torch.device("meta")."""
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
 
 FIRST = TABLE[0].function  # what others are served as, and asked about where none is named
 
@@ -151,7 +164,7 @@ def _lack(name: str, request: Request, gpu: Gpu, present: frozenset[str] | None)
     return None
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator, unused-ignore]
+@constant
 def kernel_for(
     function: str,
     pv_accum_dtype: str | None,

@@ -10,6 +10,7 @@ import hashlib
 import importlib
 import json
 import platform
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -20,6 +21,16 @@ if TYPE_CHECKING:
 PACKAGE = Path(__file__).parent
 NAME = str(__package__)
 REINSTALL = "reinstall the package: pip install --force-reinstall with the wheel's name, or conda install --force-reinstall"
+
+
+def is_asked_for() -> bool:
+    """Whether this is `python -m` and the package's name, which imports the package before the report that says what is wrong with it.
+
+    Until Python runs the module, sys.argv[0] is "-m"; which module, Python 3.9 does not tell.
+    """
+    words = " ".join(getattr(sys, "orig_argv", [])[1:])
+    module = re.match(r"(?:\S+ )*?-[a-zA-Z]*?m ?(\S+)", words)
+    return sys.argv[:1] == ["-m"] and (module is None or module[1] == NAME)
 
 
 class Problem(NamedTuple):
@@ -37,7 +48,7 @@ class Report:
 
     def say(self, name: str, value: str) -> None:
         """Print a fact."""
-        print(f"{name:<16}{value}", flush=True)
+        print(f"{name:<15} {value}", flush=True)
 
     def problem(self, what: str, remedy: str) -> None:
         """Note something wrong."""

@@ -99,7 +99,7 @@ def _serves(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, attn_mask: torch.
         return False
     if (q.requires_grad or k.requires_grad or v.requires_grad or mask.requires_grad) and torch.is_grad_enabled():
         return False
-    if torch.onnx.is_in_onnx_export() or (not torch.compiler.is_compiling() and _ops._within_forward_ad()):
+    if torch.onnx.is_in_onnx_export() or _ops._within_forward_ad():
         return False
     if (
         q.is_nested
@@ -130,7 +130,7 @@ def _is_4d(x: torch.Tensor) -> bool:
     return x.dim() == 4 and x.layout == torch.strided and x.dtype in validation.DTYPES and x.stride(3) == 1
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator, unused-ignore]
+@dispatch.constant
 def has_kernels(device: str, index: int | None) -> bool:
     """Whether there are kernels for a device. A CPU's tensors `sageattn` would answer by a reference, slowly."""
     return device == "cuda" and _is_served(index)

@@ -78,10 +78,10 @@ def number(name: str, value: Any) -> float:
     Raises:
         TypeError: it is not a number.
     """
-    if not isinstance(value, (bool, str, bytes)):
+    if not isinstance(value, (bool, str, bytes)) and "bool" not in str(getattr(value, "dtype", "")):
         try:
             return float(value)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             pass
     raise TypeError(f"{name}: expected a number or None, got {value!r}")
 
@@ -99,7 +99,8 @@ def length(name: str, value: Any) -> int:
             value = operator.index(value)
         except TypeError:
             raise TypeError(f"{name}: expected an int, got {value!r}") from None
-    if value < 0:
+    # What a compiler keeps open cannot be looked at where it is a tensor's content.
+    if not isinstance(value, torch.SymInt) and not torch.compiler.is_compiling() and value < 0:
         raise ValueError(f"{name}: expected 0 or more, got {value}")
     return value  # type: ignore[no-any-return, unused-ignore]
 
@@ -167,7 +168,7 @@ def _shapes(q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...], tensor_l
             raise ValueError(f"{name}: expected head_dim 1 to {LARGEST_HEAD_DIM}, got {shape[-1]}")
     if k[heads] < 1 or q[heads] % k[heads] != 0:
         raise ValueError(f"k: expected a number of heads that divides q's {q[heads]}, got {k[heads]}")
-    if k[tokens] < 1 and tensor_layout != "packed" and 0 not in q:
+    if tensor_layout != "packed" and k[tokens] < 1 and 0 not in q:
         raise ValueError("k: expected at least one token, got none")
 
 

@@ -15,11 +15,13 @@ from email.message import Message
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import torch
 import wrong_arguments
 from functions import FUNCTIONS
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import forward_ad
 
 import sageattention
 from sageattention import (
@@ -111,6 +113,7 @@ def test_what_is_exported() -> None:
     functions = {f.__name__ for f in FUNCTIONS} | {"sageattn_varlen", "scaled_dot_product_attention", "explain"}
     assert set(sageattention.__all__) == {"__version__", *functions}
     assert all(callable(getattr(sageattention, name)) for name in functions)
+    assert (_library.PACKAGE / "py.typed").is_file(), "type checkers look at no package without"
 
 
 @pytest.mark.skipif(sys.version_info < (3, 10), reason="annotations are of Python 3.10")
@@ -119,6 +122,18 @@ def test_annotations_are_there_for_programs_that_ask(function: Callable[..., Any
     hints = typing.get_type_hints(function)
     assert hints["q"] is torch.Tensor
     assert set(hints) == {*inspect.signature(function).parameters, "return"}
+
+
+@pytest.mark.parametrize("sixth", [1, 0, numpy.True_, torch.tensor(True)], ids=repr)
+def test_in_pytorchs_order_is_causal_is_a_bool(sixth: Any) -> None:
+    """It would be taken for a factor on the scores."""
+    q, k, v = qkv(1, 2, 20, 64)
+    in_pytorchs_place: Any = sageattn
+    with pytest.raises(TypeError, match="is_causal: expected True or False, sixth as scaled_dot_product_attention has it"):
+        in_pytorchs_place(q, k, v, None, 0.0, sixth)
+    expected = sageattn(q, k, v, sm_scale=0.2)
+    for scale in (0.2, numpy.float64(0.2), torch.tensor(0.2, dtype=torch.float64)):
+        assert torch.equal(in_pytorchs_place(q, k, v, None, 0.0, sm_scale=scale), expected)
 
 
 def test_functions_and_options_agree() -> None:
@@ -139,6 +154,8 @@ def test_gradients_are_not_pretended() -> None:
         out.float().sum().backward()
     with torch.inference_mode():
         assert torch.equal(out, sageattn(*tensors))
+    written: Any = sageattn(*tensors)
+    assert torch.equal(written.mul_(2), 2 * out)
 
 
 def test_forward_derivatives_are_not_pretended() -> None:
@@ -151,6 +168,13 @@ def test_forward_derivatives_are_not_pretended() -> None:
             torch.func.jvp(call, (q,), (v,))
     with refused:
         torch.func.jvp(lambda x: sageattn_varlen(x, k[0], v[0], lengths, lengths, 20, 20), (q[0],), (v[0],))
+    for backend in ("eager", "aot_eager"):  # to which tangents cannot be seen
+        torch._dynamo.reset()
+        with forward_ad.dual_level():
+            dual = forward_ad.make_dual(q, v)
+            for fullgraph in (False, True):
+                with pytest.raises(RuntimeError, match="forward derivative"):
+                    torch.compile(sageattn, backend=backend, fullgraph=fullgraph)(dual, k, v)
     out, tangent = torch.func.jvp(lambda x: x * sageattn(q, k, v), (q,), (v,))  # which does not depend on x
     assert torch.equal(out, q * sageattn(q, k, v))
     assert torch.equal(tangent, v * sageattn(q, k, v))
@@ -186,8 +210,16 @@ def test_autocast_decides_where_dtypes_differ(function: Callable[..., Any]) -> N
             out = call(q.float(), k.float(), v)
             assert out.dtype == torch.bfloat16
             assert torch.equal(out, expected)
+        assert torch.equal(function(q.float(), k.float(), v, causal=True), function(q, k, v, is_causal=True))
+        lengths = torch.tensor([0, 70], dtype=torch.int32)
+        packed = [x[0].transpose(0, 1).contiguous() for x in (q, k, v)]
+        whole: Any = (*packed, lengths, lengths, 70, 70)
+        out = sageattn_varlen(packed[0].float(), *whole[1:])
+        assert torch.equal(out, sageattn_varlen(*whole))
     with pytest.raises(TypeError, match=r"v: expected dtype torch\.float32 as q, got torch\.bfloat16"):
         function(q.float(), k.float(), v)
+    with pytest.raises(TypeError, match=r"v: expected dtype torch\.float16 as q, got torch\.bfloat16"):
+        function(*(x.to("meta") for x in (q.half(), k.half(), v)))
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)
@@ -199,6 +231,7 @@ def test_a_batch_of_one_is_everybodys(function: Callable[..., Any]) -> None:
         some = [x[:1] if name in one else x for name, x in zip("qkv", (q, k, v), strict=True)]
         whole = [x.expand(3, -1, -1, -1) for x in some]
         assert torch.equal(function(*some, attn_mask=mask), function(*whole, attn_mask=mask))
+        assert torch.equal(function(*some, causal=True), function(*whole, is_causal=True))
 
 
 # ── Errors ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -402,6 +435,35 @@ def test_compile_where_a_length_decides_is_causal(dynamic: bool | None, fullgrap
     for tokens in (5, 9, 1):
         q, k, v = qkv(1, 2, tokens, 64)
         torch.testing.assert_close(compiled(q, k, v), layer(q, k, v))
+
+
+def test_compile_where_a_length_decides_other_flags() -> None:
+    in_pytorchs_place: Any = sageattn
+
+    def layer(q: torch.Tensor) -> Any:
+        return in_pytorchs_place(q, q, q, None, 0.0, q.shape[2] > 1, smooth_k=q.shape[2] > 6, return_lse=q.shape[2] > 7)
+
+    torch._dynamo.reset()
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager", dynamic=True)
+    for tokens in (5, 9):
+        (q, *_) = qkv(1, 2, tokens, 64)
+        torch.testing.assert_close(compiled(q), layer(q))
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_export_where_tensors_say_how_long_sequences_are(strict: bool) -> None:
+    """As who leaves padding out calls it."""
+
+    class Layer(torch.nn.Module):  # type: ignore[misc, unused-ignore]
+        def forward(self, q: torch.Tensor, seen: torch.Tensor) -> Any:
+            there = seen.nonzero()[:, 0]
+            lengths = torch.nn.functional.pad(seen.sum().reshape(1), (1, 0)).int()
+            longest = lengths.max().item()
+            return sageattn_varlen(q[there], q[there], q[there], lengths, lengths, longest, longest)
+
+    arguments = randn(70, 2, 64), torch.arange(70) < 50
+    exported = torch.export.export(Layer(), arguments, strict=strict).module()
+    torch.testing.assert_close(exported(*arguments), Layer()(*arguments))
 
 
 @pytest.mark.parametrize("dynamic", [None, True])
@@ -659,6 +721,22 @@ def run_python(code: str, **environment: str) -> subprocess.CompletedProcess[str
     return subprocess.run(
         [sys.executable, "-P", "-c", code], capture_output=True, text=True, env={**os.environ, **environment}, check=False
     )
+
+
+def test_an_import_waits_for_no_compiler_and_no_device() -> None:
+    """torch._dynamo takes as long to import as PyTorch, and cannot be within a device that holds nothing."""
+    code = "import sys, torch\nwith torch.device('meta'): import sageattention\nassert 'torch._dynamo' not in sys.modules"
+    done = run_python(code)
+    assert done.returncode == 0, done.stderr
+
+
+def test_kernels_of_the_environment_that_a_virtual_one_sees() -> None:
+    done = run_python(
+        "import sys; sys.base_prefix = '/base'; from sageattention import _library as l; print(*l.KERNEL_DIRECTORIES)"
+    )
+    assert done.returncode == 0, done.stderr
+    share = Path("share") / "sageattention" / "cubins"
+    assert done.stdout.split()[1:] == [str(Path(prefix) / share) for prefix in dict.fromkeys((sys.prefix, "/base"))]
 
 
 def test_import_beside_another_pytorch(tmp_path: Path) -> None:

@@ -18,11 +18,11 @@ from sageattention import _library, dispatch, doctor
 needs_no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
 
 
-def run(*paths: Path, module: str = "sageattention") -> subprocess.CompletedProcess[str]:
+def run(*paths: Path, words: tuple[str, ...] = ("-m", "sageattention")) -> subprocess.CompletedProcess[str]:
     before = os.environ.get("PYTHONPATH")
     path = os.pathsep.join([*map(str, paths), *([before] if before else [])])
     return subprocess.run(
-        [sys.executable, "-P", "-m", module],
+        [sys.executable, "-P", *words],
         capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path}, check=False, encoding="utf-8",
     )  # fmt: skip
 
@@ -106,10 +106,28 @@ def test_another_program_gets_the_import_error(package: Path) -> None:
     other.mkdir()
     (other / "__init__.py").write_text("from sageattention import sageattn", encoding="utf-8")
     (other / "__main__.py").write_text("", encoding="utf-8")
-    done = run(package.parent, module="other")
-    assert done.returncode == 1
-    assert "ImportError: sageattention: " in done.stderr
-    assert "_build.json is missing or damaged" in done.stderr
+    for words in (("-m", "other"), ("-m", "other", "--attention", "sageattention"), ("-mother", "-m", "sageattention")):
+        done = run(package.parent, words=words)
+        assert done.returncode == 1
+        assert "ImportError: sageattention: " in done.stderr
+        assert "_build.json is missing or damaged" in done.stderr
+
+
+@pytest.mark.parametrize("words", [("-msageattention",), ("-sm", "sageattention"), ("-W", "ignore", "-m", "sageattention")])
+def test_however_the_report_is_asked_for(package: Path, words: tuple[str, ...]) -> None:
+    (package / "_build.json").unlink()
+    done = run(package.parent, words=words)
+    assert "Problem 1: import sageattention fails: sageattention: " in done.stdout, done.stderr
+
+
+def test_kernels_of_another_version(package: Path) -> None:
+    """As where conda's two packages were upgraded apart. The report imports for a second time what failed."""
+    (package / "cubins").mkdir()
+    manifest = {"version": "2.1.9", "cuda": "12.8", "architectures": [], "files": []}
+    (package / "cubins" / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
+    done = run(package.parent)
+    assert "Problem 1: import sageattention fails: sageattention " in done.stdout
+    assert "found kernels of version 2.1.9" in done.stdout
 
 
 # ── Kernel files ─────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from accuracy import relative_l1
+from torch.autograd import forward_ad
 from torch.nn.attention import bias
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
@@ -126,7 +127,12 @@ def test_forward_mode(attention: Callable[..., torch.Tensor]) -> None:
     inputs = tuple(x.float() for x in (Q, K, V))
     with sdpa_kernel(SDPBackend.MATH):
         found, expected = (torch.func.jvp(f, inputs, inputs) for f in (attention, exact))
-    assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
+        assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
+        torch._dynamo.reset()
+        with forward_ad.dual_level():
+            duals = [forward_ad.make_dual(x, x) for x in inputs]
+            out = torch.compile(attention, backend="eager", fullgraph=True)(*duals)
+            assert torch.equal(forward_ad.unpack_dual(out).tangent, expected[1])
 
 
 def test_dropout_where_no_gradient_is_recorded(attention: Callable[..., torch.Tensor]) -> None:

@@ -4,12 +4,23 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy
 import torch
 
 Q, K, V = torch.randn(3, 2, 4, 10, 64, generator=torch.Generator().manual_seed(0)).half()
 # What it is called, the arguments that are not those of a good call, the error and its words.
 CASES: list[tuple[str, dict[str, Any], type[Exception], str]] = [
     ("layout", {"tensor_layout": "BHSD"}, ValueError, "tensor_layout: expected one of 'HND', 'NHD', got 'BHSD'"),
+    (
+        "sm_scale a bool of numpy", {"sm_scale": numpy.True_}, TypeError,
+        "sm_scale: expected a number or None, got " + repr(numpy.True_),
+    ),
+    ("sm_scale no float", {"sm_scale": 10**400}, TypeError, f"sm_scale: expected a number or None, got {10**400}"),
+    (
+        "window of an array", {"window_size": numpy.array([-1, -1])}, ValueError,
+        "window_size: expected (-1, -1) or [-1, -1], got array([-1, -1]); there is no window here; an attn_mask hides what lies outside it, "
+        "where one is taken",
+    ),
     ("layout no string", {"tensor_layout": 1}, ValueError, "tensor_layout: expected one of 'HND', 'NHD', got 1"),
     ("q no tensor", {"q": [1.0]}, TypeError, "q: expected a torch.Tensor, got list"),
     ("v no tensor", {"v": None}, TypeError, "v: expected a torch.Tensor, got NoneType"),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 try:
     from ._library import build
     from .core import sageattn3_blackwell, sageattn3_varlen
@@ -11,8 +9,9 @@ try:
 
     __version__ = build.version
 except (ImportError, OSError):
-    # As in sageattention: `python -m sageattn3` imports the package before the report runs that says what is wrong with it.
-    if sys.argv[:1] != ["-m"] or __name__ not in getattr(sys, "orig_argv", [__name__]):
+    from .doctor import is_asked_for
+
+    if not is_asked_for():
         raise
 
 __all__ = ["__version__", "explain", "sageattn3_blackwell", "sageattn3_varlen"]

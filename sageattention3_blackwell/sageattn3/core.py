@@ -8,7 +8,7 @@ from typing import Any, Literal, NoReturn, overload
 import torch
 
 from . import aliases
-from ._call import Asked, Result, attend, attend_packed
+from ._call import Asked, OneOrTwo, Result, attend, attend_packed
 from .validation import REQUIRED
 
 
@@ -147,7 +147,7 @@ def sageattn3_varlen(
     smooth_v: bool = True,
     return_lse: bool = False,
     **others: NoReturn,
-) -> Result:
+) -> OneOrTwo:
     """`sageattn3_blackwell` for sequences of different lengths, packed one after the other. The GPU is never waited for.
 
     Args:

@@ -21,7 +21,7 @@ def git(*command: str, root: Path | None = None, more: Mapping[str, str] | None 
     try:
         done = subprocess.run(
             words,
-            env=os.environ | {"LC_ALL": "C"} | (more or {}),  # some of its errors are recognised
+            env={**os.environ, "LC_ALL": "C", **(more or {})},  # some of its errors are recognised
             capture_output=True,
             text=True,
             encoding="utf-8",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
 import samples
@@ -77,7 +78,8 @@ def test_what_variants_yaml_says_of_a_build_is_in_its_name(
     before = [one.path.name for one in found._planned(build)]
     name = {"cuda": build.cuda, "platforms": build.platform, "packages": build.package}[entry]
     entries = getattr(table, entry)
-    changed = dataclasses.replace(table, **{entry: {**entries, name: dataclasses.replace(entries[name], **change)}})
+    more: dict[str, Any] = {entry: {**entries, name: dataclasses.replace(entries[name], **change)}}
+    changed = dataclasses.replace(table, **more)
     monkeypatch.setattr(matrix, "load", lambda: changed)
     build = next(one for one in changed.all_builds() if (one.cuda, one.torch, one.python) == ("12.8", "2.8.0", "3.12"))
     after = [one.path.name for one in found._planned(build)]
