@@ -10,7 +10,7 @@ import yaml
 from packaging.version import Version
 
 from sage_factory import ROOT
-from sage_factory.what import matrix, plan
+from sage_factory.what import matrix
 
 WORKFLOWS = ROOT / ".github" / "workflows"
 CONTENT: dict[Any, Any] = yaml.safe_load((WORKFLOWS / "weekly.yml").read_text(encoding="utf-8"))
@@ -42,7 +42,7 @@ def test_every_row_is_built() -> None:
 def test_a_tag_releases_what_users_have() -> None:
     table = matrix.load()
     for platform in ("linux-64", "win-64"):
-        released = rows(plan.TAGS["sageattention"], platform)
+        released = rows("release", platform)
         assert rows("sage2-all", platform) <= released <= rows(asked()["conda-forge"], platform)
         for version in table.pytorch:
             series = Version(version.rstrip("+"))
@@ -52,8 +52,10 @@ def test_a_tag_releases_what_users_have() -> None:
     assert {cuda.split(".")[0] for _, cuda in rows("today")} == {cuda.split(".")[0] for cuda in table.cuda}
     # conda-forge, which releases are built with, must have it; what it has not got is built of PyPI's.
     assert all(table.pytorch[torch].conda_forge for torch, _ in rows(asked()["conda-forge"]) if not torch.endswith("+"))
-    for package, profile in plan.TAGS.items():
-        assert {build.package for build in matrix.builds(profile)} == {package}, "each package has releases of its own"
+    for package in table.packages.values():
+        assert {build.package for build in matrix.builds(package.profile)} == {package.name}, (
+            "each package has releases of its own"
+        )
     assert not any(table.pytorch[torch].conda_forge for torch, _ in rows("newest"))
 
 

@@ -31,7 +31,7 @@ CONTENTS: dict[str, dict[Any, Any]] = {path.name: yaml.safe_load(path.read_text(
 CONTENT = CONTENTS[WORKFLOW.name]
 JOBS: dict[str, dict[str, Any]] = CONTENT["jobs"]
 # What only starts another workflow.
-STARTING = {"build/site": "pages.yml", "weekly/conda-forge": "build.yml"}
+STARTING = {"build/site": "pages.yml", "withdraw/site": "pages.yml", "weekly/conda-forge": "build.yml"}
 EVERY_JOB = {f"{path.stem}/{name}": job for path in WORKFLOWS for name, job in CONTENTS[path.name]["jobs"].items()}
 TRIGGERS = {
     "pull request": ("pull_request", "refs/pull/7/merge", {}),
@@ -141,7 +141,7 @@ def test_every_job_takes_the_lock_as_it_is_where_there_is_one(there: bool, tmp_p
 def test_what_may_write_runs_with_pinned_packages_alone() -> None:
     """pixi without a lock takes the newest of everything, and the action that brings it is one more from outside."""
     writing = {name for name, job in EVERY_JOB.items() if "write" in job["permissions"].values()}
-    assert len(writing) == 8
+    assert len(writing) == 9
     manifest = tasks.Manifest.read(ROOT / "pixi.toml")
     for name in writing:
         for step in EVERY_JOB[name]["steps"]:
@@ -178,7 +178,8 @@ def test_each_job_has_what_it_needs_and_no_more() -> None:
         "build/site": {"actions"},
         "lock/lock": {"contents", "pull-requests"},
         "weekly/conda-forge": {"actions"},
-        "pages/withdraw": {"contents"},
+        "withdraw/withdraw": {"contents"},
+        "withdraw/site": {"actions"},
         "pages/pages": {"pages", "id-token"},
     }
     for name in ("build/attest", "pages/pages"):
@@ -320,14 +321,34 @@ def test_pages_are_deployed_from_the_default_branch_alone() -> None:
     assert deploying == {"pages/pages"}
     content = CONTENTS["pages.yml"]
     assert content[True].keys() == {"workflow_dispatch"}, "on other events the ref is not a branch's"
-    for name in ("withdraw", "index"):
-        assert "&& github.ref_name == github.event.repository.default_branch" in content["jobs"][name]["if"]
-    assert (content["jobs"]["index"]["needs"], content["jobs"]["pages"]["needs"]) == ("withdraw", "index")
-    # By its name: a release that is made by a workflow's token starts no workflow.
-    (step,) = JOBS["site"]["steps"]
-    assert step["run"] == 'gh workflow run pages.yml --ref "$DEFAULT_BRANCH"'
-    assert step["env"]["DEFAULT_BRANCH"] == "${{ github.event.repository.default_branch }}"
+    for name in ("withdraw/withdraw", "pages/index"):
+        assert EVERY_JOB[name]["if"] == "github.ref_name == github.event.repository.default_branch"
+    assert content["jobs"]["pages"]["needs"] == "index"
+    for name in ("build/site", "withdraw/site"):
+        # By its name: a release that is made by a workflow's token starts no workflow.
+        (step,) = EVERY_JOB[name]["steps"]
+        assert step["run"] == 'gh workflow run pages.yml --ref "$DEFAULT_BRANCH"'
+        assert step["env"]["DEFAULT_BRANCH"] == "${{ github.event.repository.default_branch }}"
     assert "release" in JOBS["site"]["needs"], "the release is public by then, and listed"
+    assert EVERY_JOB["withdraw/site"]["needs"] == "withdraw"
+
+
+def test_what_github_would_not_run_is_refused() -> None:
+    for profile in matrix.load().profiles:
+        found = plan.plan(profile=profile)
+        if len(found.installs) <= 256:
+            assert found.outputs()["profile"] == profile
+        else:
+            with pytest.raises(
+                matrix.MatrixError, match=r"profile all has 333 wheels to install, .*256 jobs of a matrix at most"
+            ):
+                found.outputs()
+
+
+def test_no_request_is_dropped_for_another() -> None:
+    """Of runs of a group GitHub keeps one waiting."""
+    assert CONTENTS["withdraw.yml"]["concurrency"]["group"] == "${{ github.workflow }}-${{ inputs.tag }}"
+    assert "${{ inputs.profile }}" in CONTENT["concurrency"]["group"], "not for a push, nor one for another profile"
 
 
 def test_what_comes_after_a_job_that_may_be_skipped_says_when_it_runs() -> None:
@@ -340,10 +361,9 @@ def test_what_comes_after_a_job_that_may_be_skipped_says_when_it_runs() -> None:
             direct = {wanted} if isinstance(wanted, str) else set(wanted)
             return direct.union(*(before(other) for other in direct))
 
-        # Jobs of a release follow one another under the same condition, which is `plan`'s.
-        skipped = {
-            name for name, job in jobs.items() if "if" in job and "needs.plan.outputs.release == 'true'" not in job["if"]
-        }
+        # Jobs of a release follow one another under the same condition, which is `plan`'s; and elsewhere than on the default branch none shall run.
+        together = ("needs.plan.outputs.release == 'true'", "github.ref_name == github.event.repository.default_branch")
+        skipped = {name for name, job in jobs.items() if "if" in job and not any(said in job["if"] for said in together)}
         for name, job in jobs.items():
             assert not before(name) & skipped or "cancelled()" in job.get("if", ""), name
 

@@ -12,7 +12,7 @@ from rich.progress import track
 
 from sage_factory import ROOT
 from sage_factory.files import put
-from sage_factory.what import matrix, offers, plan
+from sage_factory.what import matrix, offers
 from sage_factory.with_what import locks
 
 
@@ -29,7 +29,12 @@ def run(args: argparse.Namespace) -> int:
     if (wanted := locks.with_platforms(text)) != text:
         pixi.write_text(wanted, encoding="utf-8")
     page = ROOT / "docs" / "packaging.md"
-    put(page, offers.with_offers(page.read_text(encoding="utf-8"), matrix.builds(plan.TAGS["sageattention"])).encode())
+    put(
+        page,
+        offers.with_offers(
+            page.read_text(encoding="utf-8"), matrix.builds(next(iter(matrix.load().packages.values())).profile)
+        ).encode(),
+    )
     for name in track(args.name or list(there), description="locking", transient=True):
         locks.write(there[name])
     return 0

@@ -34,7 +34,8 @@ class Offer(NamedTuple):
 def described(offer: Offer) -> Iterator[dict[str, str]]:
     """What is picked from of a wheel, and what is shown of it: once for each Python and PyTorch that it is for."""
     _, version, _, tags = parse_wheel_filename(offer.name)
-    system = next(said for platform, said in SYSTEMS.items() if platform in {tag.platform for tag in tags})
+    platforms = sorted(tag.platform for tag in tags)
+    system = next((SYSTEMS[name] for name in platforms if name in SYSTEMS), platforms[-1])
     # cu128-torch28: of CUDA the last digit is the minor version, of PyTorch all but the first.
     cuda, torch = re.findall(r"\d+", offer.folder)
     first = f"{torch[0]}.{torch[1:]}"

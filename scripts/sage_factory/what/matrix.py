@@ -30,6 +30,7 @@ class Package:
     project: str
     sources: tuple[str, ...]
     tags: str
+    profile: str
     architectures: tuple[str, ...] = ()
     local_version: bool = False
 
@@ -373,6 +374,7 @@ def load(path: Path = TABLE) -> Matrix:
 def _check(matrix: Matrix) -> None:
     known("CUDA version", matrix.development_cuda, matrix.cuda)
     for package in matrix.packages.values():
+        known("profile", package.profile, matrix.profiles)
         for name in package.architectures:
             known("architecture", name, matrix.architectures)
     for cuda in matrix.cuda.values():

@@ -8,9 +8,10 @@ from typing import Any
 
 from sage_factory.what import matrix
 
-# The profile of each trigger, of a tag by what it begins with. Requests by hand name theirs.
+# The profile of each trigger; of a tag its package has one. Requests by hand name theirs.
 PULL_REQUEST, BRANCH = "default", "stable"
-TAGS = {"sageattention": "release", "sageattn3": "sage3-all"}
+# That GitHub makes of a matrix.
+MOST_JOBS = 256
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,12 @@ class Plan:
 
     def outputs(self) -> dict[str, str]:
         """What the workflow's other jobs read."""
+        for what, jobs in (("wheels to install", self.installs), ("packages", self.jobs)):
+            if len(jobs) > MOST_JOBS:
+                raise matrix.MatrixError(
+                    f"profile {self.profile} has {len(jobs)} {what}, and GitHub runs {MOST_JOBS} jobs of a matrix at most: name a smaller "
+                    "profile, or one platform"
+                )
         return {
             "profile": self.profile,
             "release": json.dumps(self.release),
@@ -81,12 +88,12 @@ def _name(build: matrix.Build) -> str:
 def plan(event: str = "", ref: str = "", profile: str = "", platform: str = "") -> Plan:
     """The plan for a trigger, as GitHub names it, or for a profile that is asked for."""
     packages = matrix.load().packages.values()
-    released = [p.name for p in packages if event == "push" and ref.startswith(f"refs/tags/{p.tags}")]
+    released = [p.profile for p in packages if event == "push" and ref.startswith(f"refs/tags/{p.tags}")]
     release = bool(released)
     if not profile:
         if event not in ("pull_request", "push"):
             raise matrix.MatrixError(f"event {event!r} has no profile of its own: name one with --profile")
-        profile = TAGS[released[0]] if release else BRANCH if event == "push" else PULL_REQUEST
+        profile = released[0] if release else BRANCH if event == "push" else PULL_REQUEST
     # A pull request's files are for looking at; those of main and of requests may be wanted for a while.
     days = 7 if event == "pull_request" else 30
     return Plan(profile, release, days, matrix.builds(profile, platform=platform or None))

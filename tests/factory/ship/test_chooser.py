@@ -20,7 +20,7 @@ import samples
 import tools
 
 from sage_factory.ship import chooser, indexes
-from sage_factory.what import matrix, plan
+from sage_factory.what import matrix
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
@@ -41,13 +41,13 @@ def offers(profile: str) -> list[chooser.Offer]:
 
 
 def test_every_pytorch_and_system_of_a_release_can_be_chosen() -> None:
-    found = [one for offer in offers(plan.TAGS["sageattention"]) for one in chooser.described(offer)]
+    found = [one for offer in offers("release") for one in chooser.described(offer)]
     assert {one["os"] for one in found} == {"Linux x86-64", "Windows"}
     series = {".".join(version.split(".")[:2]) for version in matrix.load().pytorch if not version.endswith("+")}
     for system in ("Linux x86-64", "Windows"):
         assert {one["torch"] for one in found if one["os"] == system} == series
     by_line = {(one["version"], one["index"]) for one in found}
-    assert by_line == {(build.index_version, build.index_major) for build in matrix.builds(plan.TAGS["sageattention"])}
+    assert by_line == {(build.index_version, build.index_major) for build in matrix.builds("release")}
     # The wheel for every later PyTorch is offered to each with the Pythons that this one has.
     newest = {one["python"] for one in found if one["torch"] == "2.15"}
     assert newest == set(matrix.load().pytorch["2.15.0"].python)
@@ -58,13 +58,13 @@ def test_every_pytorch_and_system_of_a_release_can_be_chosen() -> None:
 
 
 def test_the_page_is_one_file_and_lists_the_indexes() -> None:
-    page = chooser.page(offers(plan.TAGS["sageattention"]), ["cu12", "cu128-torch27"])
+    page = chooser.page(offers("release"), ["cu12", "cu128-torch27"])
     assert not re.search(r"(src|href)=\"(https?:)?//", page.partition("<script")[0]), "something from elsewhere"
     assert '<a href="cu128-torch27/">' in page
     data = re.search(r'<script type="application/json" id="wheels">(.*?)</script>', page, re.S)
     assert data
     assert json.loads(data[1])[-1]["torch"] == "2.15"
-    hostile = chooser.page([offers(plan.TAGS["sageattention"])[0]._replace(url="</script><script>alert(1)")], [])
+    hostile = chooser.page([offers("release")[0]._replace(url="</script><script>alert(1)")], [])
     assert hostile.count("</script>") == page.count("</script>")
 
 
@@ -120,7 +120,7 @@ def test_in_a_browser_a_choice_gives_the_line_that_pip_and_uv_take(site: loopbac
 
 
 def test_in_a_browser_what_there_is_not_is_struck_through(site: loopback.Server, tmp_path: Path) -> None:
-    page = chooser.page(offers(plan.TAGS["sageattention"]), [])
+    page = chooser.page(offers("release"), [])
     (tmp_path / "index.html").write_text(page, encoding="utf-8")
     with loopback.offering(tmp_path) as server:
         said = shown(server.url, tmp_path / "profile", os="Linux x86-64", python="3.9", torch="2.15", cuda="13.0")
