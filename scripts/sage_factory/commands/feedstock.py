@@ -12,7 +12,8 @@ from pathlib import Path
 
 from sage_factory import ROOT
 from sage_factory.git import git
-from sage_factory.ship import feedstock
+from sage_factory.ship import feedstock, tag
+from sage_factory.what import matrix
 
 
 def options(parser: argparse.ArgumentParser) -> None:
@@ -24,6 +25,7 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    tag.number(args.tag, matrix.load().packages[feedstock.PACKAGE])  # the recipe says the table's version
     page = f"https://github.com/{args.repository}"
     url = f"{page}/archive/refs/tags/{args.tag}.tar.gz"
     if not re.fullmatch("[0-9a-f]{64}", args.sha256):

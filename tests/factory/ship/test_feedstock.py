@@ -100,3 +100,9 @@ def test_what_is_missing_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[s
     asked = ["feedstock", "--repository", "someone/sageattention", "--tag", "v2.2.0", "--maintainer", "someone"]
     assert commands.main(asked) == 1
     assert f"--sha256 is not given: `curl -sL {SOURCE.url} | sha256sum` says it" in capsys.readouterr().err
+
+
+def test_the_tag_is_of_the_version_that_the_recipe_says(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["feedstock", "--repository", "someone/sageattention", "--sha256", SUM, "--maintainer", "someone"]
+    assert commands.main([*asked, "--tag", "v2.1.0"]) == 1
+    assert "tag v2.1.0 is not one of sageattention 2.2.0" in capsys.readouterr().err
