@@ -94,3 +94,9 @@ def test_run_py_begins_with_the_standard_library_alone() -> None:
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     command = [sys.executable, "-S", str(SCRIPTS / "run.py")]
     assert "build-cu128" in subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout
+
+
+def test_run_py_finds_its_own_modules_under_safe_path() -> None:
+    environment = os.environ | {"PYTHONSAFEPATH": "1"}
+    command = [sys.executable, str(SCRIPTS / "run.py")]
+    assert "build-cu128" in subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout
