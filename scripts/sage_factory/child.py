@@ -29,6 +29,14 @@ SIGNS = (
 )
 END = r"\s*(ninja: build stopped|Script (failed|execution failed)|note: This error originates)"
 
+# What a user tells every Python. An environment of ours has packages of its own, and a script there its neighbours.
+USERS = {"PYTHONHOME", "PYTHONPATH", "PYTHONSAFEPATH", "__PYVENV_LAUNCHER__"}
+
+
+def without_users(environment: Mapping[str, str]) -> dict[str, str]:
+    """An environment for the Python of another environment, without what the user tells every Python."""
+    return {name: value for name, value in environment.items() if name not in USERS}
+
 
 class ChildError(FactoryError):
     """A command that failed, with the end of what it said."""

@@ -11,7 +11,7 @@ import os
 import subprocess
 from pathlib import Path
 
-from sage_factory import ROOT, FactoryError
+from sage_factory import ROOT, FactoryError, child
 from sage_factory.inspect import installed
 from sage_factory.what import matrix
 
@@ -41,8 +41,8 @@ def run(args: argparse.Namespace) -> int:
     if faults := installed.import_faults(python):
         raise FactoryError("; ".join(faults))
     print(f"{' and '.join(wheel.name for wheel in wheels)} installed", flush=True)
-    command = [str(python), *apart(args.rest)]
+    command, environment = [str(python), *apart(args.rest)], child.without_users(os.environ)
     if os.name == "posix":
         os.chdir(ROOT)
-        os.execv(command[0], command)
-    return subprocess.run(command, cwd=ROOT, check=False).returncode
+        os.execve(command[0], command, environment)
+    return subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode

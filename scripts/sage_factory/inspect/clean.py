@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from sage_factory import ROOT, FactoryError
+from sage_factory import ROOT, FactoryError, child
 from sage_factory.what import matrix
 
 CPU_TEST = ROOT / "recipe" / "test_cpu.py"
@@ -65,7 +65,7 @@ def _pip(failure: str, interpreter: Path, *command: str) -> None:
 
 
 def _run(failure: str, command: list[str], package: str = "", *, show: bool = False) -> None:
-    environment = {**os.environ, "SAGE_PACKAGE": package}  # which one the test tries
+    environment = {**child.without_users(os.environ), "SAGE_PACKAGE": package}  # which one the test tries
     with tempfile.TemporaryDirectory() as elsewhere:
         done = subprocess.run(
             command,

@@ -11,7 +11,7 @@ import sysconfig
 from collections.abc import Sequence
 from pathlib import Path
 
-from sage_factory import FactoryError
+from sage_factory import FactoryError, child
 from sage_factory.what import matrix
 
 
@@ -88,9 +88,16 @@ def install(wheels: Sequence[Path], target: Path) -> Path:
 
 
 def _run(failure: str, command: list[str]) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, encoding="utf-8", errors="replace", check=False)
+    done = _said(command)
     if done.returncode:
         raise InstallError(f"{failure}: {done.stderr.strip() or done.stdout.strip()}")
+
+
+def _said(command: list[str]) -> subprocess.CompletedProcess[str]:
+    environment = child.without_users(os.environ)
+    return subprocess.run(
+        command, env=environment, capture_output=True, text=True, encoding="utf-8", errors="replace", check=False
+    )
 
 
 def import_faults(python: Path) -> list[str]:
@@ -101,9 +108,7 @@ q = torch.ones(1, 1, 3, 64, dtype=torch.float16)
 out = sageattention.sageattn(q, q, q)
 assert out.shape == q.shape and bool((out == 1).all()), f"attention over equal values gave {out}"
 """
-    done = subprocess.run(
-        [str(python), "-P", "-c", code], capture_output=True, text=True, encoding="utf-8", errors="replace", check=False
-    )
+    done = _said([str(python), "-P", "-c", code])
     if done.returncode == 0:
         return []
     lines = done.stderr.strip().splitlines() or [f"Python ended with status {done.returncode}"]

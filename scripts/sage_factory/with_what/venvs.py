@@ -18,7 +18,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from sage_factory import ROOT, FactoryError, alone
+from sage_factory import ROOT, FactoryError, alone, child
 
 VENVS = ROOT / ".venvs"
 PARTS = ROOT / "recipe" / "pypi"  # of the channel made from PyPI, or to lie beside: nobody works in them
@@ -115,7 +115,7 @@ def complete(name: str, *, beside: Sequence[str] = ()) -> bool:
 
 def environ(names: Sequence[str], base: dict[str, str]) -> dict[str, str]:
     """`base` with the commands of environments `names` in front, as after activation of the first."""
-    env = {key: value for key, value in base.items() if key not in {"PYTHONHOME", "PYTHONPATH", "__PYVENV_LAUNCHER__"}}
+    env = child.without_users(base)
     env["VIRTUAL_ENV"] = str(VENVS / names[0])
     env["PYTHONNOUSERSITE"] = "1"  # the user's own packages must not shadow the locked ones
     env["PATH"] = os.pathsep.join([*(str(bin_dir(name)) for name in names), env.get("PATH", os.defpath)])
@@ -183,8 +183,7 @@ def run(name: str, *arguments: str) -> None:
 def _logged(command: list[str], name: str) -> None:
     """Run a set-up command, showing its downloads and keeping all it says in the environment's log."""
     log = VENVS / f"{name}.log"
-    env = {key: value for key, value in os.environ.items() if key not in {"PYTHONHOME", "PYTHONPATH"}}
-    env["PYTHONUNBUFFERED"] = "1"
+    env = child.without_users(os.environ) | {"PYTHONUNBUFFERED": "1"}
     with (
         log.open("w", encoding="utf-8") as record,
         subprocess.Popen(

@@ -67,6 +67,15 @@ def test_both_forms_are_installed_beside_the_newest_of_the_series(
 
 
 @pytest.mark.usefixtures("torches")
+def test_the_users_own_modules_are_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wheels = dist(tmp_path, monkeypatch)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "pip.py").write_text("raise SystemExit('not this pip')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "mine"))
+    assert commands.main(["clean-install", "--wheels", str(wheels), "--python", PYTHON, "--index-url", "https://x.org"]) == 0
+
+
+@pytest.mark.usefixtures("torches")
 def test_a_wheel_that_does_not_run_is_a_fault(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -54,6 +54,16 @@ def test_a_wheel_is_installed_alone_and_a_broken_one_does_not_import(tmp_path: P
     assert "does not import and run on the CPU: AttributeError" in fault
 
 
+def test_the_users_own_modules_are_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch", reason="the wheel's own requirement must be there for pip to be content")
+    for name in ("pip", "sageattention"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('not this one')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    python = installed.install([samples.a_wheel(tmp_path, HERE)], tmp_path / "installed")
+    (fault,) = installed.import_faults(python)
+    assert "not this one" not in fault
+
+
 def test_a_requirement_that_is_not_there_is_a_fault_of_the_wheel(tmp_path: Path) -> None:
     path = samples.a_wheel(tmp_path, HERE)
     files = samples.contents(path)
@@ -70,6 +80,26 @@ def test_what_is_run_is_handed_on_as_it_is(capsys: pytest.CaptureFixture[str]) -
     assert (own.cuda, own.rest) == ("13.0", ["bench/bench.py", "--quick"])
     assert commands.main(["with-wheel"]) == 1
     assert "say what to run" in capsys.readouterr().err
+
+
+def test_what_is_run_is_not_told_of_the_users_own_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[dict[str, str]] = []
+
+    def run(*_command: object, env: dict[str, str], **_options: object) -> subprocess.CompletedProcess[str]:
+        told.append(env)
+        return subprocess.CompletedProcess([], 0)
+
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("PYTHONSAFEPATH", "1")
+    monkeypatch.setattr(installed, "choose", lambda *_: [])
+    monkeypatch.setattr(installed, "own_folder", lambda _: tmp_path)
+    monkeypatch.setattr(installed, "install", lambda *_: Path("python"))
+    monkeypatch.setattr(installed, "import_faults", lambda _: [])
+    monkeypatch.setattr(os, "chdir", lambda _: None)
+    monkeypatch.setattr(os, "execve", lambda _program, _command, environment: told.append(environment))
+    monkeypatch.setattr(subprocess, "run", run)
+    commands.main(["with-wheel", "--torch", "2.8.0", "bench/bench.py"])
+    assert not told[0].keys() & {"PYTHONPATH", "PYTHONSAFEPATH"}
 
 
 @pytest.mark.parametrize("rest", [["bench/tried.py"], ["-m", "tried"]])

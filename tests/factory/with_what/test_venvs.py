@@ -156,7 +156,8 @@ def test_a_failed_set_up_says_one_thing_to_do(place: Path, text: str, message: s
 
 
 def test_the_users_python_settings_do_not_leak_in() -> None:
-    env = venvs.environ(["build", "torch"], {"PYTHONPATH": "/mine", "PYTHONHOME": "/mine", "PATH": "/usr/bin"})
-    assert "PYTHONPATH" not in env
-    assert "PYTHONHOME" not in env
+    env = venvs.environ(
+        ["build", "torch"], {"PYTHONPATH": "/mine", "PYTHONHOME": "/mine", "PYTHONSAFEPATH": "1", "PATH": "/usr/bin"}
+    )
+    assert not env.keys() & {"PYTHONPATH", "PYTHONHOME", "PYTHONSAFEPATH"}
     assert env["PATH"].split(os.pathsep) == [str(venvs.bin_dir("build")), str(venvs.bin_dir("torch")), "/usr/bin"]
