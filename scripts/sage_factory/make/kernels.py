@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 from sage_factory import ROOT, FactoryError, alone
+from sage_factory.files import put
 from sage_factory.what import matrix
 from sage_factory.with_what import channel, venvs
 
@@ -33,14 +34,15 @@ def compiler(cuda: str) -> tuple[str, dict[str, str]]:
         return found, dict(os.environ)
     venvs.ensure("tools")
     package = channel.nvcc(matrix.load().cuda[cuda], matrix.host_platform(), channel.compiler(), _say)
-    for place, text in package.texts.items():
-        path = ROOT / "build" / f"nvcc-{cuda}" / place
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if not path.is_file() or path.read_text(encoding="utf-8") != text:  # a newer compiler would compile all again
-            path.write_text(text, encoding="utf-8")
-            path.chmod(0o755)
+    folder = ROOT / "build" / f"nvcc-{cuda}"
+    with alone.alone(folder.with_name(f"{folder.name}.lock"), "another process that lays this compiler", _say):
+        for place, text in package.texts.items():
+            # What CMake compares is the wrapper: it changes with the toolkit behind it, whose paths do not, and then alone.
+            stamped = text.replace("\n", f"\n# {package.digest()}\n", 1) if place.startswith("bin/") else text
+            put(folder / place, stamped.encode())
+            (folder / place).chmod(0o755)
     commands = os.pathsep.join([str(venvs.bin_dir("tools")), os.environ["PATH"]])
-    return str(ROOT / "build" / f"nvcc-{cuda}" / "bin" / "nvcc"), os.environ | {"PATH": commands}
+    return str(folder / "bin" / "nvcc"), os.environ | {"PATH": commands}
 
 
 def _release(nvcc: str) -> str:
@@ -73,7 +75,9 @@ def compile_kernels(package: str, cuda: str, architectures: list[str], *, proof:
     with alone.alone(output.with_name(f"{output.name}.lock"), "another process that compiles these kernels", _say):
         for command in (configure, ["cmake", "--build", str(output)]):
             try:
-                status = subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
+                # Where this process is killed, ninja goes on for a while: others wait for it.
+                held = alone.held if os.name == "posix" else ()
+                status = subprocess.run(command, cwd=ROOT, env=environment, pass_fds=held, check=False).returncode
             except FileNotFoundError as error:
                 raise KernelsError(f"{command[0]} is not on PATH: run `python3 scripts/run.py kernels`") from error
             if status:

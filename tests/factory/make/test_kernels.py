@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
 
+from sage_factory import alone, files
 from sage_factory.make import kernels
+from sage_factory.with_what import channel, venvs
 
 
 def test_kernels_are_not_compiled_by_another_release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -19,3 +22,50 @@ def test_kernels_are_not_compiled_by_another_release(tmp_path: Path, monkeypatch
     assert kernels.compiler("12.8")[0] == str(nvcc)
     with pytest.raises(kernels.KernelsError, match=r"is CUDA 12\.8, not 13\.0: run `pixi run -e cu130 kernels --cuda 13\.0`"):
         kernels.compiler("13.0")
+
+
+@pytest.fixture
+def locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The lock file of a compiler of CUDA 12.8 that looks as if it was installed from PyPI."""
+    monkeypatch.setenv("SAGEATTENTION_CHANNEL", "pypi")
+    monkeypatch.setattr(kernels, "ROOT", tmp_path)
+    monkeypatch.setattr(venvs, "ensure", lambda name: tmp_path / name)
+    monkeypatch.setattr(channel, "compiler", lambda: channel.Compiler("/usr/bin/gcc", "/usr/bin/g++", "12.2.0"))
+    lock = tmp_path / "cuda-12.8.txt"
+    lock.write_text("nvcc==12.8.93\n")
+    monkeypatch.setattr(venvs, "lock_file", lambda _: lock)
+    return lock
+
+
+def test_the_compilers_wrapper_changes_with_the_toolkit_and_then_alone(locked: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wrappers = [Path(kernels.compiler("12.8")[0]).with_name(name) for name in ("nvcc", "ptxas")]
+    assert all(path.read_text().startswith("#!/bin/sh\n# ") for path in wrappers)
+    before = [(path.read_text(), path.stat().st_mtime_ns) for path in wrappers]
+    for path in wrappers:
+        path.chmod(0o644)  # as one who was killed before chmod leaves it
+    kernels.compiler("12.8")
+    assert [(path.read_text(), path.stat().st_mtime_ns) for path in wrappers] == before
+    assert all(os.access(path, os.X_OK) for path in wrappers)
+    locked.write_text("nvcc==12.8.99\n")
+
+    def held(path: Path, content: bytes) -> None:
+        assert alone.held, "two who write it at once"
+        files.put(path, content)
+
+    monkeypatch.setattr("sage_factory.make.kernels.put", held)
+    kernels.compiler("12.8")
+    assert not {path.read_text() for path in wrappers} & {text for text, _ in before}
+
+
+@pytest.mark.skipif(os.name != "posix", reason="open files are handed on as POSIX does")
+def test_the_lock_is_ninjas_too(locked: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[list[int]] = []
+
+    def run(command: list[str], *, pass_fds: list[int], **_options: object) -> subprocess.CompletedProcess[str]:
+        given.append(list(pass_fds))
+        return subprocess.CompletedProcess(command, 0)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    kernels.compile_kernels("sageattention", "12.8", ["8.0"])
+    assert len(given) == 2
+    assert all(len(locks) == 1 for locks in given)
