@@ -29,12 +29,18 @@ SIGNS = (
 )
 END = r"\s*(ninja: build stopped|Script (failed|execution failed)|note: This error originates)"
 
-# What a user tells every Python. An environment of ours has packages of its own, and a script there its neighbours.
-USERS = {"PYTHONHOME", "PYTHONPATH", "PYTHONSAFEPATH", "__PYVENV_LAUNCHER__"}
+# What a user tells every Python and every pip. An environment of ours has packages of its own, in its own place, and a script there
+# its neighbours. Of indexes, certificates and the like pip may be told.
+USERS = {
+    *("PYTHONHOME", "PYTHONPATH", "PYTHONSAFEPATH", "__PYVENV_LAUNCHER__"),
+    *("PIP_TARGET", "PIP_PREFIX", "PIP_ROOT", "PIP_USER", "PIP_PYTHON", "PIP_DRY_RUN"),
+    *("PIP_REQUIREMENT", "PIP_EDITABLE", "PIP_GROUP", "PIP_CONSTRAINT", "PIP_BUILD_CONSTRAINT"),
+    *("PIP_PLATFORM", "PIP_PYTHON_VERSION", "PIP_IMPLEMENTATION", "PIP_ABI"),
+}
 
 
 def without_users(environment: Mapping[str, str]) -> dict[str, str]:
-    """An environment for the Python of another environment, without what the user tells every Python."""
+    """An environment for the Python of another environment, without what the user tells every Python and pip."""
     return {name: value for name, value in environment.items() if name not in USERS}
 
 

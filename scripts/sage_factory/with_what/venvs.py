@@ -11,6 +11,8 @@ import contextlib
 import hashlib
 import importlib.util
 import os
+import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -166,13 +168,33 @@ def pip(name: str, command: str, lock: Path, *options: str) -> None:
     # Wheels only: a source distribution would run a build whose own requirements nobody has locked.
     given = ["--disable-pip-version-check", command, "--progress-bar=off", "--only-binary=:all:", "--require-hashes"]
     if command == "install":
-        given.append("--no-compile")  # Python does that to what is imported, a small part
+        # Python compiles what is imported, a small part. And pip.conf may say another place.
+        given += ["--no-compile", "--target=", f"--prefix={VENVS / name}"]
     how = ["-m", "pip"]
     if not (site_packages(name) / "pip").is_dir():
         # What `pip --python` runs in another environment, without the process that would stand between pip and an interrupt.
         ensure("build")
         how = [str(site_packages("build") / "pip" / "__pip-runner__.py")]
-    _logged([str(python_of(name)), *how, *given, *options, "-r", str(lock)], name)
+    asked = [str(python_of(name)), *how, *given, *options, "-r", str(lock)]
+    _logged(asked, name)
+    if command == "install" and (lacking := _lacking(name, lock)):
+        raise SetupError(
+            f"environment {name!r} was not set up: `{shlex.join(asked)}` ended well, but {', '.join(sorted(lacking))} did not come "
+            "there. `pip config list` shows what else pip was told"
+        )
+
+
+def _lacking(name: str, lock: Path) -> set[str]:
+    """What a lock names for every Python and system, and the environment has not got."""
+    wanted = re.findall(r"^([A-Za-z0-9][\w.-]*)[^;\n]*$", lock.read_text(encoding="utf-8"), re.M)
+    own = site_packages(name)
+    folders = [own, *map(Path, _read(own / "beside.pth").splitlines())]  # what a neighbour has pip does not install again
+    there = [path.stem.rpartition("-")[0] for folder in folders for path in folder.glob("*.dist-info")]
+    return {_normal(one) for one in wanted} - {_normal(one) for one in there}
+
+
+def _normal(project: str) -> str:
+    return re.sub(r"[-_.]+", "-", project).lower()
 
 
 def run(name: str, *arguments: str) -> None:
@@ -183,7 +205,9 @@ def run(name: str, *arguments: str) -> None:
 def _logged(command: list[str], name: str) -> None:
     """Run a set-up command, showing its downloads and keeping all it says in the environment's log."""
     log = VENVS / f"{name}.log"
-    env = child.without_users(os.environ) | {"PYTHONUNBUFFERED": "1"}
+    # Of pip.conf's settings that have no option which undoes them.
+    settings = {"PIP_USER": "0", "PIP_DRY_RUN": "0", "PIP_CONSTRAINT": os.devnull}
+    env = child.without_users(os.environ) | settings | {"PYTHONUNBUFFERED": "1"}
     with (
         log.open("w", encoding="utf-8") as record,
         subprocess.Popen(

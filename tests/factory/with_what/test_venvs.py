@@ -56,8 +56,9 @@ def test_an_environment_is_made_and_sees_its_neighbour(place: Path) -> None:
     assert done.stdout.split() == ["1", str(place / ".venvs" / "small")]
 
 
-@pytest.mark.slow
-def test_a_part_of_the_channel_is_filled_by_another_environments_pip(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def part(place: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The name of a lock of a part of the channel, with one wheel that lies here."""
     monkeypatch.setattr(venvs, "PARTS", place / "parts")
     monkeypatch.setattr(venvs, "LOCKS", (place, place / "parts"))
     wheel = place / "something-1-py3-none-any.whl"
@@ -70,10 +71,47 @@ def test_a_part_of_the_channel_is_filled_by_another_environments_pip(place: Path
     (place / "parts").mkdir()
     digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
     (place / "parts" / "part.txt").write_text(f"something @ {wheel.as_uri()} --hash=sha256:{digest}\n", encoding="utf-8")
-    python = venvs.ensure("part")
+    return "part"
+
+
+@pytest.mark.slow
+def test_a_part_of_the_channel_is_filled_by_another_environments_pip(part: str) -> None:
+    python = venvs.ensure(part)
     code = "import something, importlib.util, sys; print(something.__file__, importlib.util.find_spec('pip'))"
     said = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert said == [str(venvs.site_packages("part") / "something.py"), "None"]
+
+
+@pytest.mark.slow
+def test_where_pip_installs_to_is_not_the_users_choice(part: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (place / "never.txt").write_text("something==2\n", encoding="utf-8")
+    settings = {"target": place / "one", "prefix": place / "two", "user": 1, "dry-run": 1, "constraint": place / "never.txt"}
+    lines = [f"{name} = {value}" for name, value in settings.items()]
+    (place / "pip.conf").write_text("\n".join(["[install]", *lines, ""]), encoding="utf-8")
+    monkeypatch.setenv("PIP_CONFIG_FILE", str(place / "pip.conf"))
+    for name in ("TARGET", "PREFIX", "ROOT"):
+        monkeypatch.setenv(f"PIP_{name}", str(place / "three"))
+    venvs.ensure(part)
+    assert (venvs.site_packages(part) / "something.py").is_file()
+
+
+def test_an_environment_that_pip_put_nothing_into_is_not_complete(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(venvs, "_logged", lambda *_: (venvs.site_packages(part) / "pip").mkdir(parents=True, exist_ok=True))
+    with pytest.raises(venvs.SetupError, match=r"pip .*part\.txt` ended well, but something did not come there"):
+        venvs.ensure(part)
+    assert not venvs.complete(part)
+
+
+def test_what_a_lock_names_for_other_systems_or_a_neighbour_has_is_not_missed(place: Path) -> None:
+    lock = place / "small.txt"
+    lock.write_text(
+        "Py_YAML[more]==6.0 \\\n    --hash=sha256:00\ncolorama==1 ; sys_platform == 'win32' \\\n    --hash=sha256:00\n"
+    )
+    assert venvs._lacking("small", lock) == {"py-yaml"}
+    (venvs.site_packages("other") / "py.yaml-6.0.dist-info").mkdir(parents=True)
+    venvs.site_packages("small").mkdir(parents=True)
+    (venvs.site_packages("small") / "beside.pth").write_text(f"{venvs.site_packages('other')}\n")
+    assert not venvs._lacking("small", lock)
 
 
 def test_an_environment_is_made_once_and_again_when_its_lock_changes(place: Path, quick: list[str]) -> None:
