@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import killing
@@ -57,7 +57,7 @@ def builds(dist: Path) -> set[str]:
         there = {path.name: sha256(path.read_bytes()) for path in folder.glob("*.conda")}
         assert {name: entry["sha256"] for name, entry in index.items()} == there
         found |= {name.rpartition("_h")[2].partition("_")[0] for name in there}
-    assert not [path for path in dist.rglob("*") if path.name.startswith(".")]
+    assert not [path for path in dist.rglob("*") if path.name.startswith(".") and path.name != ".lock"]
     return found
 
 
@@ -131,6 +131,70 @@ def test_the_next_build_finishes_what_a_killed_one_was_renaming(tmp_path: Path, 
     place.recover(dist, place.WORK / "staging-own")
     assert builds(dist) == {NEW}
     assert not list(place.WORK.iterdir())
+
+
+def test_copies_that_are_gone_are_not_taken_for_renamed(tmp_path: Path, dist: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ready = files(tmp_path / NEW, NEW)
+    wheel = place.destination(ready[2], dist)
+    wheel.unlink()
+
+    def cleaned(output: Path) -> None:
+        wheel.with_name(f".{wheel.name}.partial").unlink(missing_ok=True)
+        settle(output)
+
+    settle = place.settle
+    monkeypatch.setattr(place, "settle", cleaned)
+    with pytest.raises(place.PlaceError, match=f"removed before they had their names: wheels/{wheel.name}. Build again"):
+        place.place(ready, dist)
+    monkeypatch.setattr(place, "settle", settle)
+    assert (dist / "conda" / "linux-64" / f"sageattention-2.2.0-torch280_cu128_h{OLD}_0.conda").is_file()
+    place.recover(dist, tmp_path)
+    place.place(ready, dist)
+    assert builds(dist) == {NEW}
+
+
+@posix
+@pytest.mark.parametrize("second", ["recover", "place"])
+def test_another_checkouts_build_waits_while_one_places(tmp_path: Path, dist: Path, second: str) -> None:
+    ready = files(tmp_path / NEW, NEW)
+    arguments = "Path({dist!r}), Path('.')" if second == "recover" else "[Path({wheel!r})], Path({dist!r})"
+    code = f"""
+import sys
+from pathlib import Path
+sys.path.insert(0, {str(SCRIPTS)!r})
+from sage_factory.ship import place
+place.WORK = Path({str(tmp_path / "other")!r})
+place.{second}({arguments.format(dist=str(dist), wheel=str(ready[2]))})
+"""
+    started: list[subprocess.Popen[str]] = []
+    said = ""
+
+    def meanwhile(partial: Mapping[Path, Path], old: Sequence[Path], output: Path) -> None:
+        nonlocal said
+        started.append(subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True))
+        assert started[0].stderr is not None
+        said = started[0].stderr.readline()
+        write(partial, old, output)
+
+    write = place._write_journal
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(place, "_write_journal", meanwhile)
+        place.place(ready, dist)
+    assert said.startswith(f"waiting for another build that puts files into {dist} (process {os.getpid()})")
+    assert started[0].wait(timeout=30) == 0
+    started[0].communicate()
+    assert builds(dist) == {NEW}
+
+
+def test_what_others_are_writing_stays(dist: Path) -> None:
+    for other in (dist / "release" / ".NOTES.md.partial", dist / "hub" / "build" / ".torch28.partial" / "a"):
+        other.parent.mkdir(parents=True)
+        other.touch()
+    (dist / "wheels" / ".a.whl.partial").touch()
+    (dist / f"{place.JOURNAL}.partial").touch()
+    place.recover(dist, dist)
+    assert not [*dist.glob("wheels/.*"), *dist.glob(".*.partial")]
+    assert (dist / "release" / ".NOTES.md.partial").exists()
 
 
 # Files that rotted.

@@ -8,13 +8,14 @@ import json
 import os
 import re
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from rattler.index import index_fs
 
-from sage_factory import ROOT
+from sage_factory import ROOT, FactoryError, alone
 from sage_factory.make import archives
 
 WORK = ROOT / "build"
@@ -22,6 +23,10 @@ WORK = ROOT / "build"
 CONDA = re.compile(r"(?P<kind>.+)_h[0-9a-f]+_\d+\.conda")
 # Which files are being renamed and which removed. It is there only meanwhile, or when that was interrupted.
 JOURNAL = ".placing.json"
+
+
+class PlaceError(FactoryError):
+    """What was to be placed is not there any more; the message says what."""
 
 
 @contextlib.contextmanager
@@ -40,6 +45,17 @@ def destination(path: Path, output: Path) -> Path:
 
 def place(ready: Sequence[Path], output: Path) -> list[Path]:
     """Copy the files beside their places, index the channel as it will be, and only then rename all of them."""
+    with _alone(output):
+        return _place(ready, output)
+
+
+def _alone(output: Path) -> contextlib.AbstractContextManager[None]:
+    """Builds of other checkouts may have the same output."""
+    what = f"another build that puts files into {output}"
+    return alone.alone(output / ".lock", what, lambda text: print(text, file=sys.stderr, flush=True))
+
+
+def _place(ready: Sequence[Path], output: Path) -> list[Path]:
     planned = {path: destination(path, output) for path in ready}
     partial: dict[Path, Path] = {}
     try:
@@ -75,19 +91,29 @@ def settle(output: Path) -> None:
     journal = output / JOURNAL
     if journal.is_file():
         plan = json.loads(journal.read_text(encoding="utf-8"))
+        lost = []
         for temporary, target in plan["rename"].items():
-            with contextlib.suppress(FileNotFoundError):  # renamed already
+            try:
                 (output / temporary).replace(output / target)
+            except FileNotFoundError:
+                if not (output / target).is_file():  # else it was renamed already
+                    lost.append(target)
+        if lost:
+            journal.unlink()
+            raise PlaceError(f"copies in {output} were removed before they had their names: {', '.join(lost)}. Build again")
         for name in plan["remove"]:
             (output / name).unlink(missing_ok=True)
         journal.unlink()
-    for left in output.rglob(".*.partial"):
-        left.unlink(missing_ok=True)
+    for folder in (".", "wheels", "conda/*"):  # nobody else's, such as a release's that is being written
+        for left in output.glob(f"{folder}/.*.partial"):
+            left.unlink(missing_ok=True)
 
 
 def recover(output: Path, own: Path) -> None:
     """What a build does first, once it is alone: finish or remove what a killed one has left, but for its `own` staging."""
-    settle(output)
+    if output.is_dir():
+        with _alone(output):
+            settle(output)
     for left in WORK.glob("staging-*"):
         if left != own:
             shutil.rmtree(left, ignore_errors=True)

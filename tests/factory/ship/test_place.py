@@ -16,8 +16,8 @@ HERE = matrix.host_platform()
 
 
 def listing(folder: Path) -> dict[str, str]:
-    """Every file below, hidden ones too, with its content's hash."""
-    files = (p for p in folder.rglob("*") if p.is_file())
+    """Every file below, hidden ones too but the lock, with its content's hash."""
+    files = (p for p in folder.rglob("*") if p.is_file() and p.name != ".lock")
     return {str(p.relative_to(folder)): hashlib.sha256(p.read_bytes()).hexdigest() for p in files}
 
 
