@@ -11,12 +11,14 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from rattler.index import index_fs
 
 from sage_factory import ROOT, FactoryError, alone
 from sage_factory.make import archives
+from sage_factory.what import matrix
 
 WORK = ROOT / "build"
 # What tells two packages of one name and version apart before the digest does: torch280_cu128_h0123456789_0.
@@ -120,7 +122,7 @@ def recover(output: Path, own: Path) -> None:
 
 
 def superseded(targets: Iterable[Path]) -> list[Path]:
-    """Packages in dist/ that differ from a new one in their digest alone: builds of older sources.
+    """Packages in dist/ that differ from a new one in their digest alone, and the wheels packed of them: builds of older sources.
 
     Kernels that a package of operators still asks for stay: there they are the newest.
     """
@@ -128,13 +130,23 @@ def superseded(targets: Iterable[Path]) -> list[Path]:
     for path in new:
         if match := CONDA.fullmatch(path.name):
             alike = (p for p in path.parent.glob("*.conda") if (m := CONDA.fullmatch(p.name)) and m["kind"] == match["kind"])
-            old += [p for p in alike if p not in new]
+            if replaced := [p for p in alike if p not in new]:
+                old += [*replaced, *(p for p in _wheels(path) if p not in new)]
     kept = {p for path in new for p in path.parent.parent.glob("*/*.conda") if p not in old and p not in new}
     needed = {need.split()[-1] for path in kept for need in _depends(path) if "==" in need}
     stays = [p for p in old if p.parent.name == "noarch" and p.stem.rpartition("-")[2] in needed]
     for path in stays:
         _depends(path)
     return [p for p in old if p not in stays]
+
+
+def _wheels(operators: Path) -> Iterator[Path]:
+    """The wheels in dist/ that were packed of an operators' package, or of one that it replaces, whatever their Python."""
+    alike = (b for b in matrix.load().all_builds() if b.platform == operators.parent.name)
+    if build := next((b for b in alike if operators.name.startswith(b.operators_stem)), None):
+        for one in (replace(build, number=number) for number in range(build.number + 1)):
+            begins = one.wheel_name.removesuffix(f"{one.wheel_tag}.whl")
+            yield from (operators.parents[2] / "wheels").glob(f"{begins}*-{one.wheel_platform}.whl")
 
 
 def _depends(path: Path) -> list[str]:

@@ -51,6 +51,21 @@ def test_places_everything_with_an_index_and_removes_what_it_replaces(tmp_path: 
     assert "haaaa_0.conda" not in index
 
 
+def test_wheels_of_older_sources_go_whatever_their_python(tmp_path: Path) -> None:
+    dist = tmp_path / "dist"
+    name = "sageattention-2.2.0-{torch}.128-{python}-linux_x86_64.whl"
+    place.place(ready(tmp_path / "one", "aaaa"), dist)
+    stays = [name.format(torch="270", python="cp311-cp311"), name.format(torch="280.1", python="cp311-cp311"),
+             name.format(torch="280", python="cp311-cp311").replace("linux_x86_64", "win_amd64")]  # fmt: skip
+    for other in (*stays, name.format(torch="280", python="cp311-cp311")):
+        (dist / "wheels" / other).touch()
+    before = {path.name for path in dist.glob("wheels/*")}
+    place.place(ready(tmp_path / "again", "aaaa"), dist)
+    assert {path.name for path in dist.glob("wheels/*")} == before, "of the same sources"
+    place.place(ready(tmp_path / "two", "bbbb"), dist)
+    assert {path.name for path in dist.glob("wheels/*")} == {*stays, name.format(torch="280", python="cp312-cp312")}
+
+
 def test_kernels_that_another_package_asks_for_stay(tmp_path: Path) -> None:
     dist = tmp_path / "dist"
     place.place(ready(tmp_path / "one", "aaaa", "270"), dist)
