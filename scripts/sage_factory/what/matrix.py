@@ -282,11 +282,13 @@ class Matrix:
         able = Version(cuda.version)
         return tuple(a for a in package.architectures if Version(self.architectures[a].cuda) <= able), ()
 
-    def in_profile(self, name: str, platform: str | None = None) -> tuple[Build, ...]:
-        """A profile's builds: for that platform, or else for all platforms that are not on request."""
+    def in_profile(self, name: str, platform: str | None = None, above: tuple[str, ...] = ()) -> tuple[Build, ...]:
+        """A profile's builds: for that platform, or else for all platforms that are not on request. `above` are those that it is in."""
+        if name in above:
+            raise MatrixError(f"profile {name} is in itself: {' → '.join([*above[above.index(name) :], name])}")
         chosen: set[Build] = set()
         for rule in known("profile", name, self.profiles):
-            source = self.in_profile(rule["in"], platform) if "in" in rule else self.all_builds()
+            source = self.in_profile(rule["in"], platform, (*above, name)) if "in" in rule else self.all_builds()
             everywhere = rule.get("on_request", False)
             places = [platform] if platform else [p.name for p in self.platforms.values() if everywhere or not p.on_request]
             matching = [b for b in source if b.platform in places and _holds(rule, b)]
@@ -342,6 +344,7 @@ def load(path: Path = TABLE) -> Matrix:
         raise MatrixError(f"cannot read {path.name}: {error.strerror}") from error
     except yaml.YAMLError as error:
         raise MatrixError(f"{path.name} is not valid YAML: {error}") from error
+    _check_kinds(raw, path.name)
     try:
         matrix = Matrix(
             packages={
@@ -371,14 +374,46 @@ def load(path: Path = TABLE) -> Matrix:
     return matrix
 
 
+# What is no text.
+KINDS = {"local_version": bool, "on_request": bool, "old_abi_on_pypi": bool, "build": int}
+
+
+def _check_kinds(value: object, *place: str) -> None:
+    """MatrixError where there is a number, or nothing, for a text: unquoted, 2.10 is the number 2.1."""
+    kind = KINDS.get(place[-1], str)
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            _check_kinds(key, *place, "a key")
+            _check_kinds(inner, *place, key)
+    elif isinstance(value, list):
+        for number, inner in enumerate(value, 1):
+            _check_kinds(inner, *place, f"entry {number}")
+    elif type(value) is not kind:
+        expected = {str: 'a text: quote it, as in "12.8"', bool: "true or false", int: "a number from 0"}[kind]
+        raise MatrixError(f"{': '.join(place)} is " + ("empty" if value is None else f"{value!r}: expected {expected}"))
+
+
 def _check(matrix: Matrix) -> None:
+    pythons = {python: torch for torch in matrix.pytorch.values() for python in torch.python}
+    majors = {cuda.split(".")[0]: cuda for cuda in matrix.cuda}
+    for what, texts in (
+        ("version of a package", [package.version for package in matrix.packages.values()]),
+        ("CUDA version", [*matrix.cuda, *(architecture.cuda for architecture in matrix.architectures.values())]),
+        ("PyTorch", [torch.removesuffix("+") for torch in matrix.pytorch]),
+        ("Python", pythons),
+    ):
+        for text in texts:
+            _check_version(what, text)
     known("CUDA version", matrix.development_cuda, matrix.cuda)
+    for torch in matrix.pytorch.values():
+        known(f"release of PyTorch {torch.version},", torch.compiled_with, matrix.pytorch)
+        for major in torch.conda_forge:
+            known(f"conda_forge of PyTorch {torch.version},", major, majors)
     for package in matrix.packages.values():
         known("profile", package.profile, matrix.profiles)
         for name in package.architectures:
             known("architecture", name, matrix.architectures)
     for cuda in matrix.cuda.values():
-        _check_version("CUDA version", cuda.version)
         known("PyTorch", cuda.pytorch, matrix.pytorch)
         for name in (*cuda.architectures, *cuda.ptx):
             first = known("architecture", name, matrix.architectures).cuda
@@ -392,22 +427,30 @@ def _check(matrix: Matrix) -> None:
         package = matrix.package_of(row)
         if not matrix.compiled(package, cuda)[0]:
             raise MatrixError(f"CUDA {cuda.version} compiles {package.name} for none of {', '.join(package.architectures)}")
-        pythons = known("PyTorch", row.get("pytorch", "(none)"), matrix.pytorch).python
+        released = known("PyTorch", row.get("pytorch", "(none)"), matrix.pytorch).python
         for python in row.get("python", ()):
-            if python not in pythons:
-                raise MatrixError(f"PyTorch {row['pytorch']} has no release for Python {python}: it has {', '.join(pythons)}")
+            if python not in released:
+                raise MatrixError(f"PyTorch {row['pytorch']} has no release for Python {python}: it has {', '.join(released)}")
         for name in row.get("platforms", ()):
             known("platform", name, matrix.platforms)
-        if type(number := row.get("build", 0)) is not int or not 0 <= number < 100:
+        if not 0 <= (number := row.get("build", 0)) < 100:
             raise MatrixError(f"row {dict(row)} has build {number!r}: expected a number from 0, as first released, to 99")
     names = [build.wheel_name for build in matrix.all_builds()]
     if twice := {name for name in names if names.count(name) > 1}:
         raise MatrixError(f"two rows make {min(twice)}: remove one, or divide the Pythons and platforms between them")
-    predicates = {"in", "newest", "on_request", "package", "pytorch", "cuda", "python", "platform"}
+    predicates: Mapping[str, Mapping[str, Any]] = {
+        "in": matrix.profiles, "newest": {"python": None}, "on_request": {}, "package": matrix.packages,
+        "pytorch": matrix.pytorch, "cuda": matrix.cuda, "python": pythons, "platform": matrix.platforms,
+    }  # fmt: skip
     for name, rules in matrix.profiles.items():
         for rule in rules:
-            if unknown := set(rule) - predicates:
+            if unknown := set(rule) - set(predicates):
                 raise MatrixError(f"profile {name} has unknown predicates {sorted(unknown)}: known are {sorted(predicates)}")
+            for key in sorted(set(rule) - {"on_request"}):
+                several = isinstance(rule[key], list) and key not in ("in", "newest")
+                for value in rule[key] if several else [rule[key]]:
+                    known(f"{key} of profile {name},", str(value), predicates[key])
+    for name in matrix.profiles:
         if not matrix.in_profile(name):
             raise MatrixError(f"profile {name} selects nothing: its predicates match no row")
 
