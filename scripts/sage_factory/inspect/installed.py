@@ -13,6 +13,7 @@ from pathlib import Path
 
 from sage_factory import FactoryError, child
 from sage_factory.what import matrix
+from sage_factory.with_what import venvs
 
 
 class InstallError(FactoryError):
@@ -72,15 +73,12 @@ def install(wheels: Sequence[Path], target: Path) -> Path:
     shutil.rmtree(target, ignore_errors=True)
     base = getattr(sys, "_base_executable", None) or sys.executable
     _run(f"{base} cannot make an environment", [base, "-m", "venv", "--without-pip", str(target)])
-    windows = os.name == "nt"
-    python = target / ("Scripts/python.exe" if windows else "bin/python")
-    library = f"python{sys.version_info[0]}.{sys.version_info[1]}"
-    packages = target / ("Lib/site-packages" if windows else f"lib/{library}/site-packages")
+    python = target / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
     seen = [path for path in sys.path if path.endswith("site-packages") and Path(path).is_dir()]
     seen = seen or site.getsitepackages() or [sysconfig.get_paths()["purelib"]]
     # Beside another of its name pip would take a package for installed already.
     seen = [path for path in seen if not any(Path(path, package).exists() for package in matrix.load().packages)]
-    (packages / "beside.pth").write_text("".join(f"{path}\n" for path in seen), encoding="utf-8")
+    (venvs.packages_of(target) / "beside.pth").write_text("".join(f"{path}\n" for path in seen), encoding="utf-8")
     # No index: a requirement that is not there already means that the wheel's metadata is wrong.
     command = [str(python), "-m", "pip", "install", "--quiet", "--no-index", "--disable-pip-version-check", *map(str, wheels)]
     _run(f"pip cannot install {' and '.join(wheel.name for wheel in wheels)}", command)

@@ -17,6 +17,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -76,9 +77,12 @@ def python_of(name: str) -> Path:
 
 def site_packages(name: str) -> Path:
     """The environment's `site-packages`."""
-    if os.name == "nt":
-        return VENVS / name / "Lib" / "site-packages"
-    return VENVS / name / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
+    return packages_of(VENVS / name)
+
+
+def packages_of(environment: Path) -> Path:
+    """The `site-packages` of an environment anywhere that this Python made: of a free-threaded one below lib/python3.13t."""
+    return Path(sysconfig.get_path("purelib", "venv", vars={"base": str(environment), "platbase": str(environment)}))
 
 
 def ensure(name: str, *, beside: Sequence[str] = ()) -> Path:

@@ -54,6 +54,14 @@ def test_a_wheel_is_installed_alone_and_a_broken_one_does_not_import(tmp_path: P
     assert "does not import and run on the CPU: AttributeError" in fault
 
 
+def test_a_free_threaded_python_sees_its_neighbours_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    packages = tmp_path / "installed" / "lib" / "python3.13t" / "site-packages"
+    monkeypatch.setattr("sysconfig.get_path", lambda *_, **more: f"{more['vars']['base']}/lib/python3.13t/site-packages")
+    monkeypatch.setattr(installed, "_run", lambda *_: packages.mkdir(parents=True, exist_ok=True))
+    installed.install([], tmp_path / "installed")
+    assert (packages / "beside.pth").is_file()
+
+
 def test_the_users_own_modules_are_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch", reason="the wheel's own requirement must be there for pip to be content")
     for name in ("pip", "sageattention"):

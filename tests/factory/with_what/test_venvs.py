@@ -114,6 +114,11 @@ def test_what_a_lock_names_for_other_systems_or_a_neighbour_has_is_not_missed(pl
     assert not venvs._lacking("small", lock)
 
 
+def test_a_free_threaded_pythons_environments_are_laid_out_as_it_says(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sysconfig.get_path", lambda *_, **more: f"{more['vars']['base']}/lib/python3.13t/site-packages")
+    assert venvs.site_packages("small") == place / ".venvs" / "small" / "lib" / "python3.13t" / "site-packages"
+
+
 def test_an_environment_is_made_once_and_again_when_its_lock_changes(place: Path, quick: list[str]) -> None:
     venvs.ensure("small")
     venvs.ensure("small")
