@@ -18,14 +18,20 @@ def lay(operators: Path, cubins: Path, folder: Path) -> Path:
     build = wheels.find_build(operators)
     variant, files = content(operators, cubins, build)
     target = folder / "build" / variant
-    partial = target.with_name(f".{variant}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
+    partial, old = (target.with_name(f".{variant}.{what}") for what in ("partial", "old"))
+    if old.is_dir() and not target.exists():  # of one that was killed between its two renames
+        old.rename(target)
+    for left in (partial, old):
+        shutil.rmtree(left, ignore_errors=True)
     for name, data in files.items():
         path = partial / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
-    shutil.rmtree(target, ignore_errors=True)
-    return partial.rename(target)
+    if target.exists():
+        target.rename(old)
+    partial.rename(target)
+    shutil.rmtree(old, ignore_errors=True)
+    return target
 
 
 def content(operators: Path, cubins: Path, build: matrix.Build) -> tuple[str, dict[str, bytes]]:

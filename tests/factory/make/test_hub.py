@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,29 @@ def test_laid_again_in_place_of_what_was_there(tmp_path: Path) -> None:
     (first / "stale.py").write_text("")
     assert hub.lay(*packages, tmp_path / "hub") == first
     assert not (first / "stale.py").exists()
+    assert [path.name for path in first.parent.iterdir()] == [first.name]
+
+
+@pytest.mark.parametrize("step", ["renaming", "removing"])
+def test_one_that_is_killed_leaves_a_whole_one(step: str, tmp_path: Path) -> None:
+    packages = samples.operators_conda(tmp_path / "linux-64"), samples.cubins_conda(tmp_path / "noarch")
+    first = hub.lay(*packages, tmp_path / "hub")
+    files = {path.name for path in first.rglob("*")}
+
+    def killed(path: Path, *rest: object, **options: object) -> object:
+        if path.is_dir() and path.name.startswith(f".{first.name}."):
+            raise KeyboardInterrupt
+        return act(path, *rest, **options)
+
+    owner, name = (Path, "rename") if step == "renaming" else (shutil, "rmtree")
+    act = getattr(owner, name)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(owner, name, killed)
+        with pytest.raises(KeyboardInterrupt):
+            hub.lay(*packages, tmp_path / "hub")
+    there = first if step == "removing" else first.with_name(f".{first.name}.old")
+    assert {path.name for path in there.rglob("*")} == files
+    assert hub.lay(*packages, tmp_path / "hub") == first
     assert [path.name for path in first.parent.iterdir()] == [first.name]
 
 
