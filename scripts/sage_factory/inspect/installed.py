@@ -51,12 +51,13 @@ def choose(directory: Path, torch: str, cuda: str) -> list[Path]:
 def own_folder(parent: Path) -> Path:
     """A folder for this process, so that two runs in one checkout do not replace each other's wheel."""
     for old in parent.glob("*"):
-        if not _runs(old.name):
+        if not runs(old.name):
             shutil.rmtree(old, ignore_errors=True)
     return parent / str(os.getpid())
 
 
-def _runs(process: str) -> bool:
+def runs(process: str) -> bool:
+    """Whether there is a process of that number."""
     if os.name == "nt":  # asking there ends the process; Windows keeps what is open from being removed anyway
         return False
     try:
