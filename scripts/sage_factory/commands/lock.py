@@ -25,9 +25,7 @@ def run(args: argparse.Namespace) -> int:
     if unknown := [name for name in args.name if name not in there]:
         raise locks.LockError(f"unknown lock {', '.join(unknown)}: there are {', '.join(there)}")
     pixi = ROOT / "pixi.toml"
-    text = pixi.read_text(encoding="utf-8")
-    if (wanted := locks.with_platforms(text)) != text:
-        pixi.write_text(wanted, encoding="utf-8")
+    put(pixi, locks.with_platforms(pixi.read_text(encoding="utf-8")).encode())
     page = ROOT / "docs" / "packaging.md"
     put(
         page,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import tools
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from sage_factory import ROOT
+from sage_factory import ROOT, commands
 from sage_factory.what import matrix
 from sage_factory.with_what import locks, tasks, venvs
 
@@ -67,6 +68,24 @@ def test_platforms_are_those_that_lock_writes() -> None:
     assert [entry["name"] for entry in entries if isinstance(entry, dict)] == [f"{name}-cuda" for name in platforms]
     # The first that the machine satisfies is taken.
     assert all(entries.index(name) > 0 and entries[entries.index(name) - 1]["platform"] == name for name in platforms)
+
+
+def test_lock_writes_the_manifest_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_arguments: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    older = re.sub(r'\n  "[a-z0-9-]+",\n\]', "\n]", (ROOT / "pixi.toml").read_text(encoding="utf-8"), count=1)
+    (tmp_path / "pixi.toml").write_text(older, encoding="utf-8")
+    (tmp_path / "docs").mkdir()
+    shutil.copy(ROOT / "docs" / "packaging.md", tmp_path / "docs")
+    monkeypatch.setattr("sage_factory.commands.lock.ROOT", tmp_path)
+    monkeypatch.setattr(locks, "locks", list)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Path, "replace", full)
+        assert commands.main(["lock"]) == 1
+    assert (tmp_path / "pixi.toml").read_text(encoding="utf-8") == older
+    assert commands.main(["lock"]) == 0
+    assert (tmp_path / "pixi.toml").read_text(encoding="utf-8") == (ROOT / "pixi.toml").read_text(encoding="utf-8") != older
 
 
 def test_the_tests_use_the_pytorch_that_their_wheel_is_built_for() -> None:
