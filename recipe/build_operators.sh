@@ -5,8 +5,9 @@ set -euo pipefail
 # Binaries shall not tell where they were built. PyTorch's headers may be links: without the first flag the compiler
 # would name what they point to, which differs from channel to channel.
 CXXFLAGS="${CXXFLAGS:-} -fno-canonical-system-headers"
+apostrophe="'" escaped="'\\''" # a path may have one
 for mapping in "$SRC_DIR=." "$PREFIX=/host" "$BUILD_PREFIX=/build"; do
-  CXXFLAGS="$CXXFLAGS '-ffile-prefix-map=$mapping'"
+  CXXFLAGS="$CXXFLAGS '-ffile-prefix-map=${mapping//$apostrophe/$escaped}'"
 done
 export CXXFLAGS
 # PyTorch's libraries are found already loaded: no search path of the build's own environment.

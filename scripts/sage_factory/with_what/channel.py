@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -142,7 +143,7 @@ def python() -> Thin:
 
 
 def compilers(found: Compiler, suffix: str) -> list[Thin]:
-    c, cxx = f"export CC='{found.c}'\n", f"export CXX='{found.cxx}'\n"
+    c, cxx = f"export CC={shlex.quote(found.c)}\n", f"export CXX={shlex.quote(found.cxx)}\n"
     return [
         Thin(f"gcc_{suffix}", found.version, texts={"etc/conda/activate.d/gcc.sh": c}),
         Thin(f"gxx_{suffix}", found.version, depends=[f"gcc_{suffix} {found.version}.*"],
@@ -161,7 +162,9 @@ def sysroot(glibc: str, suffix: str, first: str) -> Thin:
     lines = [f'__asm__(".symver {name}, {name}@GLIBC_{first}");' for name in MOVED]
     header = "#pragma once\n#if defined(__linux__) && !defined(__ASSEMBLER__)\n" + "\n".join(lines) + "\n#endif\n"
     place = f"share/glibc-{glibc}/symbols.h"
-    flags = f"""export CXXFLAGS="${{CXXFLAGS:-}} -include '$CONDA_PREFIX/{place}'"\n"""
+    flags = f"""apostrophe="'" escaped="'\\\\''" # a path may have one
+export CXXFLAGS="${{CXXFLAGS:-}} -include '${{CONDA_PREFIX//$apostrophe/$escaped}}/{place}'"
+"""
     return Thin(f"sysroot_{suffix}", glibc, texts={place: header, "etc/conda/activate.d/sysroot.sh": flags})
 
 

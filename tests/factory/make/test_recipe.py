@@ -107,6 +107,16 @@ def test_no_script_imports_torch_and_no_recipe_states_a_version() -> None:
         assert version not in recipe
 
 
+@pytest.mark.skipif(os.name == "nt", reason="there it is another script")
+def test_an_apostrophe_in_a_path_reaches_the_compiler() -> None:
+    script = (ROOT / "recipe" / "build_operators.sh").read_text(encoding="utf-8")
+    first = script.partition("export CXXFLAGS\n")[0] + """eval "printf '%s\\n' $CXXFLAGS" """  # as CMake hands it to a shell
+    environment = os.environ | {"SRC_DIR": "/it's a", "PREFIX": "/host's", "BUILD_PREFIX": "/plain", "CXXFLAGS": "-O2"}
+    said = subprocess.run(["bash", "-c", first], env=environment, capture_output=True, text=True, check=True).stdout
+    maps = [f"-ffile-prefix-map={mapping}" for mapping in ("/it's a=.", "/host's=/host", "/plain=/build")]
+    assert said.splitlines() == ["-O2", "-fno-canonical-system-headers", *maps]
+
+
 def test_operators_find_a_pytorch_laid_as_conda_forge_lays_it(tmp_path: Path) -> None:
     """Headers and import libraries in the environment's folders, another release of the series than the package's name."""
     cmake, ninja = (venvs.bin_dir("tools") / name for name in ("cmake", "ninja"))

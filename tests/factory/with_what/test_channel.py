@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -58,6 +60,18 @@ def test_holds_what_the_recipe_asks_for_under_conda_forges_names(pypi: Path) -> 
     assert found["pytorch"]["version"] == TORCH
     assert found[f"sysroot_{here}"]["version"] == "2.28"
     assert found["python"]["version"] == sys.version.split()[0]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="packages are activated by a shell")
+def test_an_apostrophe_in_a_path_reaches_the_compiler(tmp_path: Path) -> None:
+    found = channel.Compiler("/it's/gcc", "/it's/g++", "12.2.0")
+    packages = [*channel.compilers(found, "linux-64"), channel.sysroot("2.28", "linux-64", "2.2.5")]
+    script = "".join(text for one in packages for place, text in one.texts.items() if place.endswith(".sh"))
+    # CMake hands $CXXFLAGS to a shell.
+    script += """eval "printf '%s\\n' \"\\$CC\" \"\\$CXX\" $CXXFLAGS" """
+    environment = os.environ | {"CONDA_PREFIX": "/it's a", "CXXFLAGS": "-O2"}
+    said = subprocess.run(["bash", "-c", script], env=environment, capture_output=True, text=True, check=True).stdout
+    assert said.splitlines() == ["/it's/gcc", "/it's/g++", "-O2", "-include", "/it's a/share/glibc-2.28/symbols.h"]
 
 
 def test_is_laid_once_and_the_same_again(pypi: Path) -> None:
