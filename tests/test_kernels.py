@@ -109,7 +109,7 @@ EXPECTED = {
     ),
     # A row of head_dim elements is read by 16 threads: head_dim bits each, in loads of 16 bytes at most.
     "quant_k_int8": Expected(
-        lambda d, c: 1 if d > 128 else 3 if c >= 100 else 4, (), ("LDG.E.{row_bits}", "STG.E"), since_90=("PREEXIT", "ACQBULK")
+        lambda d, _: 1 if d > 128 else 3, (), ("LDG.E.{row_bits}", "STG.E"), since_90=("PREEXIT", "ACQBULK")
     ),
     # 768 threads, or as many as one block has: 2 * head_dim.
     "quant_v_f16": Expected(

@@ -173,7 +173,7 @@ def pip(name: str, command: str, lock: Path, *options: str) -> None:
     given = ["--disable-pip-version-check", command, "--progress-bar=off", "--only-binary=:all:", "--require-hashes"]
     if command == "install":
         # Python compiles what is imported, a small part. And pip.conf may say another place.
-        given += ["--no-compile", "--target=", f"--prefix={VENVS / name}"]
+        given += ["--no-compile", "--target="]
     how = ["-m", "pip"]
     if not (site_packages(name) / "pip").is_dir():
         # What `pip --python` runs in another environment, without the process that would stand between pip and an interrupt.

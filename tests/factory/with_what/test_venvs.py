@@ -85,7 +85,7 @@ def test_a_part_of_the_channel_is_filled_by_another_environments_pip(part: str) 
 @pytest.mark.slow
 def test_where_pip_installs_to_is_not_the_users_choice(part: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (place / "never.txt").write_text("something==2\n", encoding="utf-8")
-    settings = {"target": place / "one", "prefix": place / "two", "user": 1, "dry-run": 1, "constraint": place / "never.txt"}
+    settings = {"target": place / "one", "user": 1, "dry-run": 1, "constraint": place / "never.txt"}
     lines = [f"{name} = {value}" for name, value in settings.items()]
     (place / "pip.conf").write_text("\n".join(["[install]", *lines, ""]), encoding="utf-8")
     monkeypatch.setenv("PIP_CONFIG_FILE", str(place / "pip.conf"))
