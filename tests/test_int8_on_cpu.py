@@ -29,10 +29,13 @@ from kernels_on_cpu import (
     inputs,
     large_channels,
     large_in_q,
+    operators,
     packed,
     randn,
     stand_in,
 )
+
+from sageattention import _ops
 
 pytestmark = pytest.mark.slow
 
@@ -305,3 +308,22 @@ def test_random_calls(kind: str, folder: Path, monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.setattr(fuzz_inputs, "K_KINDS", {"randn": 1, "huge": 2, "loud token": 1})
     calls = check_random_calls(FIRST, PROBLEMS, lambda call, problem: call.kernel in KERNELS and compiled(problem))
     assert calls >= PROBLEMS / 3
+
+
+def test_what_32_bits_cannot_count_is_refused(folder: Path) -> None:
+    """Of tensors that repeat few numbers. Where a limit is met nothing is refused: the kernel is looked for, and there is none."""
+    (folder / "none" / "sm_80").mkdir(parents=True)
+    operators_of_cpu = operators(stable_abi=False).choose(folder / "none", "sm_80", 0)
+    options = _ops.number_of("sm80_qk_int8_pv_f16", True, False, True, False, False)
+
+    def refused(heads: int, keys: int, mask_heads: int | None = None) -> str:
+        q, k = (torch.zeros(1, 1, 1, 8).half().expand(1, heads, tokens, 8) for heads, tokens in ((heads, 1), (1, keys)))
+        mask = None if mask_heads is None else torch.zeros(1, mask_heads, 1, 1).half()
+        with pytest.raises((ValueError, RuntimeError)) as caught:
+            operators_of_cpu.attention(q, k, k, mask, 1.0, options)
+        return str(caught.value).splitlines()[0]
+
+    most, tiles = (2**31 - 1) // 16, 2**31 // (2**20 // 64)
+    assert f"expected at most {most} heads for each of k, got {most + 1} for 1" in refused(most + 1, 8)
+    assert f"attn_mask: too large: {2**31} tiles of 128 queries x 64 keys" in refused(tiles, 2**20, tiles)
+    assert "quant_k_int8" in refused(tiles, 2**20)

@@ -51,6 +51,9 @@ AttentionShape check_attention(const Tensor& q, const Tensor& k, const Tensor& v
   const int64_t kv_heads = k.size(head_dimension);
   TORCH_CHECK_VALUE(kv_heads >= 1 && q.size(head_dimension) % kv_heads == 0, "k: expected heads that divide q's ",
                     q.size(head_dimension), ", got ", kv_heads);
+  constexpr int64_t kMostSharers = std::numeric_limits<int32_t>::max() / 16;  // a sample's 16 rows are of some of them
+  TORCH_CHECK_VALUE(q.size(head_dimension) / kv_heads <= kMostSharers, "q: expected at most ", kMostSharers, " heads for each of k, got ",
+                    q.size(head_dimension), " for ", kv_heads);
   for (const Tensor* tensor : {&q, &k}) {
     for (const int64_t size : tensor->sizes()) {
       TORCH_CHECK_VALUE(size < std::numeric_limits<int32_t>::max() / 2, "expected sizes under 2^30, got ",
@@ -114,8 +117,9 @@ runtime::CUstream current_stream(int device) {
 }
 
 uint32_t grid_size(int64_t blocks) {
-  TORCH_CHECK_VALUE(blocks <= std::numeric_limits<int32_t>::max(), "q: batch x heads x tokens is too large: ", blocks,
-                    " blocks, at most 2^31 - 1");
+  // Kernels that take one tile after the other count some beyond the last, in 32 bits.
+  constexpr int64_t kMost = std::numeric_limits<int32_t>::max() - 4096;
+  TORCH_CHECK_VALUE(blocks <= kMost, "q: batch x heads x tokens is too large: ", blocks, " blocks, at most ", kMost);
   return static_cast<uint32_t>(blocks);
 }
 

@@ -40,7 +40,7 @@ std::string instance_name(const char* stem, int32_t kernel_head_dim, const Tenso
 // PyTorch's current stream of the device.
 runtime::CUstream current_stream(int device);
 
-// A grid's first dimension; throws ValueError past the hardware's 2^31 - 1.
+// A grid's first dimension; throws ValueError short of the hardware's 2^31 - 1.
 uint32_t grid_size(int64_t blocks);
 
 }  // namespace sage

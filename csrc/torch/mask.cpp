@@ -1,6 +1,7 @@
 #include "torch/mask.h"
 
 #include <algorithm>
+#include <limits>
 #include <vector>
 
 #include "kernels/mask/mask_tiles.h"
@@ -116,9 +117,12 @@ LookedAt look_at_mask(const Call& call, const Tensor& attn_mask) {
   mask.tile_rows = bits ? MaskTiles::kWgmmaRows : MaskTiles::kRows;
   const int64_t row_tiles = (params.rows + mask.tile_rows - 1) / mask.tile_rows;
   const int64_t key_tiles = (params.keys + MaskTiles::kKeys - 1) / MaskTiles::kKeys;
+  const int64_t tiles = looked.batch * looked.heads * row_tiles * key_tiles;
+  TORCH_CHECK_VALUE(tiles <= std::numeric_limits<int32_t>::max(), "attn_mask: too large: ", tiles, " tiles of ", mask.tile_rows, " queries x ",
+                    MaskTiles::kKeys, " keys, at most 2^31 - 1");
   looked.tiles = call.empty({looked.batch, looked.heads, row_tiles, key_tiles}, kByte);
-  if (bits) looked.bits = call.empty({looked.tiles.numel(), MaskTiles::kWords}, kInt);
-  params.count = static_cast<uint32_t>(looked.tiles.numel());
+  if (bits) looked.bits = call.empty({tiles, MaskTiles::kWords}, kInt);
+  params.count = static_cast<uint32_t>(tiles);
 
   mask.tiles = params.tiles = data_or_null<uint8_t>(looked.tiles);
   mask.bits = params.bits = data_or_null<uint32_t>(looked.bits);
@@ -126,7 +130,7 @@ LookedAt look_at_mask(const Call& call, const Tensor& attn_mask) {
   mask.tiles_head_stride = looked.heads == 1 ? 0 : looked.tiles.stride(1);
   mask.tiles_row_stride = row_tiles == 1 ? 0 : looked.tiles.stride(2);
   params.mask = looked.mask = mask;
-  looked.seen_by_tiles = call.empty({looked.tiles.numel(), SeenKeys::kWords}, kInt);
+  looked.seen_by_tiles = call.empty({tiles, SeenKeys::kWords}, kInt);
   params.seen = data_or_null<uint32_t>(looked.seen_by_tiles);
   if (params.count == 0) return looked;
   launch_common(call, "mask_tiles", (int64_t{params.count} + MaskTiles::kTilesOfBlock - 1) / MaskTiles::kTilesOfBlock, MaskTiles::kThreads, &params);
