@@ -116,11 +116,11 @@ def _check_causal(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, tensor_layo
 
 def from_positions(
     fourth: Any, fifth: Any, sixth: Any, attn_mask: torch.Tensor | None, dropout_p: float
-) -> tuple[str, bool, float | None, torch.Tensor | None, float]:
+) -> tuple[str, Any, Any, torch.Tensor | None, float]:
     """What a call means whose fourth argument is no string: `scaled_dot_product_attention` has attn_mask, dropout_p, is_causal there.
 
-    Bools say whose place it is: a layout is none, nor are dropout_p and the factor on the scores. Beside a dropout_p that came fifth a
-    floating-point number is the factor, by its name; what else is no bool would be taken for one.
+    Bools say whose place it is: a layout is none, nor are dropout_p and the factor on the scores. Beside a dropout_p that came fifth
+    what is no bool is the factor, by its name, but for what a program may take for a bool.
 
     Args:
         fourth, fifth, sixth: where `sageattn` has tensor_layout, is_causal and sm_scale, which may also have come by name.
@@ -130,7 +130,7 @@ def from_positions(
         tensor_layout, is_causal, sm_scale, attn_mask, dropout_p.
 
     Raises:
-        TypeError: two masks, or a sixth argument that is no bool in the place of PyTorch's is_causal.
+        TypeError: two masks, or a sixth argument that may be meant for PyTorch's is_causal and is no bool.
     """
     if isinstance(fourth, torch.Tensor):
         if attn_mask is not None:
@@ -142,10 +142,10 @@ def from_positions(
         return "HND", sixth, None, attn_mask, dropout_p or fifth
     if isinstance(fifth, (bool, torch.SymBool)):
         return "HND", fifth, sixth, attn_mask, dropout_p
-    if not (sixth is None or isinstance(sixth, (float, torch.SymFloat)) or "float" in str(getattr(sixth, "dtype", ""))):
+    if (type(sixth) is int and sixth in (0, 1)) or "bool" in str(getattr(sixth, "dtype", "")):
         raise TypeError(
-            f"is_causal: expected True or False, sixth as scaled_dot_product_attention has it, got {validation.shown(sixth)}; name a "
-            "factor on the scores: scale=…"
+            f"is_causal: expected True or False, sixth as scaled_dot_product_attention has it, got {validation.shown(sixth)}; a factor on "
+            "the scores is a float here, or named scale"
         )
     return "HND", False, sixth, attn_mask, dropout_p or fifth
 

@@ -28,8 +28,9 @@ def is_asked_for() -> bool:
 
     Until Python runs the module, sys.argv[0] is "-m"; which module, Python 3.9 does not tell.
     """
+    # (-c, -W and -X have a value.)
     words = " ".join(getattr(sys, "orig_argv", [])[1:])
-    module = re.match(r"(?:\S+ )*?-[a-zA-Z]*?m ?(\S+)", words)
+    module = re.match(r"(?:\S+ )*?-[A-VYZabd-z]*?m ?(\S+)", words)
     return sys.argv[:1] == ["-m"] and (module is None or module[1] == NAME)
 
 

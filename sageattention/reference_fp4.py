@@ -92,7 +92,7 @@ def mean_of_q(q: torch.Tensor, *, per_block_mean: bool) -> torch.Tensor:
     return mean.masked_fill(~mean.isfinite(), 0.0).to(q.dtype)
 
 
-def quantise_q(q: torch.Tensor, mean: torch.Tensor, scale_log2: torch.Tensor) -> torch.Tensor:
+def quantise_q(q: torch.Tensor, mean: torch.Tensor, scale_log2: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Q less its mean, times scale_log2, as the kernel multiplies it.
 
     q: [..., qo_len, head_dim], mean: [..., qo_len, head_dim] → float32 of q's shape, and the unit of each row's block [..., qo_len, 1].

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fractions
 import inspect
 import json
 import os
@@ -132,7 +133,7 @@ def test_in_pytorchs_order_is_causal_is_a_bool(sixth: Any) -> None:
     with pytest.raises(TypeError, match="is_causal: expected True or False, sixth as scaled_dot_product_attention has it"):
         in_pytorchs_place(q, k, v, None, 0.0, sixth)
     expected = sageattn(q, k, v, sm_scale=0.2)
-    for scale in (0.2, numpy.float64(0.2), torch.tensor(0.2, dtype=torch.float64)):
+    for scale in (0.2, numpy.float64(0.2), fractions.Fraction(1, 5), torch.tensor(0.2, dtype=torch.float64)):
         assert torch.equal(in_pytorchs_place(q, k, v, None, 0.0, sm_scale=scale), expected)
 
 
@@ -733,11 +734,11 @@ def test_an_import_waits_for_no_compiler_and_no_device() -> None:
 
 def test_kernels_of_the_environment_that_a_virtual_one_sees() -> None:
     done = run_python(
-        "import sys; sys.base_prefix = '/base'; from sageattention import _library as l; print(*l.KERNEL_DIRECTORIES)"
+        "import sys; sys.base_prefix = '/base'; from sageattention import _library as l; print(*l.KERNEL_DIRECTORIES, sep=chr(10))"
     )
     assert done.returncode == 0, done.stderr
     share = Path("share") / "sageattention" / "cubins"
-    assert done.stdout.split()[1:] == [str(Path(prefix) / share) for prefix in dict.fromkeys((sys.prefix, "/base"))]
+    assert done.stdout.splitlines()[1:] == [str(Path(prefix) / share) for prefix in dict.fromkeys((sys.prefix, "/base"))]
 
 
 def test_import_beside_another_pytorch(tmp_path: Path) -> None:

@@ -113,7 +113,15 @@ def test_another_program_gets_the_import_error(package: Path) -> None:
         assert "_build.json is missing or damaged" in done.stderr
 
 
-@pytest.mark.parametrize("words", [("-msageattention",), ("-sm", "sageattention"), ("-W", "ignore", "-m", "sageattention")])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("-msageattention",),
+        ("-Ximporttime", "-m", "sageattention"),
+        ("-sm", "sageattention"),
+        ("-W", "ignore", "-m", "sageattention"),
+    ],
+)
 def test_however_the_report_is_asked_for(package: Path, words: tuple[str, ...]) -> None:
     (package / "_build.json").unlink()
     done = run(package.parent, words=words)

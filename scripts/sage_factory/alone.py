@@ -33,10 +33,9 @@ def alone(path: Path, what: str, report: Callable[[str], None]) -> Iterator[None
             report(f"waiting for {what} (process {handle.read().strip() or 'unknown'}); Ctrl-C gives up")
             while not _locked(handle):
                 time.sleep(0.2)
-        handle.seek(0)
-        handle.truncate()
-        handle.write(str(os.getpid()))
-        handle.flush()
+        with contextlib.suppress(OSError):  # which is for others' message alone: a disk may be full
+            os.ftruncate(handle.fileno(), 0)
+            os.write(handle.fileno(), str(os.getpid()).encode())
         held.append(handle.fileno())
         try:
             yield

@@ -133,10 +133,14 @@ def test_the_next_build_finishes_what_a_killed_one_was_renaming(tmp_path: Path, 
     assert not list(place.WORK.iterdir())
 
 
-def test_copies_that_are_gone_are_not_taken_for_renamed(tmp_path: Path, dist: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("old", [False, True])
+def test_copies_that_are_gone_are_not_taken_for_renamed(
+    tmp_path: Path, dist: Path, monkeypatch: pytest.MonkeyPatch, old: bool
+) -> None:
     ready = files(tmp_path / NEW, NEW)
     wheel = place.destination(ready[2], dist)
-    wheel.unlink()
+    if not old:
+        wheel.unlink()
 
     def cleaned(output: Path) -> None:
         wheel.with_name(f".{wheel.name}.partial").unlink(missing_ok=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
 import os
 import re
@@ -17,6 +18,7 @@ from pathlib import Path
 from rattler.index import index_fs
 
 from sage_factory import ROOT, FactoryError, alone
+from sage_factory.files import sha256
 from sage_factory.make import archives
 from sage_factory.what import matrix
 
@@ -51,10 +53,24 @@ def place(ready: Sequence[Path], output: Path) -> list[Path]:
         return _place(ready, output)
 
 
-def _alone(output: Path) -> contextlib.AbstractContextManager[None]:
-    """Builds of other checkouts may have the same output."""
-    what = f"another build that puts files into {output}"
-    return alone.alone(output / ".lock", what, lambda text: print(text, file=sys.stderr, flush=True))
+@contextlib.contextmanager
+def _alone(output: Path) -> Iterator[None]:
+    """Builds of other checkouts, and of others who may write there, may have the same output."""
+    lock, what = output / ".lock", f"another build that puts files into {output}"
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(alone.alone(lock, what, _say))
+        except OSError as error:
+            if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP):
+                raise
+            _say(f"{output} is where there are no locks: let no other build put files there meanwhile")
+        with contextlib.suppress(OSError):  # somebody else's
+            lock.chmod(0o666)
+        yield
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 def _place(ready: Sequence[Path], output: Path) -> list[Path]:
@@ -79,7 +95,8 @@ def _place(ready: Sequence[Path], output: Path) -> list[Path]:
 def _write_journal(partial: Mapping[Path, Path], old: Sequence[Path], output: Path) -> None:
     """From here on the files belong into `output`, whatever happens to this process."""
     renames = {str(t.relative_to(output)): str(target.relative_to(output)) for t, target in partial.items()}
-    document = {"rename": renames, "remove": [str(path.relative_to(output)) for path in old]}
+    digests = {str(target.relative_to(output)): sha256(t.read_bytes()) for t, target in partial.items()}
+    document = {"rename": renames, "sha256": digests, "remove": [str(path.relative_to(output)) for path in old]}
     unfinished = output / f"{JOURNAL}.partial"
     with unfinished.open("w", encoding="utf-8") as file:
         json.dump(document, file)
@@ -98,7 +115,8 @@ def settle(output: Path) -> None:
             try:
                 (output / temporary).replace(output / target)
             except FileNotFoundError:
-                if not (output / target).is_file():  # else it was renamed already
+                there = (output / target).is_file() and sha256((output / target).read_bytes())
+                if there != plan["sha256"][target]:  # else it was renamed already
                     lost.append(target)
         if lost:
             journal.unlink()

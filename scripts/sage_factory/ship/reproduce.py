@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -19,7 +18,6 @@ from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 from sage_factory import ROOT, FactoryError
 from sage_factory.git import GitError, git
 from sage_factory.inspect import compare
-from sage_factory.inspect.installed import runs
 from sage_factory.make import archives, wheels
 from sage_factory.ship import indexes, tag
 from sage_factory.what import inputs, matrix
@@ -134,9 +132,6 @@ def trusted(commit: str) -> None:
 def checkout(commit: str) -> Iterator[Path]:
     """A checkout of that commit, removed at the end. It shares those environments whose locks are the same."""
     place = PLACE / f"{commit[:12]}-{os.getpid()}"
-    for left in PLACE.glob("*-*") if os.name == "posix" else ():  # of one that was killed
-        if not runs(left.name.rpartition("-")[2]):
-            shutil.rmtree(left, ignore_errors=True)
     git("worktree", "prune")
     git("worktree", "add", "--quiet", "--detach", str(place), commit)
     try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -112,16 +111,6 @@ def test_a_wheel_is_built_again_in_a_checkout_of_its_own(
     monkeypatch.setattr(reproduce, "build", fake_build(other))
     assert commands.main(["reproduce", str(path)]) == 1
     assert "sageattention/__init__.py: line 1 is '' and 'changed'" in capsys.readouterr().out
-
-
-@pytest.mark.skipif(os.name != "posix", reason="Windows does not say which processes run")
-def test_a_killed_ones_checkout_goes(repository: Path) -> None:
-    at = commit(repository, {"csrc/a.cpp": "1"})
-    for name in (f"{at[:12]}-999999999", f"{at[:12]}-{os.getppid()}"):
-        git("worktree", "add", "--quiet", "--detach", str(reproduce.PLACE / name), at)
-    with reproduce.checkout(at):
-        assert {path.name for path in reproduce.PLACE.iterdir()} == {f"{at[:12]}-{pid}" for pid in (os.getppid(), os.getpid())}
-    assert git("worktree", "list").count("\n") == 1
 
 
 def test_what_cannot_be_built_again(repository: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
