@@ -142,7 +142,7 @@ def from_positions(
         return "HND", sixth, None, attn_mask, dropout_p or fifth
     if isinstance(fifth, (bool, torch.SymBool)):
         return "HND", fifth, sixth, attn_mask, dropout_p
-    if (type(sixth) is int and sixth in (0, 1)) or "bool" in str(getattr(sixth, "dtype", "")):
+    if validation.is_bool(sixth) or (type(sixth) is int and sixth in (0, 1)):
         raise TypeError(
             f"is_causal: expected True or False, sixth as scaled_dot_product_attention has it, got {validation.shown(sixth)}; a factor on "
             "the scores is a float here, or named scale"

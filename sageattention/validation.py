@@ -72,13 +72,18 @@ def decided(flag: Any) -> Any:
     return flag
 
 
+def is_bool(value: object) -> bool:
+    """Whether it is a bool, Python's, NumPy's or a tensor's."""
+    return isinstance(value, bool) or "bool" in str(getattr(value, "dtype", ""))
+
+
 def number(name: str, value: Any) -> float:
     """A real number as a float.
 
     Raises:
         TypeError: it is not a number.
     """
-    if not isinstance(value, (bool, str, bytes)) and "bool" not in str(getattr(value, "dtype", "")):
+    if not isinstance(value, (str, bytes)) and not is_bool(value):
         try:
             return float(value)
         except (TypeError, ValueError, OverflowError):

@@ -23,8 +23,13 @@ LOCKED_BYTE = 2**30
 held: list[int] = []
 
 
+def say(text: str) -> None:
+    """Where a process says what it waits for, unless told otherwise."""
+    print(text, file=sys.stderr, flush=True)
+
+
 @contextlib.contextmanager
-def alone(path: Path, what: str, report: Callable[[str], None]) -> Iterator[None]:
+def alone(path: Path, what: str, report: Callable[[str], None] = say) -> Iterator[None]:
     """Hold the lock file `path`, which the operating system frees if this process dies. `what` is what others may be at."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a+", encoding="utf-8") as handle:

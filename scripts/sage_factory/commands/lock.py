@@ -27,12 +27,8 @@ def run(args: argparse.Namespace) -> int:
     pixi = ROOT / "pixi.toml"
     put(pixi, locks.with_platforms(pixi.read_text(encoding="utf-8")).encode())
     page = ROOT / "docs" / "packaging.md"
-    put(
-        page,
-        offers.with_offers(
-            page.read_text(encoding="utf-8"), matrix.builds(next(iter(matrix.load().packages.values())).profile)
-        ).encode(),
-    )
+    released = matrix.builds(next(iter(matrix.load().packages.values())).profile)
+    put(page, offers.with_offers(page.read_text(encoding="utf-8"), released).encode())
     for name in track(args.name or list(there), description="locking", transient=True):
         locks.write(there[name])
     return 0

@@ -51,13 +51,12 @@ def choose(directory: Path, torch: str, cuda: str) -> list[Path]:
 def own_folder(parent: Path) -> Path:
     """A folder for this process, so that two runs in one checkout do not replace each other's wheel."""
     for old in parent.glob("*"):
-        if not runs(old.name):
+        if not _runs(old.name):
             shutil.rmtree(old, ignore_errors=True)
     return parent / str(os.getpid())
 
 
-def runs(process: str) -> bool:
-    """Whether there is a process of that number."""
+def _runs(process: str) -> bool:
     if os.name == "nt":  # asking there ends the process; Windows keeps what is open from being removed anyway
         return False
     try:

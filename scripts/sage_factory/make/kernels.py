@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 from sage_factory import ROOT, FactoryError, alone
@@ -33,9 +32,9 @@ def compiler(cuda: str) -> tuple[str, dict[str, str]]:
             )
         return found, dict(os.environ)
     venvs.ensure("tools")
-    package = channel.nvcc(matrix.load().cuda[cuda], matrix.host_platform(), channel.compiler(), _say)
+    package = channel.nvcc(matrix.load().cuda[cuda], matrix.host_platform(), channel.compiler(), alone.say)
     folder = ROOT / "build" / f"nvcc-{cuda}"
-    with alone.alone(folder.with_name(f"{folder.name}.lock"), "another process that lays this compiler", _say):
+    with alone.alone(folder.with_name(f"{folder.name}.lock"), "another process that lays this compiler"):
         for place, text in package.texts.items():
             # What CMake compares is the wrapper: it changes with the toolkit behind it, whose paths do not, and then alone.
             stamped = text.replace("\n", f"\n# {package.digest()}\n", 1) if place.startswith("bin/") else text
@@ -50,10 +49,6 @@ def _release(nvcc: str) -> str:
     said = subprocess.run([nvcc, "--version"], capture_output=True, text=True, check=False).stdout
     match = re.search(r"release (\d+\.\d+)", said)
     return match[1] if match else "of no known version"
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 def compile_kernels(package: str, cuda: str, architectures: list[str], *, proof: bool = False) -> Path:
@@ -72,7 +67,7 @@ def compile_kernels(package: str, cuda: str, architectures: list[str], *, proof:
                  f"-DSAGE_NVCC={nvcc}", f"-DSAGE_CUDA_VERSION={cuda}", f"-DSAGE_VERSION={one.version}",
                  f"-DSAGE_PACKAGE={package}", f"-DSAGE_PROOF={'ON' if proof else 'OFF'}",
                  f"-DSAGE_ARCHITECTURES={';'.join(targets)}", f"-DSAGE_PTX={';'.join(ptx) if not architectures else ''}"]  # fmt: skip
-    with alone.alone(output.with_name(f"{output.name}.lock"), "another process that compiles these kernels", _say):
+    with alone.alone(output.with_name(f"{output.name}.lock"), "another process that compiles these kernels"):
         for command in (configure, ["cmake", "--build", str(output)]):
             try:
                 # Where this process is killed, ninja goes on for a while: others wait for it.

@@ -101,7 +101,7 @@ class Packages:
         common = [build.package, build.version, build.cuda, "pypi" if system else "conda-forge"]
         kernels = [*common, *matrix.targets(build.architectures), "ptx", *build.ptx]
         # All that the recipe is told, but for the Python: no binary depends on it. _build.json says the commit.
-        operators = [*common, *(f"{key}={value}" for key, (value,) in settings.items() if key != "python"), commit]
+        operators = [*(f"{key}={value}" for key, (value,) in settings.items() if key != "python"), commit]
         table = matrix.load()
         cuda, platform = table.cuda[build.cuda], table.platforms[build.platform]
         if not system:

@@ -9,7 +9,6 @@ import json
 import os
 import re
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -186,7 +185,7 @@ def missing(given: Iterable[Path], site: Path) -> list[Path]:
 def add(given: Sequence[Path], site: Path) -> list[Path]:
     """Add what is not there yet, by its local version, then write the pages anew; what was new."""
     with (
-        alone.alone(site / ".lock", f"another process that adds to {site}", lambda text: print(text, file=sys.stderr)),
+        alone.alone(site / ".lock", f"another process that adds to {site}"),
         tempfile.TemporaryDirectory() as scratch,
     ):
         new = missing(given, site)

@@ -9,7 +9,6 @@ import json
 import os
 import re
 import shutil
-import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -59,18 +58,14 @@ def _alone(output: Path) -> Iterator[None]:
     lock, what = output / ".lock", f"another build that puts files into {output}"
     with contextlib.ExitStack() as stack:
         try:
-            stack.enter_context(alone.alone(lock, what, _say))
+            stack.enter_context(alone.alone(lock, what))
         except OSError as error:
             if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP):
                 raise
-            _say(f"{output} is where there are no locks: let no other build put files there meanwhile")
+            alone.say(f"{output} is where there are no locks: let no other build put files there meanwhile")
         with contextlib.suppress(OSError):  # somebody else's
             lock.chmod(0o666)
         yield
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 def _place(ready: Sequence[Path], output: Path) -> list[Path]:
@@ -116,7 +111,8 @@ def settle(output: Path) -> None:
                 (output / temporary).replace(output / target)
             except FileNotFoundError:
                 there = (output / target).is_file() and sha256((output / target).read_bytes())
-                if there != plan["sha256"][target]:  # else it was renamed already
+                # Else it was renamed already. (Older checkouts wrote no sums.)
+                if not there or there != plan.get("sha256", {}).get(target, there):
                     lost.append(target)
         if lost:
             journal.unlink()

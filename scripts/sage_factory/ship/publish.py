@@ -7,7 +7,6 @@ import contextlib
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -91,7 +90,7 @@ class Folder:
 
     def lock(self) -> contextlib.AbstractContextManager[None]:
         what = f"another process that publishes to {self.name}"
-        return alone.alone(self.path / ".lock", what, lambda text: print(text, file=sys.stderr))
+        return alone.alone(self.path / ".lock", what)
 
 
 @dataclass(frozen=True)

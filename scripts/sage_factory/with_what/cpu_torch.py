@@ -45,7 +45,7 @@ def ensure(version: str, cc: str) -> str:
 
 def _fill(name: str, lock: Path, cc: str) -> None:
     venvs.empty(name, lock)
-    pins = dict(pins_of(lock.read_text(encoding="utf-8")))
+    pins = dict(venvs.pins_of(lock.read_text(encoding="utf-8")))
     cudnn = re.search(r"^nvidia-cudnn-cu\d+==(\d+)\.(\d+)\.(\d+)", "".join(pins.values()), re.M)
     torch, others = venvs.VENVS / name / "torch.txt", venvs.VENVS / name / "others.txt"
     torch.write_text(pins.pop("torch"), encoding="utf-8")
@@ -59,14 +59,6 @@ def _fill(name: str, lock: Path, cc: str) -> None:
     stand_ins(venvs.site_packages(name) / "torch" / "lib", cc, cudnn.groups() if cudnn else ())
     # The test of the above; and what a test of a package imports is compiled once.
     venvs.run(name, "-c", "import torch; assert not torch.cuda.is_available()")
-
-
-def pins_of(lock: str) -> Iterable[tuple[str, str]]:
-    """The lines of a lock by the name of what they pin. A name that is pinned for several Pythons comes with all."""
-    found: dict[str, str] = defaultdict(str)
-    for pin in re.findall(r"^\S.*(?:\n[ \t].*)*\n", lock, re.M):
-        found[re.split(r"[=\[ ]", pin, maxsplit=1)[0]] += pin
-    return found.items()
 
 
 def unpack(wheel: Path, site: Path) -> None:

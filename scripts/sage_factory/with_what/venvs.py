@@ -18,7 +18,8 @@ import signal
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from sage_factory import ROOT, FactoryError, alone, child
@@ -105,7 +106,7 @@ def keep(name: str, wanted: str, fill: Callable[[], None]) -> None:
         return
     try:
         VENVS.mkdir(exist_ok=True)
-        with alone.alone(VENVS / f"{name}.lock", f"another process that sets up .venvs/{name}", _say):
+        with alone.alone(VENVS / f"{name}.lock", f"another process that sets up .venvs/{name}"):
             if _read(stamp) != wanted:  # another process may have finished it while this one waited
                 fill()
                 stamp.write_text(wanted, encoding="utf-8")
@@ -188,9 +189,17 @@ def pip(name: str, command: str, lock: Path, *options: str) -> None:
         )
 
 
+def pins_of(lock: str) -> Iterable[tuple[str, str]]:
+    """The lines of a lock by the name of what they pin. A name that is pinned for several Pythons comes with all."""
+    found: dict[str, str] = defaultdict(str)
+    for pin in re.findall(r"^\S.*(?:\n[ \t].*)*\n", lock, re.M):
+        found[re.split(r"[=\[ ]", pin, maxsplit=1)[0]] += pin
+    return found.items()
+
+
 def _lacking(name: str, lock: Path) -> set[str]:
     """What a lock names for every Python and system, and the environment has not got."""
-    wanted = re.findall(r"^([A-Za-z0-9][\w.-]*)[^;\n]*$", lock.read_text(encoding="utf-8"), re.M)
+    wanted = [one for one, pin in pins_of(lock.read_text(encoding="utf-8")) if ";" not in pin]
     own = site_packages(name)
     folders = [own, *map(Path, _read(own / "beside.pth").splitlines())]  # what a neighbour has pip does not install again
     there = [path.stem.rpartition("-")[0] for folder in folders for path in folder.glob("*.dist-info")]
@@ -256,7 +265,3 @@ def _cause(text: str) -> str:
             return explanation.format(python=".".join(map(str, sys.version_info[:3])))
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1] if lines else "the command failed without a word"
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
