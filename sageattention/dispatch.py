@@ -263,6 +263,8 @@ def explain(
     smooth_k: bool = True,
     attn_mask: torch.Tensor | None = None,
     *,
+    smooth_v: bool = False,
+    per_block_mean: bool | None = None,
     function: str = FIRST,
     pv_accum_dtype: str | None = None,
     architecture: str | None = None,
@@ -272,6 +274,7 @@ def explain(
     Args:
         q, k, v, tensor_layout, is_causal, sm_scale, return_lse, smooth_k, attn_mask: the arguments of the call; with tensors of
             three dimensions that of the function for packed sequences.
+        smooth_v, per_block_mean: those too, of functions that have them: they change no choice.
         function: the name of the function that is called, if not the package's first.
         pv_accum_dtype: its argument of that name; the default if None.
         architecture: a compute capability such as "8.9", to ask about another GPU, a GeForce where there are such, as if every kernel
@@ -287,7 +290,7 @@ def explain(
     validation.one_of("function", function, [*ACCUMULATORS, *SERVED_AS])
     packed = function == PACKED or (function == FIRST and isinstance(q, torch.Tensor) and q.dim() == 3)
     validation.one_of("tensor_layout", tensor_layout, ("HND", "NHD"))
-    validation.flags(is_causal, smooth_k, True, return_lse)
+    validation.flags(is_causal, smooth_k, smooth_v, return_lse, **({} if per_block_mean is None else {"per_block_mean": per_block_mean}))
     q, k, v = aliases.alike(q, k, v)
     validation.tensors(q, k, v, "packed" if packed else tensor_layout)
     if sm_scale is not None:

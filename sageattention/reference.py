@@ -44,6 +44,7 @@ class Precision(NamedTuple):
     largest_v: float | None = None  # V's largest magnitude after its division by a scale for each block and channel
     sums: torch.dtype = torch.float32  # what products of the keys that are gathered are added in
     twice: bool = False  # blocks in which one key outweighs others are taken a second time
+    smooths: bool = False  # V's mean can be subtracted
     first_apart: bool = False  # the first key's value is multiplied as it is
 
 
@@ -61,13 +62,13 @@ class Twice(NamedTuple):
     pardon: int = 32
 
 
-_F8 = Precision(torch.float8_e4m3fn, level=2.0, limit=448.0, largest_v=4.5, twice=True)
+_F8 = Precision(torch.float8_e4m3fn, level=2.0, limit=448.0, largest_v=4.5, twice=True, smooths=True)
 PRECISION = {
     "sm80_qk_int8_pv_f16": Precision(),
     "sm80_qk_int8_pv_f16_accum_f16": Precision(torch.float16, level=3.0, limit=2.0**14, largest_v=0.140625, sums=torch.float16),
     "sm89_qk_int8_pv_f8": _F8,
     "sm89_qk_int8_pv_f8_accum_f16": _F8._replace(sums=torch.float16),
-    "sm90_qk_int8_pv_f16": Precision(level=0.0, bfloat16_level=-90.0, headroom=(12.0, 80.0), tile=64, bfloat16_sums=True),
+    "sm90_qk_int8_pv_f16": Precision(level=0.0, bfloat16_level=-87.0, headroom=(12.0, 80.0), tile=64, bfloat16_sums=True),
 }
 TWICE = Twice()
 
@@ -264,9 +265,9 @@ def quantise_v(v: torch.Tensor, precision: Precision, *, smooth_v: bool, seen: t
     first = torch.zeros_like(mean)
     if precision.dtype is None or precision.largest_v is None:
         return Values(values, values.new_ones(*v.shape[:2], blocks, v.shape[3]), mean, smoothed, first)
-    if smooth_v and precision.twice:
+    if smooth_v and precision.smooths:
         mean, spread = sampled_mean(values, seen=seen)
-        mean = mean.masked_fill(mean.abs() < WORTH_IT * spread, 0.0)
+        mean = mean.masked_fill(~(mean.abs() > WORTH_IT * spread), 0.0)  # also of NaN and infinity
         # Of 64 channels each.
         parts = [
             torch.nn.functional.pad(x.abs() / 1024, (0, -v.shape[3] % 64)).unflatten(3, (-1, 64))
@@ -459,7 +460,8 @@ def attention(
     def accumulate(p: torch.Tensor, first: int) -> None:
         product = weigh(p, values.data[..., first : first + p.shape[-1], :]).to(precision.sums).float()
         block = first // BLOCK_N
-        rows.out = rows.out + product * values.scale[..., block : block + 1, :]
+        # A block's scale may be infinite, which is nothing to rows that see none of its keys.
+        rows.out = rows.out + (product * values.scale[..., block : block + 1, :]).masked_fill((p == 0.0).all(dim=-1, keepdim=True), 0.0)
 
     for first_key in range(0, kv_len, gather):
         gathered = queries.new_zeros(*queries.shape[:-1], 0)

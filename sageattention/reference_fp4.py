@@ -33,7 +33,7 @@ CHUNK_N = 32  # keys whose probabilities are found together
 LEVEL = 8.0  # a row's largest probability when its base is renewed, as a power of two
 LOG_OF_6 = 2.584962500721156
 HEADROOM = 8.807354922057604 + LOG_OF_6  # above the base: more renews it
-PRECISION = {"sm120_qk_fp4_pv_fp4": Precision(torch.float32, largest_v=LARGEST, twice=True, first_apart=True)}
+PRECISION = {"sm120_qk_fp4_pv_fp4": Precision(torch.float32, largest_v=LARGEST, smooths=True, first_apart=True)}
 
 
 def round_to_e2m1(x: torch.Tensor) -> torch.Tensor:

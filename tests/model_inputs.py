@@ -269,6 +269,20 @@ def check_huge(kernel: str, device: str, dtype: torch.dtype, *, smooth_v: bool) 
             check_finite(kernel, inputs.to(device, dtype), smooth_v=smooth_v)
 
 
+def check_bad_value(kernel: str, device: str, *, smooth_v: bool) -> None:
+    """An infinity or NaN in V, of a key that the mean of V is sampled from: it shows in its channel, of rows that may see its block of keys."""
+    tokens, channel = 320, 5
+    key = int(reference.sampled_tokens(tokens)[-1])
+    first = key // 64 * 64
+    q, k, v = (randn(1, 1, tokens, 64, seed=seed) for seed in range(3))
+    for bad in (math.inf, -math.inf, math.nan):
+        v[0, 0, key, channel] = bad
+        finite = attend(kernel, Inputs(q, k, v).to(device, torch.bfloat16), is_causal=True, smooth_v=smooth_v)[0][0, 0].isfinite()
+        assert finite[:first].all(), bad
+        assert finite[:, torch.arange(64) != channel].all(), bad
+        assert not finite[key:, channel].any(), bad
+
+
 def check_small(kernel: str, device: str, limit: float) -> None:
     """A small V is no worse than another: bfloat16, beside scores as far apart as four times `randn`'s."""
     q, k, v = Inputs(*(randn(1, 2, tokens, 128, seed=tokens + i) for i, tokens in enumerate((100, 700, 700))))

@@ -26,6 +26,8 @@ from kernels_on_cpu import (
 )
 from model_inputs import sink
 
+from sageattention import reference
+
 pytestmark = pytest.mark.slow
 
 KERNEL = "sm120_qk_fp4_pv_fp4"
@@ -108,6 +110,15 @@ def test_kernels_agree_with_the_reference(name: str, kernels: Kernels) -> None:
     (out, lse), (expected, expected_lse) = case.run(kernels, KERNEL), case.expected(KERNEL)
     assert torch.equal(out, expected)
     torch.testing.assert_close(lse, expected_lse, rtol=0, atol=1e-6)
+
+
+def test_an_infinite_value(kernels: Kernels) -> None:
+    """Of a key that the mean of V is sampled from: queries that see no key of its block do without both."""
+    q, k, v = (x.half() for x in inputs(1, 1, 1, 320, 320, 64, 64))
+    v[0, 0, int(reference.sampled_tokens(320)[-1]), 3] = math.inf
+    out, _ = Case(q, k, v, is_causal=True).run(kernels, KERNEL)
+    assert out[0, 0, :256].isfinite().all()
+    assert not out[0, 0, -1, 3].isfinite()
 
 
 @pytest.mark.parametrize("form", sorted(FORMS))

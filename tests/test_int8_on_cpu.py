@@ -178,6 +178,13 @@ def test_huge_values(kernel: str) -> None:
     model_inputs.check_huge(kernel, "cpu", torch.bfloat16, smooth_v=True)
 
 
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("smooth_v", [False, True])
+@pytest.mark.usefixtures("as_operators")
+def test_a_value_that_is_no_number(kernel: str, smooth_v: bool) -> None:
+    model_inputs.check_bad_value(kernel, "cpu", smooth_v=smooth_v)
+
+
 def coarse(unit: float, times: float, head_dim: int) -> Case:
     """Rows whose scores are some hundreds of units of `unit` log2 units or less, in turn with rows whose scores are not coarse. Of the second 64
     keys the first 16 are the least of all, and the others `times` as large as the rest; the last 32 are to the rows that are not coarse

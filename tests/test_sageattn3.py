@@ -43,11 +43,13 @@ def test_the_first_arguments_are_the_originals() -> None:
     parameters = [
         str(p.replace(annotation=p.empty))
         for p in inspect.signature(sageattn3_blackwell).parameters.values()
-        if p.kind is p.POSITIONAL_OR_KEYWORD
+        if p.kind in {p.POSITIONAL_OR_KEYWORD, p.VAR_POSITIONAL}
     ]
-    # True, but that five arguments in scaled_dot_product_attention's order are to be told from six.
-    assert parameters == ["q", "k", "v", "attn_mask=None", "is_causal=False", "per_block_mean=None"]
+    # The sixth is per_block_mean too, unless scaled_dot_product_attention's order says is_causal.
+    assert parameters == ["q", "k", "v", "attn_mask=None", "is_causal=False", "*sixth"]
     q, k, v = qkv(1, 2, 200, 64)
+    function: Any = sageattn3_blackwell
+    assert torch.equal(function(q, k, v, None, False, False), function(q, k, v, per_block_mean=False))
     assert torch.equal(sageattn3_blackwell(q, k, v), sageattn3_blackwell(q, k, v, per_block_mean=True))
     assert not torch.equal(sageattn3_blackwell(q, k, v), sageattn3_blackwell(q, k, v, per_block_mean=False))
 
@@ -75,6 +77,13 @@ def test_nothing_is_swallowed() -> None:
         function(Q, K, V, per_block=True)
     with pytest.raises(ValueError, match=r"dropout_p: expected 0, got 0\.1; there is no dropout here"):
         function(Q, K, V, dropout_p=0.1)
+    for by_name in (0.0, 0.3):
+        with pytest.raises(ValueError, match=r"dropout_p: expected 0, got 0\.3"):
+            function(Q, K, V, None, 0.3 - by_name, False, dropout_p=by_name)
+    with pytest.raises(TypeError, match="per_block_mean: given twice, sixth and by name"):
+        function(Q, K, V, None, False, True, per_block_mean=True)
+    with pytest.raises(TypeError, match=r"sageattn3_blackwell\(\) takes up to 6 arguments by position, got 7"):
+        function(Q, K, V, None, False, True, True)
 
 
 # ── Against exact attention ──────────────────────────────────────────────────────────────────────────────────────────
@@ -252,7 +261,9 @@ def _choose_anew() -> Iterator[None]:
 
 
 def test_explain() -> None:
-    assert explain(Q, K, V).gpu == "CPU"
+    assert explain(Q, K, V, per_block_mean=False, smooth_v=True).gpu == "CPU"
+    with pytest.raises(TypeError, match="per_block_mean: expected True or False, got 1"):
+        explain(Q, K, V, per_block_mean=1)  # type: ignore[arg-type]
     for architecture in ("12.0", "12.1"):
         choice = explain(Q, K, V, architecture=architecture)
         assert (choice.kernel, choice.gpu) == (KERNEL, architecture)
@@ -444,6 +455,8 @@ def test_in_the_place_of_scaled_dot_product_attention(causal: bool) -> None:
     assert torch.equal(function(Q, K, V, mask, 0.0, causal), expected)
     assert torch.equal(function(Q, K, V, mask, 0.0), function(Q, K, V, mask)), "five by position are not causal"
     assert not torch.equal(function(Q, K, V, None, 0.0), function(Q, K, V, None, 0.0, True))
+    for mean in (True, False):
+        assert torch.equal(function(Q, K, V, None, 0.0, per_block_mean=mean), function(Q, K, V, per_block_mean=mean))
     assert torch.equal(function(Q, K, V, None, True, False), function(Q, K, V, is_causal=True, per_block_mean=False))
     with pytest.raises(TypeError, match="is_causal: expected True or False, got 0"):
         function(Q, K, V, None, 0, True)  # is_causal and per_block_mean, or dropout_p and is_causal

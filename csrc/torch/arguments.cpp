@@ -8,6 +8,8 @@ namespace sage {
 
 namespace {
 
+constexpr int64_t kSizes = int64_t{1} << 30;  // that indices of 32 bits count, with room to add
+
 void check_tensor(const char* name, const Tensor& tensor, const Tensor& q) {
   TORCH_CHECK_VALUE(tensor.dim() == 4, name, ": expected 4 dimensions, got ", tensor.dim());
   TORCH_CHECK_VALUE(tensor.device() == q.device(), name, ": expected device ", q.device(), " as q, got ",
@@ -56,8 +58,7 @@ AttentionShape check_attention(const Tensor& q, const Tensor& k, const Tensor& v
                     q.size(head_dimension), " for ", kv_heads);
   for (const Tensor* tensor : {&q, &k}) {
     for (const int64_t size : tensor->sizes()) {
-      TORCH_CHECK_VALUE(size < std::numeric_limits<int32_t>::max() / 2, "expected sizes under 2^30, got ",
-                        tensor->sizes());
+      TORCH_CHECK_VALUE(size < kSizes, "expected sizes under 2^30, got ", tensor->sizes());
     }
   }
   const auto narrow = [](int64_t size) { return static_cast<int32_t>(size); };
@@ -75,6 +76,7 @@ void check_cu_seqlens(const char* name, const Tensor& cu_seqlens, const Tensor& 
   TORCH_CHECK_TYPE(cu_seqlens.scalar_type() == kInt, name, ": expected dtype int32, got ", cu_seqlens.scalar_type());
   TORCH_CHECK_VALUE(cu_seqlens.dim() == 1 && cu_seqlens.size(0) >= 1 && cu_seqlens.is_contiguous(), name,
                     ": expected a contiguous [sequences + 1], got ", cu_seqlens.sizes());
+  TORCH_CHECK_VALUE(cu_seqlens.size(0) <= kSizes, name, ": expected sequences under 2^30, got ", cu_seqlens.sizes());
   TORCH_CHECK_VALUE(cu_seqlens.device() == q.device(), name, ": expected device ", q.device(), " as q, got ",
                     cu_seqlens.device());
 }

@@ -17,7 +17,6 @@
 
 namespace sage {
 
-
 // One call: its tensors as [batch, .., .., head_dim], of packed sequences with batch 1, and what has been made of them.
 struct Call {
   const AttentionKernel& kernel;

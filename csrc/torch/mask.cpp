@@ -10,7 +10,7 @@ namespace sage {
 
 namespace {
 
-// A copy that has. What is expanded is copied once.
+// A copy whose rows are a multiple of eight keys apart. What is expanded is copied once.
 Tensor with_even_rows(const Tensor& mask, int64_t keys) {
   std::vector<int64_t> sizes(4 - mask.dim(), 1), strides(4 - mask.dim(), 0);
   for (int64_t i = 0; i < mask.dim(); ++i) {

@@ -65,8 +65,8 @@ def sageattn3_blackwell(
     v: torch.Tensor = REQUIRED,
     attn_mask: torch.Tensor | None = None,
     is_causal: bool = False,
+    *sixth: bool | None,
     per_block_mean: bool | None = None,
-    *,
     tensor_layout: str = "HND",
     sm_scale: float | None = None,
     return_lse: bool = False,
@@ -88,6 +88,7 @@ def sageattn3_blackwell(
             bfloat16, float32, added to the scores (-5e5 and less: hidden). Beside `is_causal` both hold. A query that sees no
             key gets zeros, and log-sum-exp -inf.
         is_causal: query i sees keys 0..i, as PyTorch's `is_causal` has it also where qo_len and kv_len differ.
+        sixth: `per_block_mean` by position; or, behind a float, `is_causal`: `scaled_dot_product_attention` has dropout_p fifth.
         per_block_mean: subtract a mean of Q of its own from each 128 queries before rounding them, else one of all queries. The
             scores get back what was taken. The latter takes less memory: 4 bytes less for each head, key and 128 queries. None is True.
         tensor_layout: "HND" or "NHD".
@@ -109,10 +110,15 @@ def sageattn3_blackwell(
 
     Source: SageAttention3 (arXiv 2505.11594).
     """
-    # By position, as scaled_dot_product_attention has them: dropout_p, is_causal.
+    if len(sixth) > 1:
+        raise TypeError(f"sageattn3_blackwell() takes up to 6 arguments by position, got {5 + len(sixth)}")
     if type(is_causal) is float:
-        others = {"dropout_p": is_causal, **others}
-        is_causal, per_block_mean = False if per_block_mean is None else per_block_mean, None
+        others["dropout_p"] = others.get("dropout_p") or is_causal
+        is_causal = sixth[0] if sixth and sixth[0] is not None else False
+    elif sixth:
+        if per_block_mean is not None:
+            raise TypeError("per_block_mean: given twice, sixth and by name")
+        per_block_mean = sixth[0]
     if per_block_mean is None:
         per_block_mean = True
     if others:

@@ -14,7 +14,7 @@ from accuracy import FP4, error_by_size, exact, relative_l1
 
 sageattn3 = pytest.importorskip("sageattn3", reason="not installed here")
 
-from sageattn3 import _library, _ops, dispatch  # noqa: E402
+from sageattn3 import _library, _ops, dispatch, reference  # noqa: E402
 
 KERNEL = "sm120_qk_fp4_pv_fp4"
 
@@ -247,6 +247,16 @@ def test_nan_is_not_hidden() -> None:
     assert out[0, 0, :3].isfinite().all()
     assert out[0, 0, 4:].isfinite().all()
     assert out[0, 1].isnan().all()
+
+
+@pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
+def test_a_value_that_is_no_number(bad: float) -> None:
+    """Of a key that the mean of V is sampled from: queries that see no key of its block do without both."""
+    q, k, v = (x.cuda() for x in qkv(1, 1, 320, 64))
+    v[0, 0, int(reference.sampled_tokens(320)[-1]), 3] = bad
+    out, _ = attend(q, k, v, is_causal=True)
+    assert out[0, 0, :256].isfinite().all()
+    assert not out[0, 0, -1, 3].isfinite()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

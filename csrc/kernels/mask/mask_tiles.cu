@@ -1,7 +1,7 @@
 // Looks at an attention mask once: attention then skips the tiles that hide everything and does not read those that change nothing. For
 // wgmma it also says of each key whether a row sees it, a bit, in the order in which threads hold the scores.
 //
-// A warp looks at one tile and waits for no other warp. It reads 64 rows in four slabs of 16, as accumulators lie: of a
+// A warp looks at one tile and waits for no other warp. It reads 64 rows (128 for mma.sync, which wants no bits) in slabs of 16, as accumulators lie: of a
 // slab a lane reads two rows, lane / 4 and 8 further, and of each every fourth 16 bytes, 16 keys in all. Of these 32 numbers it makes 32
 // bits, and four lanes, which have the same rows, exchange theirs so that each has the keys whose scores it will hold.
 #include "kernels/mask/mask_tiles.h"

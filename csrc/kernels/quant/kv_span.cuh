@@ -91,8 +91,8 @@ struct NothingToAsk {
 };
 
 // Estimates the mean of a tensor's tokens from this many of them: those that are seen, and where these are few, a sample of all that are.
-// A token's vote weighs less the further it lies from the
-// others, by the square of its distance: one far away shall not move it. By a block of threads; their answers are the same in every block that asks.
+// A token's vote weighs less the further it lies from the others, by the square of its distance: one far away shall not move it. By a block of
+// threads; their answers are the same in every block that asks.
 // While the tokens are on their way `ask` is called; whether any thread said yes is returned.
 template <int SampledTokens, bool WithSpread, typename Element, int HeadDim, int Threads, typename Ask = NothingToAsk>
 __device__ __forceinline__ bool take_sample(const TensorView& tensor, const KvSpan& span, int head_dim, const SeenByQueries& seen,

@@ -95,7 +95,8 @@ __device__ __forceinline__ void quantise_v(const typename Config::Params& p, con
       take_sample<Config::kSampledKeys, true, typename Config::Element>(p.v, span, p.head_dim, seen, sample);
       if (threadIdx.x < Config::kHeadDim) {
         float& kept = sample.mean[threadIdx.x];
-        if (!(fabsf(kept) >= Config::kWorthIt * sample.spread[threadIdx.x])) kept = 0.0f;
+        // Nor is one kept that is no number or infinite, of which the spread is infinite too.
+        if (!(fabsf(kept) > Config::kWorthIt * sample.spread[threadIdx.x])) kept = 0.0f;
         if (span.first_key == 0) p.v_mean[span.mean * Config::kHeadDim + threadIdx.x] = kept;
       }
       __syncthreads();

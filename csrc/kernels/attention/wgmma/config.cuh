@@ -38,9 +38,11 @@ struct Config : Sm90QkInt8PvF16 {
 
   // Probabilities are relative to a reference, at which they are 2^kLevel, and the final division makes that good. A row's maximum may exceed
   // it by kHeadroom powers of two; beyond, the reference rises and the output is rescaled. Of bfloat16 that is so far that bounds mostly tell;
-  // low enough that a thousand products with its largest numbers have a sum even there, high enough for products with 2^-50.
+  // low enough that a hundred products with its largest numbers have a sum even there, high enough for products with 2^-50. Probabilities of
+  // scores like `randn`'s lie 2^1 to 2^7 below the first block's largest: there between two exponents that are multiples of 8, since bits of A
+  // that change take power, which is what bounds long sequences (bench/notes-hopper.md).
   static constexpr bool kHalfRange = cuda::std::is_same_v<Element, __half>;
-  static constexpr float kLevel = kHalfRange ? 0.0f : -90.0f;
+  static constexpr float kLevel = kHalfRange ? 0.0f : -87.0f;
   static constexpr float kHeadroom = kHalfRange ? 12.0f : 80.0f;
   // Of float16, whose range is short, bounds rarely tell that a block does not exceed the headroom, but mostly that float32 holds its
   // probabilities. Then a lane's sum beyond this tells that it does.
