@@ -195,13 +195,13 @@ def gpus(report: Report) -> None:
 
 
 def self_test(report: Report, device: str, present: frozenset[str]) -> None:
-    """Error against float64, without and under a mask and of packed sequences, and speed of every kernel that is there for the device."""
+    """Error against float64, of `FORMS`, and speed of every kernel that is there for the device."""
     import torch
 
     from . import dispatch
 
     cpu = device == "cpu"
-    columns = f"{'error':>8}{'masked':>8}{'packed':>8}{'at most':>9}{'ms':>9}{'TFLOPS':>8}"
+    columns = f"{'error':>8}{'masked':>8}{'packed':>8}{'causal':>8}{'at most':>9}{'ms':>9}{'TFLOPS':>8}"
     print(f"\n{'kernel (CPU reference)' if cpu else 'kernel':<34}{columns}")
     gpu = dispatch.CPU if cpu else dispatch.gpu_of("cuda", torch.device(device).index)[0]
     errors = {
@@ -212,7 +212,7 @@ def self_test(report: Report, device: str, present: frozenset[str]) -> None:
         errors.update(dict.fromkeys(sorted(few.kernels(shared=few.short in present)), few.error))
     for name, known in errors.items():
         try:
-            errors_of = {form: error_of(name, device, form) for form in FORMS if form != "packed" or name in dispatch.KERNELS}
+            errors_of = {form: error_of(name, device, form) for form in FORMS if form in OF_ANY or name in dispatch.KERNELS}
             milliseconds, flops = (None, 0.0) if cpu else speed_of(name, device)
         except (RuntimeError, TypeError, ValueError) as failure:
             report.problem(
@@ -233,7 +233,13 @@ def self_test(report: Report, device: str, present: frozenset[str]) -> None:
 
 
 # Kinds of calls, which kernels of their own may serve, and how a message says them.
-FORMS = {"plain": "", "masked": " under a mask", "packed": " of packed sequences"}
+FORMS = {
+    "plain": "",
+    "masked": " under a mask",
+    "packed": " of packed sequences",
+    "causal": " of a causal call in float16 with offsets in K and V",
+}
+OF_ANY = {"plain", "masked"}  # the kernels for few tokens are asked for these alone
 
 
 class Sizes(NamedTuple):
@@ -264,15 +270,22 @@ def sizes_of(kernel: str, *, few: Sizes, one: Sizes, others: Sizes) -> Sizes:
 
 
 def error_of(kernel: str, device: str, form: str) -> float:
-    """Relative L1 error of the output: 256 queries, 4096 keys, head_dim 128, or 16 tokens, head_dim 64, or one query.
+    """Relative L1 error of the output: 256 queries, 4096 keys, head_dim 128, or 16 tokens, head_dim 64, or one query; bfloat16.
 
     form: of FORMS. Masked, the last quarter of the keys is hidden from all queries, and half of the others at random from each. Packed,
-    the first 100 queries see the first half of the keys, and the others the second.
+    the first 100 queries see the first half of the keys, and the others the second. Causal, 500 tokens of head_dim 64 are float16, channels of K and
+    V have an offset, which of V is no part of what the error is relative to, and V's mean is subtracted.
     """
     import torch
 
     sizes = sizes_of(kernel, few=Sizes(64, 8, 16, 16, 64), one=Sizes(8, 32, 1, 4096, 128), others=Sizes(1, 2, 256, 4096, 128))
+    if form == "causal":
+        sizes = Sizes(1, 2, 500, 500, 64)
     q, k, v = sizes.tensors(device)
+    offset = 0.0
+    if form == "causal":
+        offset = 2.0
+        q, k, v = q.half(), k.half() + 2 * randn(sizes.head_dim, seed=4, device=device).half(), v.half() + offset
     scores = q.double() @ k.double().transpose(2, 3) * sizes.head_dim**-0.5
     seen = None
     if form == "masked":
@@ -283,11 +296,16 @@ def error_of(kernel: str, device: str, form: str) -> float:
     if form == "packed":
         of_query, of_key = (torch.arange(end[-1], device=device) >= end[1] for end in starts)
         seen = of_query[:, None] == of_key
+    if form == "causal":
+        seen = torch.ones(sizes.qo_len, sizes.kv_len, dtype=torch.bool, device=device).tril()
     if seen is not None:
         scores.masked_fill_(~seen, -torch.inf)
     expected = torch.softmax(scores, dim=-1) @ v.double()
-    out = call_packed(kernel, q, k, v, *starts) if form == "packed" else call(kernel, q, k, v, seen)
-    return float((out.double() - expected).abs().sum() / expected.abs().sum())
+    if form == "packed":
+        out = call_packed(kernel, q, k, v, *starts)
+    else:
+        out = call(kernel, q, k, v, None, causal=True) if form == "causal" else call(kernel, q, k, v, seen)
+    return float((out.double() - expected).abs().sum() / (expected - offset).abs().sum())
 
 
 def speed_of(kernel: str, device: str) -> tuple[float, float]:
@@ -312,14 +330,16 @@ def speed_of(kernel: str, device: str) -> tuple[float, float]:
     return start.elapsed_time(end) / rounds, 4.0 * sizes.batch * sizes.heads * sizes.qo_len * sizes.kv_len * sizes.head_dim
 
 
-def call(kernel: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
-    """Attention on a kernel of our choosing."""
+def call(
+    kernel: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None = None, *, causal: bool = False
+) -> torch.Tensor:
+    """Attention on a kernel of our choosing. Causal, V's mean is subtracted where the kernel can."""
     from . import _ops, dispatch
 
     few = kernel not in _ops.NUMBERS
     kernel = next(iter(dispatch.KERNELS)) if few else kernel  # which the others come before
     out: torch.Tensor = _ops.attention(
-        q, k, v, mask, "HND", False, q.shape[-1] ** -0.5, True, False, False, kernel, or_16_bit=few
+        q, k, v, mask, "HND", causal, q.shape[-1] ** -0.5, True, causal, False, kernel, or_16_bit=few
     )[0]
     return out
 

@@ -63,8 +63,8 @@ def test_a_sound_installation() -> None:
     if not torch.cuda.is_available():
         assert set(rows) == set(dispatch.KERNELS) - {"sm90_qk_int8_pv_f16"}
     for name, row in rows.items():
-        for error in row[1:4]:  # without a mask and under one, and of packed sequences
-            assert 0.3 * dispatch.KERNELS[name].error < float(error) <= float(row[4])
+        for error in row[1:5]:  # doctor.FORMS
+            assert 0.3 * dispatch.KERNELS[name].error < float(error) <= float(row[5])
 
 
 def test_beside_another_pytorch(package: Path) -> None:
@@ -230,8 +230,8 @@ def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("two_gpus")
 def test_gpus(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     errors: dict[str, Any] = {
-        "sm80_qk_int8_pv_f16": {"plain": float("nan"), "masked": 0.01, "packed": 0.01},
-        "sm89_qk_int8_pv_f8": {"plain": 0.03, "masked": 0.5, "packed": 0.6},
+        "sm80_qk_int8_pv_f16": {"plain": float("nan"), "masked": 0.01, "packed": 0.01, "causal": 0.01},
+        "sm89_qk_int8_pv_f8": {"plain": 0.03, "masked": 0.5, "packed": 0.6, "causal": 0.7},
     }
     monkeypatch.setattr(doctor, "error_of", lambda kernel, device, form: errors[kernel][form])
     monkeypatch.setattr(doctor, "speed_of", lambda kernel, device: (2.0, 4e11))
@@ -241,6 +241,7 @@ def test_gpus(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
         "sm80_qk_int8_pv_f16 on cuda:0 is nan off exact attention, at most 0.0127 is right",
         "sm89_qk_int8_pv_f8 on cuda:0 is 0.5000 off exact attention under a mask, at most 0.0424 is right",
         "sm89_qk_int8_pv_f8 on cuda:0 is 0.6000 off exact attention of packed sequences, at most 0.0424 is right",
+        "sm89_qk_int8_pv_f8 on cuda:0 is 0.7000 off exact attention of a causal call in float16 with offsets in K and V, at most 0.0424 is right",
         "GPU 1: no kernel for compute capability 7.5 (device 1)",
     ]
     said = capsys.readouterr().out
@@ -248,7 +249,7 @@ def test_gpus(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
     assert facts(said)["runs"].startswith("sm_89; sageattn takes sm89_qk_int8_pv_f8: ")
     rows = [line.split() for line in said.splitlines() if line.startswith("sm")]
     assert [row[0] for row in rows] == ["sm80_qk_int8_pv_f16", "sm89_qk_int8_pv_f8"]
-    assert rows[1][5:] == ["2.000", "200"]
+    assert rows[1][6:] == ["2.000", "200"]
 
 
 @pytest.mark.parametrize("kind", [RuntimeError, TypeError, ValueError])

@@ -13,11 +13,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import log_sum_exp
 import pytest
 import torch
 import wrong_arguments
 from accuracy import FP4, error_by_size, exact, relative_l1
-from model_inputs import sink
+from model_inputs import Inputs, sink
 from test_api import CU, PACKED, VARLEN_ERRORS, K, Q, V, qkv, randn
 
 sageattn3 = pytest.importorskip(
@@ -185,6 +186,33 @@ def test_a_first_key_with_most_of_the_mass(mass: float, value: float, limit: flo
     v[:, :, 0] = value * randn(128, seed=9, dtype=torch.float32)
     q, k, v = (x.bfloat16() for x in (q, k, v))
     assert relative_l1(sageattn3_blackwell(q, k, v), exact(q, k, v)[0]) <= limit
+
+
+def lse_inputs() -> dict[str, Inputs]:
+    """By what docs/sageattn3.md calls them."""
+    normal = {keys: log_sum_exp.normal(200, keys) for keys in (256, 1024)}
+    q, k, v = normal[1024]
+    return {
+        "256 keys": normal[256],
+        "1024 keys": normal[1024],
+        "scores 4 times as far apart": Inputs(2 * q, 2 * k, v),
+        "a sink of 0.99": sink(1024, 0.99, queries=200),
+        "all scores alike": Inputs(0 * q, k, v),
+    }
+
+
+# Of the largest error, its standard deviation and mean: docs/sageattn3.md has what was measured.
+@pytest.mark.parametrize(
+    ("name", "limits"),
+    zip(lse_inputs(), [(0.15, 0.03, 0.015), (0.1, 0.025, 0.015), (2.5, 0.4, 0.05), (1.0, 0.25, 0.08), (0.032, 1e-3, 0.032)]),
+)
+def test_log_sum_exp(name: str, limits: tuple[float, float, float]) -> None:
+    inputs = lse_inputs()[name].to("cpu", torch.bfloat16)
+    _, lse = sageattn3_blackwell(*inputs, return_lse=True)
+    off = lse - log_sum_exp.exact_lse(inputs, None, False)
+    found = off.abs().max(), off.std(), off.mean()
+    print(f"{name}: largest {found[0]:.3f}, deviation {found[1]:.3f}, mean {found[2]:+.3f}")
+    assert all(abs(one) <= limit for one, limit in zip(found, limits))
 
 
 @pytest.mark.parametrize("is_causal", [False, True])

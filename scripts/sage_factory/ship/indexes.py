@@ -29,7 +29,7 @@ WITHDRAWN = "Withdrawn:"  # what the notes of a release begin with that nobody s
 # Local versions, as matrix.Build writes them: index_version, and the wheel_version of a package whose wheels have one themselves. An
 # index does not tell PyTorch's patches and our repairs apart.
 CUDA, TORCH = r"cu(?P<major>\d+)(?P<minor>\d)", r"torch(?P<torch>\d+\.\d+)"
-LOCAL = (rf"{TORCH}(?:\.abi)?\.{CUDA}(?:\.\d+)?", rf"{CUDA}{TORCH}\.\d+(?:\.\d+)?")
+LOCAL = (rf"{TORCH}(?:\.abi)?\.{CUDA}(?:\.\d+)?", rf"{CUDA}{TORCH}\.(?:abi|\d+)(?:\.\d+)?")
 
 
 class SiteError(FactoryError):
@@ -66,7 +66,7 @@ def describe(name: str, url: str, sha256: str, metadata_sha256: str | None = Non
     major, minor, torch = said["major"], said["minor"], said["torch"]
     # Of a PyTorch that the table has no more, as in an old release, METADATA alone says it.
     python = matrix.load().first_python(torch)
-    folder = f"cu{major}{minor}-torch{torch.replace('.', '')}{'-or-later' if '.abi.' in said[0] else ''}"
+    folder = f"cu{major}{minor}-torch{torch.replace('.', '')}{'-or-later' if '.abi' in said[0] else ''}"
     pythons = f">={python}" if python else ""
     return Link(canonicalize_name(project), folder, f"cu{major}", name, url, sha256, pythons, metadata_sha256)
 

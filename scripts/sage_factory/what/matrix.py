@@ -147,8 +147,11 @@ class Build:
 
     @property
     def wheel_version(self) -> str:
-        """2.2.0, or with PyTorch and CUDA in it 1.0.0+cu128torch2.9.0; 1.0.0+cu128torch2.9.0.1 where that was repaired."""
-        local = f"+cu{self.cuda.replace('.', '')}torch{self.torch}{self._repaired}"
+        """2.2.0, or with PyTorch and CUDA in it 1.0.0+cu128torch2.9.0; 1.0.0+cu128torch2.9.0.1 where that was repaired. 2.9+ is
+        1.0.0+cu128torch2.9.abi, below the build for 2.9 alone.
+        """
+        torch = f"{self.torch_series}.abi" if self.stable_abi else self.torch
+        local = f"+cu{self.cuda.replace('.', '')}torch{torch}{self._repaired}"
         return self.version + local if self.local_version else self.version
 
     @property
