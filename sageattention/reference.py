@@ -21,7 +21,7 @@ LARGEST_SCALE = 2.0**50  # of Q and K: products of two of them and a score are n
 SAMPLED_ROWS = 16  # of Q, of all heads that share one of K
 ROW_STEP = 7  # from a row's token to the next one's, in such
 LARGE_IN_K, LARGE_IN_Q = 4.0, 8.0  # channels so many times what is typical: csrc/kernels/quant/channel_factors.cuh
-MOST_POWERS = 4
+MOST_POWERS, MOST_LIFT = 4, 8
 FAR, NEAR = -8192.0, -1024.0  # a mask of keys hides those that are far where others are near
 HIDES = -5e5  # what a mask adds that is no more than this hides; of float16 its least number does
 NEVER = -1e30  # a maximum below any score: relative to it, whatever is seen is infinite
@@ -210,7 +210,10 @@ def find_rotation(q: torch.Tensor, spread: torch.Tensor) -> Rotation:
     most = 4.0**MOST_POWERS
     exponent = torch.frexp(ratio.nan_to_num(0.0).clamp(1.0 / most, most))[1] - 1
     applies = large_in_q | large_in_k
-    return Rotation(applies, torch.exp2(((exponent + 1) >> 1).float()).masked_fill(~applies, 1.0))
+    power = (exponent + 1) >> 1
+    if q.dtype == torch.float16:
+        power = power - (1 - MOST_LIFT - torch.frexp(typical(spread) / q.shape[3] ** 2)[1]).clamp(0, MOST_LIFT)
+    return Rotation(applies, torch.exp2(power.float()).masked_fill(~applies, 1.0))
 
 
 def quantise_k(
@@ -461,7 +464,9 @@ def attention(
         product = weigh(p, values.data[..., first : first + p.shape[-1], :]).to(precision.sums).float()
         block = first // BLOCK_N
         # A block's scale may be infinite, which is nothing to rows that see none of its keys.
-        rows.out = rows.out + (product * values.scale[..., block : block + 1, :]).masked_fill((p == 0.0).all(dim=-1, keepdim=True), 0.0)
+        rows.out = rows.out + (product * values.scale[..., block : block + 1, :]).masked_fill(
+            (p == 0.0).all(dim=-1, keepdim=True), 0.0
+        )
 
     for first_key in range(0, kv_len, gather):
         gathered = queries.new_zeros(*queries.shape[:-1], 0)

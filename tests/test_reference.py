@@ -604,6 +604,7 @@ NUMBER = r"(-?(?:0x[\dp-]+|\d[\d.]*(?:e-?\d+)?))f?"
             rf"kLargeInK = {NUMBER}, kLargeInQ = {NUMBER};\n(?:.*\n)?.* kMostPowers = {NUMBER};",
             [reference.LARGE_IN_K, reference.LARGE_IN_Q, reference.MOST_POWERS],
         ),
+        ("quant/quant_k_int8.h", rf"kMostLift = {NUMBER};", [reference.MOST_LIFT]),
         ("quant/quant_v_f8.h", rf"kLargest = {NUMBER};", [F8.largest_v]),
         ("quant/quant_v_f16.h", rf"kLargest = {NUMBER};", [F16_SUMS.largest_v]),
         ("quant/quant_v.h", rf"kScaleUnit = {NUMBER};", [reference.SCALE_UNIT]),

@@ -275,7 +275,7 @@ RELEASE = {"attest", "release", "channel", "site"}
         ("pull request", "default", None, {"linux-64": 1, "win-64": 1}, ["12.9"]),
         ("main", "stable", None, {"linux-64": 3, "win-64": 3}, ["12.6", "12.8", "12.9"]),
         ("tag", "release", None, {"linux-64": 17, "win-64": 17}, ["12.6", "12.8", "12.9", "13.0"]),
-        ("tag of sageattn3", "sage3-all", None, {"linux-64": 4, "win-64": 4}, ["12.8", "12.9", "13.0", "13.1"]),
+        ("tag of sageattn3", "sage3-release", None, {"linux-64": 6, "win-64": 6}, ["12.8", "12.9", "13.0", "13.1"]),
         ("by hand", "python311", "linux-aarch64", {"linux-aarch64": 3}, ["12.6", "12.8", "12.9"]),
     ],
 )

@@ -67,6 +67,10 @@ def test_huge_values(kernel: str, smooth_v: bool, dtype: torch.dtype) -> None:
     model_inputs.check_huge(kernel, "cuda", dtype, smooth_v=smooth_v)
 
 
+def test_small_keys(kernel: str) -> None:
+    model_inputs.check_small_keys(kernel, "cuda", 0.045 if "f8" in kernel else 0.013)
+
+
 @pytest.mark.parametrize("smooth_v", [False, True])
 def test_a_value_that_is_no_number(kernel: str, smooth_v: bool) -> None:
     model_inputs.check_bad_value(kernel, "cuda", smooth_v=smooth_v)

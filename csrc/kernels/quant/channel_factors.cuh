@@ -100,13 +100,19 @@ __device__ __forceinline__ bool find_factors(int head_dim, SampleOfQ<HeadDim>& o
 #pragma unroll
     for (int i = 0; i < kOfLane; ++i) q_roots += ptx::sqrt(q_size[i]);
     q_roots = sum_of_warp(q_roots);
+    // The rotation makes numbers smaller, of which float16 would lose bits where K's are small: so they are made larger before.
+    int lift = 0;
+    if constexpr (Pair<Element>::kHalf) {
+      const int typical = __float_as_int(ptx::divide(k_typical, static_cast<float>(head_dim * head_dim))) / (1 << 23) - 127;
+      lift = min(max(-QuantKInt8::kMostLift - typical, 0), QuantKInt8::kMostLift);
+    }
 #pragma unroll
     for (int i = 0; i < kOfLane; ++i) {
       // As far above the typical as Q's is below it: then both have the same share of their scales.
       const float ratio = ptx::divide(of_k.spread[channel(i)] * (q_roots * q_roots), k_typical * q_size[i]);
       constexpr float kMost = 1 << 2 * QuantKInt8::kMostPowers;
       const int exponent = __float_as_int(fminf(fmaxf(ratio, 1.0f / kMost), kMost)) / (1 << 23) - 127;
-      powers[channel(i)] = (exponent + 1) >> 1;
+      powers[channel(i)] = ((exponent + 1) >> 1) - lift;
     }
   }
   __syncthreads();

@@ -24,6 +24,8 @@ struct QuantKInt8 {
   static constexpr float kLargeInK = 4.0f, kLargeInQ = 8.0f;
   // Channels are made larger or smaller before by so many powers of two at most: no more, since the few rows that are sampled may be smaller there than others.
   static constexpr int kMostPowers = 4;
+  // And all together by so many at most, of float16 channels that are typically smaller than one over that: no sum overflows but of a number 2^24 times as large.
+  static constexpr int kMostLift = 8;
   // Of factors on Q, and on K but for the half that it is multiplied by anyway: they make all numbers smaller, so that no sum of the rotation overflows.
   SAGE_HOST_DEVICE static constexpr float q_unit(int head_dim) { return static_cast<float>((1 << 2 * kMostPowers) * (head_dim / 4)); }
   SAGE_HOST_DEVICE static constexpr int spans(int kv_len) { return (kv_len + kSpanN - 1) / kSpanN; }

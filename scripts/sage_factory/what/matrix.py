@@ -250,9 +250,13 @@ class Matrix:
     profiles: Mapping[str, tuple[Mapping[str, Any], ...]]
 
     def default_torch(self, cuda: str, package: str | None = None) -> str:
-        """What a bare `--cuda X` means: the PyTorch that `cuda` says, or the newest where a package has no row of that one."""
+        """What a bare `--cuda X` means: the PyTorch that `cuda` says, or the newest by itself where a package has no row of that one."""
         usual = known("CUDA version", cuda, self.cuda).pytorch
-        there = {build.torch for build in self.all_builds() if build.cuda == cuda and build.package == package}
+        there = {
+            build.torch
+            for build in self.all_builds()
+            if (build.cuda, build.package, build.stable_abi) == (cuda, package, False)
+        }
         return usual if usual in there or not there else max(there, key=release_order)
 
     def first_python(self, series: str) -> str:

@@ -31,6 +31,7 @@ COUNTS = {
     "python311": 3,
     "python312": 3,
     "sage3-all": 4,
+    "sage3-release": 6,
 }
 
 
@@ -52,6 +53,10 @@ def test_sage3_all_is_four_cuda_versions_of_one_pytorch_and_python() -> None:
         there = {b.wheel_name for b in matrix.builds("sage3-all", platform=platform)}
         tag = matrix.load().platforms[platform].wheel
         assert there == {f"sageattn3-1.0.0+cu{cuda}torch2.9.0-cp312-cp312-{tag}.whl" for cuda in ("128", "129", "130", "131")}
+    later = {b.wheel_name for b in matrix.builds("sage3-release", platform="linux-64")} - {
+        b.wheel_name for b in matrix.builds("sage3-all", platform="linux-64")
+    }
+    assert later == {f"sageattn3-1.0.0+cu{cuda}torch2.9.abi-py3-none-linux_x86_64.whl" for cuda in ("129", "130")}
     # And today's PyTorch.
     assert {b.cuda for b in matrix.builds(package="sageattn3", torch="2.15.0")} == {"13.2"}
     architectures = {b.cuda: b.architectures for b in matrix.builds(package="sageattn3")}
