@@ -100,6 +100,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=ROOT / "build" / "growing.json", help="default: build/growing.json")
     arguments = parser.parse_args()
+    if not torch.cuda.is_available():
+        parser.error("PyTorch finds no GPU here, and what is measured runs on one")
     rows = []
     for kind in KINDS:
         for name, first, again in measured(kind):

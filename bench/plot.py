@@ -74,7 +74,9 @@ def draw(result: dict[str, Any], path: Path) -> None:
         axis.grid(alpha=0.3)
     axes[0].legend(fontsize=8)
     environment = result["environment"]
-    figure.suptitle(f"{environment['gpu']}, PyTorch {environment['torch']}, {environment['kernels']}; batch 2, 32 heads, bf16")
+    figure.suptitle(
+        f"{environment['gpu']}, PyTorch {environment['torch']}, {environment['kernels']}; batch 2, 32 heads (errors: 4), bf16 or as said"
+    )
     figure.savefig(path, metadata={"Date": None})
 
 

@@ -273,8 +273,8 @@ def error_of(kernel: str, device: str, form: str) -> float:
     """Relative L1 error of the output: 256 queries, 4096 keys, head_dim 128, or 16 tokens, head_dim 64, or one query; bfloat16.
 
     form: of FORMS. Masked, the last quarter of the keys is hidden from all queries, and half of the others at random from each. Packed,
-    the first 100 queries see the first half of the keys, and the others the second. Causal, 500 tokens of head_dim 64 are float16, channels of K and
-    V have an offset, which of V is no part of what the error is relative to, and V's mean is subtracted.
+    the first 100 queries see the first half of the keys, and the others the second. Causal, 500 tokens of head_dim 64 are float16,
+    channels of K and V have an offset, which of V is no part of what the error is relative to, and V's mean is subtracted.
     """
     import torch
 

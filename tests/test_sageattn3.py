@@ -204,7 +204,11 @@ def lse_inputs() -> dict[str, Inputs]:
 # Of the largest error, its standard deviation and mean: docs/sageattn3.md has what was measured.
 @pytest.mark.parametrize(
     ("name", "limits"),
-    zip(lse_inputs(), [(0.15, 0.03, 0.015), (0.1, 0.025, 0.015), (2.5, 0.4, 0.05), (1.0, 0.25, 0.08), (0.032, 1e-3, 0.032)]),
+    zip(
+        lse_inputs(),
+        [(0.15, 0.03, 0.015), (0.1, 0.025, 0.015), (2.5, 0.4, 0.05), (1.0, 0.25, 0.08), (0.032, 1e-3, 0.032)],
+        strict=True,
+    ),
 )
 def test_log_sum_exp(name: str, limits: tuple[float, float, float]) -> None:
     inputs = lse_inputs()[name].to("cpu", torch.bfloat16)
@@ -212,7 +216,7 @@ def test_log_sum_exp(name: str, limits: tuple[float, float, float]) -> None:
     off = lse - log_sum_exp.exact_lse(inputs, None, False)
     found = off.abs().max(), off.std(), off.mean()
     print(f"{name}: largest {found[0]:.3f}, deviation {found[1]:.3f}, mean {found[2]:+.3f}")
-    assert all(abs(one) <= limit for one, limit in zip(found, limits))
+    assert all(abs(one) <= limit for one, limit in zip(found, limits, strict=True))
 
 
 @pytest.mark.parametrize("is_causal", [False, True])

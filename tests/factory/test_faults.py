@@ -387,7 +387,9 @@ def test_killed_builds_two_at_once_and_killed_publishers_leave_what_one_leaves(t
     """`python tests/killing.py` kills fifty of each, and compilers too."""
     if not (killing.ROOT / ".git").exists():
         pytest.skip("this checkout cannot be cloned: it has no .git")
-    clone = killing.Clone.of_this(tmp_path, seed=int(time.time()))
+    seed = int(time.time())
+    print(f"python tests/killing.py --seed {seed}")
+    clone = killing.Clone.of_this(tmp_path, seed=seed)
     build = killing.builder(clone)
     killing.kill_packing(build, 3)
     build.reset()

@@ -24,7 +24,9 @@ REFUSED_VALUE, REFUSED_TYPE = (RuntimeError, RuntimeError) if STABLE else (Value
 
 @pytest.fixture(autouse=True, params=["sm80_qk_int8_pv_f16", "sm90_qk_int8_pv_f16"])
 def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Every test runs on every kernel that this GPU can run, whichever one `sageattn` would take."""
+    """Every test runs on a kernel of either kind, whichever one `sageattn` would take: the other formats of P and V differ in what
+    test_model_inputs.py, test_options.py and the fuzzer ask of all that this GPU has.
+    """
     name: str = request.param
     if name.startswith("sm90") and torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("wgmma needs compute capability 9.0")

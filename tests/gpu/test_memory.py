@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sageattention import _ops, sageattn_varlen
+from sageattention import _ops, explain, sageattn, sageattn_varlen
 
 pytestmark = [
     pytest.mark.gpu,
@@ -77,4 +77,16 @@ def test_workspace_of_packed_sequences() -> None:
     out = sageattn_varlen(q, k, v, cu, cu, 2048, 2048)
     assert isinstance(out, torch.Tensor)
     slots = tokens // 128 + sequences
-    assert peak_above(before, out) <= workspace("sm89_qk_int8_pv_f8", slots * 128, 4, sequences, 128)
+    kernel = explain(q, k, v, function="sageattn_varlen").kernel
+    assert peak_above(before, out) <= workspace(kernel, slots * 128, 4, sequences, 128)
+
+
+@pytest.mark.parametrize(("queries", "keys"), [(16, 16), (256, 256)])
+def test_short_calls_take_nothing(queries: int, keys: int) -> None:
+    """Of few tokens anywhere; short ones on 9.0."""
+    if queries > 16 and torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("short calls have kernels of their own on compute capability 9.0")
+    q, k, v = (torch.randn(4, 8, tokens, 64, device="cuda", dtype=torch.float16) for tokens in (queries, keys, keys))
+    sageattn(q, k, v)
+    before = start()
+    assert peak_above(before, sageattn(q, k, v)) == 0

@@ -151,18 +151,19 @@ def test_a_killed_run_is_finished_by_the_next(dist: Path, tmp_path: Path) -> Non
     assert run(dist, tmp_path / "whole") == 0
     whole = files(tmp_path / "whole")
     to = ["--dist", str(dist), "--channel", str(tmp_path / "out" / "channel"), "--index", str(tmp_path / "out" / "site")]
+    begun = 0
     for moment in range(4):
         with subprocess.Popen(command(*to), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
             # Early ones die while importing, so wait for the first file and then a little.
-            for _ in range(400):
-                if (tmp_path / "out" / "channel").exists() or process.poll() is not None:
-                    break
+            while not (tmp_path / "out" / "channel").exists() and process.poll() is None:
                 time.sleep(0.005)
             time.sleep(0.004 * moment)
+            begun += process.poll() is None
             process.send_signal(signal.SIGKILL)
         for name, digest in files(tmp_path / "out").items():
             if name.endswith((".conda", ".whl")) and not Path(name).name.startswith("."):
                 assert ".index-" in name or whole[name] == digest, f"{name} is there, but not whole"
+    assert begun > 0, "none was killed while it published"
     assert run(dist, tmp_path / "out") == 0
     # conda's index says since when each package is there.
     left, whole = ({k: v for k, v in found.items() if "repodata" not in k} for found in (files(tmp_path / "out"), whole))
