@@ -77,20 +77,19 @@ def under_load(call: Callable[[], object], seconds: float) -> float:
     return milliseconds(call, repeats)
 
 
-def can(name: str, call: Callable[[], object]) -> bool:
-    """Whether a method can do it: this PyTorch or card may lack a peer's backend. That ours fails is an error."""
+def tried(name: str, call: Callable[[], Any]) -> Any:
+    """What a method returns; None where a peer cannot do it, whose backend this PyTorch or card lacks. That ours fails is an error."""
     try:
-        call()
+        return call()
     except RuntimeError:
         if name.startswith("sageattn") or name in KERNELS:
             raise
-        return False
-    return True
+        return None
 
 
 def rounds(calls: dict[str, Callable[[], object]]) -> list[dict[str, float]]:
     """Milliseconds of each call, the calls taking turns. A peer that cannot do it is left out."""
-    able = {name: call for name, call in calls.items() if can(name, call)}
+    able = {name: call for name, call in calls.items() if tried(name, call) is not None}
     table = []
     for _ in range(ROUNDS):
         table.append({name: under_load(call, SECONDS) for name, call in able.items()})
@@ -153,6 +152,7 @@ def error(tokens: int, inputs: str = "randn") -> dict[str, Any]:
     expected = torch.cat([exact(q[:, i : i + 1, rows], k[:, i : i + 1], v[:, i : i + 1])[0] for i in range(4)], dim=1)
     found = {}
     for name, attention in methods().items():
-        if can(name, partial(attention, q, k, v, False)):
-            found[name] = relative_l1(attention(q, k, v, False)[:, :, rows], expected)
+        out = tried(name, partial(attention, q, k, v, False))
+        if out is not None:
+            found[name] = relative_l1(out[:, :, rows], expected)
     return {"tokens": tokens, "inputs": inputs, "relative_l1": found}

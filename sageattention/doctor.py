@@ -278,13 +278,12 @@ def error_of(kernel: str, device: str, form: str) -> float:
     """
     import torch
 
-    sizes = sizes_of(kernel, few=Sizes(64, 8, 16, 16, 64), one=Sizes(8, 32, 1, 4096, 128), others=Sizes(1, 2, 256, 4096, 128))
-    if form == "causal":
-        sizes = Sizes(1, 2, 500, 500, 64)
+    causal = form == "causal"
+    others = Sizes(1, 2, 500, 500, 64) if causal else Sizes(1, 2, 256, 4096, 128)
+    sizes = sizes_of(kernel, few=Sizes(64, 8, 16, 16, 64), one=Sizes(8, 32, 1, 4096, 128), others=others)
     q, k, v = sizes.tensors(device)
-    offset = 0.0
-    if form == "causal":
-        offset = 2.0
+    offset = 2.0 if causal else 0.0  # of V
+    if causal:
         q, k, v = q.half(), k.half() + 2 * randn(sizes.head_dim, seed=4, device=device).half(), v.half() + offset
     scores = q.double() @ k.double().transpose(2, 3) * sizes.head_dim**-0.5
     seen = None
@@ -296,15 +295,13 @@ def error_of(kernel: str, device: str, form: str) -> float:
     if form == "packed":
         of_query, of_key = (torch.arange(end[-1], device=device) >= end[1] for end in starts)
         seen = of_query[:, None] == of_key
-    if form == "causal":
+    if causal:
         seen = torch.ones(sizes.qo_len, sizes.kv_len, dtype=torch.bool, device=device).tril()
     if seen is not None:
         scores.masked_fill_(~seen, -torch.inf)
     expected = torch.softmax(scores, dim=-1) @ v.double()
-    if form == "packed":
-        out = call_packed(kernel, q, k, v, *starts)
-    else:
-        out = call(kernel, q, k, v, None, causal=True) if form == "causal" else call(kernel, q, k, v, seen)
+    mask = None if causal else seen
+    out = call_packed(kernel, q, k, v, *starts) if form == "packed" else call(kernel, q, k, v, mask, causal=causal)
     return float((out.double() - expected).abs().sum() / (expected - offset).abs().sum())
 
 

@@ -293,6 +293,7 @@ def _choose_anew() -> Iterator[None]:
 
 
 def test_explain() -> None:
+    assert explain(Q, K, V).gpu == "CPU"
     assert explain(Q, K, V, per_block_mean=False, smooth_v=True).gpu == "CPU"
     with pytest.raises(TypeError, match="per_block_mean: expected True or False, got 1"):
         explain(Q, K, V, per_block_mean=1)  # type: ignore[arg-type]
