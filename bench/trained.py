@@ -11,6 +11,7 @@ import json
 import sys
 import sysconfig
 from collections.abc import Callable
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -180,7 +181,7 @@ def main() -> None:
     result: dict[str, Any] = {
         "environment": environment("python bench/trained.py " + " ".join(sys.argv[1:])),
         "model": {"type": model.config.model_type, "parameters": sum(p.numel() for p in model.parameters())},
-        "text": {"file": arguments.text.name, "tokens": tokens.shape[1]},
+        "text": {"file": arguments.text.name, "sha256": sha256(text.encode()).hexdigest(), "tokens": tokens.shape[1]},
         "layers": errors(run, attends),
         "predictions": predictions(run, tokens[0], attends),
     }
