@@ -3,7 +3,7 @@
     python bench/short.py [--output FILE.json]
 
 What `sageattn` takes is predicted (csrc/torch/expected_time.cpp). The constants of that were fitted to such times, and
-tests/test_short_calls.py compares it with these. CUDA graphs of a call, replayed, of cuDNN's backend and of our kernels in turn, each
+tests/test_expected_time.py compares it with these. CUDA graphs of a call, replayed, of cuDNN's backend and of our kernels in turn, each
 for so long that the card is at the clocks of a program that runs for long. Beside the JSON file a plot of the same name is drawn.
 """
 

@@ -17,11 +17,13 @@ import subprocess
 import tempfile
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import fuzz
 import pytest
+import tensors
 import torch
 from fuzz_bounds import Exact
 from fuzz_inputs import Problem
@@ -423,9 +425,7 @@ def check_random_calls(first: int, problems: int, wanted: Callable[[fuzz.Call, P
     return calls
 
 
-def randn(*shape: int, seed: int = 0) -> torch.Tensor:
-    """float32, always the same."""
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+randn = partial(tensors.randn, dtype=torch.float32)  # the same on every device
 
 
 def inputs(

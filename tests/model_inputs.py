@@ -8,8 +8,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import NamedTuple
 
+import tensors
 import torch
 from accuracy import exact, relative_l1
 
@@ -27,9 +29,7 @@ class Inputs(NamedTuple):
         return Inputs(*(x.to(device, dtype) for x in self))
 
 
-def randn(*shape: int, seed: int = 0) -> torch.Tensor:
-    """Standard normal, the same on every device."""
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+randn = partial(tensors.randn, dtype=torch.float32)  # the same on every device
 
 
 def attend(

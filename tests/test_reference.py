@@ -16,6 +16,7 @@ import torch
 from accuracy import QK_INT8_PV_F16, error_by_size, exact, relative_l1
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tensors import randn
 
 from sageattention import reference, reference_fp4, sageattn
 
@@ -25,10 +26,6 @@ DTYPES = [torch.float16, torch.bfloat16]
 property_test = settings(max_examples=200, deadline=None, derandomize=True, database=None)
 
 QKV = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-
-
-def randn(*shape: int, seed: int, dtype: torch.dtype = torch.float16) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
 def qkv(

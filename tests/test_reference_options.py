@@ -13,15 +13,12 @@ import torch
 from accuracy import TOLERANCES, error_by_size, exact, relative_l1
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tensors import randn
 
 from sageattention import _ops, reference, sageattn, sageattn_qk_int8_pv_fp8_cuda, sageattn_varlen
 
 KERNELS = list(TOLERANCES)
 Pair = tuple[torch.Tensor, torch.Tensor]
-
-
-def randn(*shape: int, seed: int, dtype: torch.dtype = torch.float16) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
 def attend(

@@ -19,7 +19,8 @@ import torch
 import wrong_arguments
 from accuracy import FP4, error_by_size, exact, relative_l1
 from model_inputs import Inputs, sink
-from test_api import CU, PACKED, VARLEN_ERRORS, K, Q, V, qkv, randn
+from tensors import qkv, randn
+from wrong_arguments import CU, PACKED, PACKED_CASES, K, Q, V
 
 sageattn3 = pytest.importorskip(
     "sageattn3", reason="not installed here: `python3 scripts/run.py test` builds it and installs it"
@@ -252,7 +253,7 @@ def test_argument_errors(arguments: dict[str, Any], error: type[Exception], mess
     assert str(caught.value) == message.replace("sageattn_varlen", "sageattn3_varlen")
 
 
-@pytest.mark.parametrize(("arguments", "error", "message"), [pytest.param(*e[1:], id=e[0]) for e in VARLEN_ERRORS])
+@pytest.mark.parametrize(("arguments", "error", "message"), [pytest.param(*e[1:], id=e[0]) for e in PACKED_CASES])
 def test_varlen_errors(arguments: dict[str, Any], error: type[Exception], message: str) -> None:
     good = {**PACKED, "cu_seqlens_q": CU, "cu_seqlens_k": CU, "max_seqlen_q": 6, "max_seqlen_k": 6}
     with pytest.raises(error) as caught:

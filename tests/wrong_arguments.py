@@ -109,6 +109,34 @@ CASES: list[tuple[str, dict[str, Any], type[Exception], str]] = [
     ("no number", {"sm_scale": "0.1"}, TypeError, "sm_scale: expected a number or None, got '0.1'"),
 ]  # fmt: skip
 
+CU = torch.tensor([0, 4, 10], dtype=torch.int32)
+PACKED = {"q": Q[0].transpose(0, 1), "k": K[0].transpose(0, 1), "v": V[0].transpose(0, 1)}
+# The same of packed sequences.
+PACKED_CASES: list[tuple[str, dict[str, Any], type[Exception], str]] = [
+    ("rank", {"q": Q}, ValueError, "q: expected 3 dimensions [tokens, heads, head_dim], got 4: (2, 4, 10, 64)"),
+    (
+        "int64", {"cu_seqlens_q": CU.long()}, TypeError,
+        "cu_seqlens_q: expected dtype int32, got torch.int64; convert it, with x.int()",
+    ),
+    ("no tensor", {"cu_seqlens_k": [0, 10]}, TypeError, "cu_seqlens_k: expected a torch.Tensor, got list"),
+    (
+        "cu rank", {"cu_seqlens_k": CU[None]}, ValueError,
+        "cu_seqlens_k: expected one dimension [sequences + 1], got shape (1, 3)",
+    ),
+    ("cu length", {"cu_seqlens_k": CU[:2]}, ValueError, "cu_seqlens_k: expected the length of cu_seqlens_q, 3, got 2"),
+    (
+        "cu device", {"cu_seqlens_q": CU.to("meta")}, ValueError,
+        "cu_seqlens_q: expected device cpu as q, got meta; move it, with x.to(q.device)",
+    ),
+    ("max", {"max_seqlen_q": 5.5}, TypeError, "max_seqlen_q: expected an int, got 5.5"),
+    ("negative", {"max_seqlen_k": -1}, ValueError, "max_seqlen_k: expected 0 or more, got -1"),
+    (
+        "max on a GPU", {"max_seqlen_k": torch.ones((), device="meta")}, TypeError,
+        "max_seqlen_k: expected an int, got a tensor on meta; reading it would wait for the GPU",
+    ),
+    ("unknown", {"cu_seqlens_kv": CU}, TypeError, "sageattn_varlen() has no argument 'cu_seqlens_kv': did you mean 'cu_seqlens_k'?"),
+]  # fmt: skip
+
 
 def call(arguments: dict[str, Any], device: str = "cpu") -> dict[str, Any]:
     """A case's whole call, on a device."""

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 
 import pytest
+import tensors
 import torch
 from accuracy import QK_INT8_PV_F16, exact, relative_l1
+from tensors import poison
 
 import sageattention
 from sageattention import dispatch, recent, sageattn, sageattn_qk_int8_pv_fp16_cuda
@@ -36,9 +39,7 @@ def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
     return name
 
 
-def randn(*shape: int, dtype: torch.dtype = torch.float16, seed: int = 0, device: str = "cuda") -> torch.Tensor:
-    generator = torch.Generator(device).manual_seed(seed)
-    return torch.randn(*shape, generator=generator, device=device).to(dtype)
+randn = partial(tensors.randn, device="cuda")
 
 
 def qkv(
@@ -58,13 +59,6 @@ def qkv(
         randn(*kv, dtype=dtype, seed=3 * seed + 1),
         randn(*kv, dtype=dtype, seed=3 * seed + 2),
     )
-
-
-def poison() -> None:
-    """Fill the allocator's free memory with NaN, so that what a kernel fails to write or wrongly reads shows."""
-    torch.cuda.synchronize()
-    for size in (2**12, 2**16, 2**20, 2**22, 2**24):
-        torch.full((size,), float("nan"), device="cuda")
 
 
 def check(

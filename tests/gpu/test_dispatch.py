@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 import statistics
 import time
+from functools import partial
 from typing import Any
 
 import pytest
+import tensors
 import torch
 from accuracy import TOLERANCES, error_by_size, exact, relative_l1
 
@@ -24,8 +26,7 @@ FUNCTIONS = [
 ]
 
 
-def randn(*shape: int, seed: int, dtype: torch.dtype) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator("cuda").manual_seed(seed), device="cuda").to(dtype)
+randn = partial(tensors.randn, device="cuda")
 
 
 @pytest.mark.parametrize("masked", [False, True])

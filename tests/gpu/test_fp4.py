@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from accuracy import FP4, error_by_size, exact, relative_l1
+from tensors import poison, randn
 
 sageattn3 = pytest.importorskip("sageattn3", reason="not installed here")
 
@@ -31,10 +32,6 @@ def _is_there() -> bool:
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not _is_there(), reason=f"no {KERNEL} for a GPU here")]
 
 DTYPES = [torch.float16, torch.bfloat16]
-
-
-def randn(*shape: int, dtype: torch.dtype = torch.float16, seed: int = 0) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
 def qkv(
@@ -77,13 +74,6 @@ def attend(
         q, k, v, attn_mask, tensor_layout, is_causal, scale, smooth_k, smooth_v, True, KERNEL, per_block_mean
     )
     return out
-
-
-def poison() -> None:
-    """Fill the allocator's free memory with NaN, so that what a kernel fails to write or wrongly reads shows."""
-    torch.cuda.synchronize()
-    for size in (2**12, 2**16, 2**20, 2**22, 2**24):
-        torch.full((size,), float("nan"), device="cuda")
 
 
 def check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, attn_mask: torch.Tensor | None = None, **options: Any) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import itertools
 import math
+from functools import partial
 
 import model_inputs
 import pytest
+import tensors
 import torch
 from accuracy import TOLERANCES, exact, relative_l1
 
@@ -19,9 +21,7 @@ pytestmark = [
 ]
 
 
-def randn(*shape: int, dtype: torch.dtype = torch.float16, seed: int = 0) -> torch.Tensor:
-    generator = torch.Generator("cuda").manual_seed(seed)
-    return torch.randn(*shape, generator=generator, device="cuda").to(dtype)
+randn = partial(tensors.randn, device="cuda")
 
 
 def attend(

@@ -1,0 +1,301 @@
+"""A package that is broken, or beside another PyTorch, or without kernels: what is said of it, and what works all the same."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from email.message import Message
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tensors import qkv
+
+from sageattention import (
+    _library,
+    _ops,
+    sageattn,
+    sageattn_qk_int8_pv_fp16_cuda,
+)
+
+BUILD = _library.Build("2.2.0", "2.8.0", "12.8")
+
+
+def test_the_right_pytorch_is_taken() -> None:
+    for installed in ("2.8.0", "2.8.1+cu128", "2.8.0a0+git123"):
+        _library.check_torch(BUILD, installed)
+
+
+def test_the_stable_abi_is_for_every_later_pytorch() -> None:
+    build = BUILD._replace(torch="2.9+")
+    for installed in ("2.9.0", "2.10.1+cu130", "2.15.0a0+git1", "3.0.0"):
+        _library.check_torch(build, installed)
+    with pytest.raises(ImportError, match=r"for PyTorch 2\.9 and later \(CUDA 12\.8\), but PyTorch 2\.8\.0 .*'torch>=2\.9'"):
+        _library.check_torch(build, "2.8.0")
+
+
+@pytest.mark.parametrize("installed", ["2.9.1+cu130", "2.7.0", "2.80.0", "3.8.0"])
+def test_another_pytorch_is_refused(installed: str) -> None:
+    with pytest.raises(ImportError) as caught:
+        _library.check_torch(BUILD, installed)
+    message, series = str(caught.value), ".".join(installed.split(".")[:2])
+    assert "built for PyTorch 2.8 (CUDA 12.8)" in message
+    assert f"PyTorch {installed} is installed" in message
+    assert f"conda install sageattention pytorch={series}" in message
+    assert "pip install --upgrade sageattention --index-url PAGES/cu12/`" in message
+    assert "pip install 'torch==2.8.*'" in message
+
+
+@pytest.mark.parametrize(
+    ("cuda", "stated", "address"),
+    [
+        ("12.8", ["Homepage, https://example.org", "Index, https://example.org/pages/"], "https://example.org/pages/cu12/"),
+        ("13.0", ["Index, https://example.org/pages/"], "https://example.org/pages/cu13/"),
+        ("12.8", None, "PAGES/cu12/"),
+    ],
+)
+def test_the_index_is_the_one_that_the_wheel_states(
+    monkeypatch: pytest.MonkeyPatch, cuda: str, stated: list[str] | None, address: str
+) -> None:
+    described = Message()
+    for url in stated or []:
+        described["Project-URL"] = url
+    monkeypatch.setattr(_library, "metadata", lambda _: described)
+    assert _library.index_url(cuda) == address
+
+
+def test_a_pytorch_of_another_abi_is_refused() -> None:
+    _library.check_abi(BUILD, "2.8.0", cxx11_abi=True)
+    with pytest.raises(
+        ImportError, match=r"built for a PyTorch 2\.8\.0 with libstdc\+\+'s new C\+\+ ABI, but .* the old one.*own index"
+    ):
+        _library.check_abi(BUILD, "2.8.0", cxx11_abi=False)
+    old = BUILD._replace(torch="2.6.0", cxx11_abi=False)
+    _library.check_abi(old, "2.6.0+cu124", cxx11_abi=False)
+    with pytest.raises(
+        ImportError, match=r"old C\+\+ ABI, but PyTorch 2\.6\.0\+cu126 here has the new .*pip install torch==2\.6\.0"
+    ):
+        _library.check_abi(old, "2.6.0+cu126", cxx11_abi=True)
+
+
+@pytest.mark.parametrize(
+    "content", [None, "", "{", "[]", '{"version": "2.2.0"}', '{"version": "1", "torch": "2", "cuda": "3", "x": "4"}']
+)
+def test_a_damaged_build_record(tmp_path: Path, content: str | None) -> None:
+    path = tmp_path / "_build.json"
+    if content is not None:
+        path.write_text(content, encoding="utf-8")
+    with pytest.raises(
+        ImportError,
+        match=r"_build\.json is missing or damaged .*run\.py build --package sageattention --cuda 12\.8.* or reinstall",
+    ):
+        _library.read_build(path)
+
+
+def test_a_missing_library(tmp_path: Path) -> None:
+    with pytest.raises(ImportError, match=r"_C\.\w+ cannot be loaded .*; reinstall the package"):
+        _library.Library(tmp_path)
+
+
+def test_a_damaged_library(tmp_path: Path) -> None:
+    for name in ("_C.so", "_C.dll"):
+        (tmp_path / name).write_bytes(b"\x7fELF and no more")
+    with pytest.raises(ImportError, match=r"_C\.\w+ cannot be loaded .*; reinstall the package"):
+        _library.Library(tmp_path)
+
+
+@pytest.fixture
+def _kernels_restored() -> Iterator[None]:
+    yield
+    _library.name_kernels(_library.KERNEL_DIRECTORIES)
+
+
+@pytest.mark.usefixtures("_kernels_restored")
+@pytest.mark.parametrize(
+    "content", ["", "{", "[]", "{}", '{"architectures": 5}', '{"architectures": ["sm_80"], "files": ["x"]}']
+)
+def test_a_damaged_manifest(tmp_path: Path, content: str) -> None:
+    (tmp_path / "manifest.json").write_text(content, encoding="utf-8")
+    with pytest.raises(ImportError, match=r"the kernel manifest .*manifest\.json is damaged .*; reinstall"):
+        _library.name_kernels((tmp_path / "none here", tmp_path))
+
+
+@pytest.mark.usefixtures("_kernels_restored")
+def test_without_kernels_the_cpu_works(tmp_path: Path) -> None:
+    _library.name_kernels((tmp_path / "a", tmp_path / "b"))
+    out: Any = sageattn(*qkv(1, 2, 8, 64))
+    assert out.isfinite().all()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a driver here")
+def test_without_a_driver() -> None:
+    """The package is imported, as this file shows; only asking for a GPU fails, in words."""
+    with pytest.raises(RuntimeError, match=r"libcuda|nvcuda"):
+        _library.library.kernel_architecture(0)
+
+
+needs_gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
+
+
+@pytest.fixture
+def kernel_copy(tmp_path: Path) -> Iterator[Path]:
+    """A copy of the kernel set to spoil, named to the runtime, which forgets what it has loaded."""
+    source = next(d for d in _library.KERNEL_DIRECTORIES if (d / "manifest.json").is_file())
+    _library.name_kernels((shutil.copytree(source, tmp_path / "cubins"),))
+    yield tmp_path / "cubins"
+    _library.name_kernels(_library.KERNEL_DIRECTORIES)
+
+
+class TestKernelFilesOnAGpu:
+    """What the driver makes of the set, and what is said where a file of it is spoilt."""
+
+    pytestmark = needs_gpu
+
+    @pytest.mark.parametrize("spoil", ["missing", "cut short", "empty", "no ELF"])
+    def test_a_spoilt_kernel(self, kernel_copy: Path, spoil: str) -> None:
+        q, k, v = (x.cuda() for x in qkv(1, 2, 20, 64))
+        for path in kernel_copy.rglob("quant_k_int8-d64-fp16.*"):
+            content = path.read_bytes()
+            if spoil == "missing":
+                path.unlink()
+            else:
+                path.write_bytes({"cut short": content[: len(content) // 2], "empty": b"", "no ELF": b"x" * 5000}[spoil])
+        state = "missing" if spoil == "missing" else "damaged"
+        with pytest.raises(RuntimeError, match=rf"kernel file .*quant_k_int8-d64-fp16\.\w+ is {state}; reinstall"):
+            sageattn_qk_int8_pv_fp16_cuda(q, k, v)
+        # Another instance is none the worse.
+        assert torch.isfinite(sageattn_qk_int8_pv_fp16_cuda(q.bfloat16(), k.bfloat16(), v.bfloat16())).all()
+
+    def test_no_kernel_for_this_gpu(self, kernel_copy: Path) -> None:
+        _library.library.set_kernel_directory(str(kernel_copy), ["sm_999"])
+        with pytest.raises(RuntimeError, match=r"no kernel for compute capability \d+\.\d .*this build has sm_999 in"):
+            sageattn_qk_int8_pv_fp16_cuda(*(x.cuda() for x in qkv(1, 2, 20, 64)))
+
+    @pytest.mark.parametrize("head_dim", [64, 128])
+    @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+    def test_ptx_runs_where_there_is_no_cubin(self, kernel_copy: Path, head_dim: int, dtype: torch.dtype) -> None:
+        q, k, v = (x.cuda() for x in qkv(1, 2, 300, head_dim, dtype=dtype))
+        expected = sageattn_qk_int8_pv_fp16_cuda(q, k, v, is_causal=True)
+        _library.library.set_kernel_directory(str(kernel_copy), ["compute_80"])
+        assert _library.library.kernel_architecture(0) == "compute_80"
+        # The folder of PTX has this kernel and not Hopper's: what is installed is asked of the manifest, not of this folder.
+        scale = head_dim**-0.5
+        out, _ = _ops.attention(q, k, v, None, "HND", True, scale, True, False, False, "sm80_qk_int8_pv_f16")
+        torch.testing.assert_close(out, expected, rtol=1e-2, atol=1e-2)
+
+
+def run_python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-P", "-c", code], capture_output=True, text=True, env={**os.environ, **environment}, check=False
+    )
+
+
+def test_an_import_waits_for_no_compiler_and_no_device() -> None:
+    """torch._dynamo takes as long to import as PyTorch, and cannot be within a device that holds nothing."""
+    code = "import sys, torch\nwith torch.device('meta'): import sageattention\nassert 'torch._dynamo' not in sys.modules"
+    done = run_python(code)
+    assert done.returncode == 0, done.stderr
+
+
+def test_kernels_of_the_environment_that_a_virtual_one_sees() -> None:
+    done = run_python(
+        "import sys; sys.base_prefix = '/base'; from sageattention import _library as l; print(*l.KERNEL_DIRECTORIES, sep=chr(10))"
+    )
+    assert done.returncode == 0, done.stderr
+    share = Path("share") / "sageattention" / "cubins"
+    assert done.stdout.splitlines()[1:] == [str(Path(prefix) / share) for prefix in dict.fromkeys((sys.prefix, "/base"))]
+
+
+def test_import_beside_another_pytorch(tmp_path: Path) -> None:
+    """The whole import, of a package that says it was built for a PyTorch that is not here."""
+    package = tmp_path / "sageattention"
+    shutil.copytree(_library.PACKAGE, package, ignore=shutil.ignore_patterns("cubins", "__pycache__"))
+    record = json.loads((package / "_build.json").read_text(encoding="utf-8"))
+    (package / "_build.json").write_text(json.dumps({**record, "torch": "99.0.1"}), encoding="utf-8")
+    done = run_python("import sageattention", PYTHONPATH=str(tmp_path))
+    assert done.returncode == 1
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith(f"ImportError: sageattention {record['version']} here was built for PyTorch 99.0 ")
+    assert f"but PyTorch {torch.__version__} is installed" in last
+
+
+# A driver of as many GPUs as one likes: device 86 has compute capability 8.6.
+DRIVER = """
+#define OK 0
+typedef void* P;
+int cuInit(unsigned f) { return OK; }
+int cuGetErrorString(int e, const char** t) { *t = "no such thing"; return OK; }
+int cuDeviceGetAttribute(int* v, int a, int d) { *v = a == 75 ? d / 10 : d % 10; return d == 999 ? 101 : OK; }
+int cuDevicePrimaryCtxRetain(P* c, int d) { *c = (P)1; return OK; }
+int cuCtxGetCurrent(P* c) { return OK; }
+int cuCtxPushCurrent_v2(P c) { return OK; }
+int cuCtxPopCurrent_v2(P* c) { return OK; }
+int cuThreadExchangeStreamCaptureMode(int* m) { return OK; }
+int cuLibraryLoadData(P* l) { return OK; }
+int cuLibraryGetKernel(P* k) { return OK; }
+int cuKernelSetAttribute(int a) { return OK; }
+int cuLaunchKernelEx(P c) { return OK; }
+int cuTensorMapEncodeTiled(P map) { return OK; }
+"""
+
+
+@pytest.fixture(scope="module")
+def architectures_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[list[str], list[int]], dict[int, str]]:
+    """For a kernel set with these folders: which of them each device runs, or the error."""
+    if sys.platform != "linux":
+        pytest.skip("the driver's stand-in is made for Linux")
+    folder = tmp_path_factory.mktemp("driver")
+    (folder / "driver.c").write_text(DRIVER, encoding="utf-8")
+    compiler = os.environ.get("CC", "cc")
+    done = subprocess.run(
+        [compiler, "-w", "-shared", "-fPIC", str(folder / "driver.c"), "-o", str(folder / "libcuda.so.1")],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+    def ask(architectures: list[str], devices: list[int]) -> dict[int, str]:
+        done = run_python(
+            "import json, torch, sageattention\n"
+            "library = sageattention._library.library\n"
+            f"library.set_kernel_directory('/set', {architectures!r})\n"
+            "def ask(device):\n"
+            "    try:\n"
+            "        return library.kernel_architecture(device)\n"
+            "    except RuntimeError as error:\n"
+            "        return str(error).splitlines()[0]\n"
+            f"print(json.dumps([ask(device) for device in {devices!r}]))",
+            LD_LIBRARY_PATH=f"{folder}:{os.environ.get('LD_LIBRARY_PATH', '')}",
+        )
+        assert done.returncode == 0, done.stderr
+        return dict(zip(devices, json.loads(done.stdout), strict=True))
+
+    return ask
+
+
+def test_which_kernels_a_gpu_runs(architectures_of: Callable[[list[str], list[int]], dict[int, str]]) -> None:
+    folders = ["sm_80", "sm_86", "sm_89", "sm_90a", "sm_120", "compute_80"]
+    assert architectures_of(folders, [80, 86, 87, 89, 90, 100, 103, 120, 121, 130]) == {
+        80: "sm_80",
+        86: "sm_86",
+        87: "sm_86",
+        89: "sm_89",
+        90: "sm_90a",
+        100: "compute_80",  # newer than every cubin of its major version: the driver compiles the PTX
+        103: "compute_80",
+        120: "sm_120",
+        121: "sm_120",
+        130: "compute_80",
+    }
+    # A suffix means that architecture alone, and is preferred on it; nothing older than the code runs it.
+    found = architectures_of(["sm_90", "sm_90a", "sm_100a", "compute_90"], [75, 86, 90, 100, 103, 999])
+    assert (found[90], found[100], found[103]) == ("sm_90a", "sm_100a", "compute_90")
+    for device, capability in ((75, "7.5"), (86, "8.6")):
+        assert f"no kernel for compute capability {capability} (device {device})" in found[device]
+        assert "this build has sm_90, sm_90a, sm_100a, compute_90 in /set" in found[device]
+    assert "reading the compute capability: no such thing (CUDA driver error 101)" in found[999]
+    assert "this build has none in /set" in architectures_of([], [80])[80]
