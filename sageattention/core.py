@@ -83,9 +83,10 @@ def sageattn(
 ) -> Result:
     """Attention with 8-bit scores, in place of `torch.nn.functional.scaled_dot_product_attention`.
 
-    Takes the kernel that `sageattention.explain` names, the fastest for the GPU at no less than the documented accuracy: for
-    few tokens that is one of 16 bits. On CPU tensors it runs the reference, which does the kernels' arithmetic step by step. Forward
-    only. Inputs are not changed.
+    Takes the kernel that `sageattention.explain` names, the fastest for the GPU at no less than the documented accuracy. On a GPU
+    short calls and few queries go to kernels in 16 bits instead, which are more exact (docs/api.md, Which kernel). On CPU tensors
+    the reference of the kernel that quantises always runs, which does that kernel's arithmetic step by step. Forward only. Inputs
+    are not changed.
 
     Args:
         q: [batch, q_heads, qo_len, head_dim] ("HND") or [batch, qo_len, q_heads, head_dim] ("NHD"), float16, bfloat16 or
@@ -279,8 +280,8 @@ def sageattn_qk_int8_pv_fp8_cuda_sm90(
 ) -> OneOrTwo:
     """What SageAttention computes with INT8 scores and FP8 probabilities and values on Hopper.
 
-    On compute capability 8.9 and 12.x FP8 kernels serve it; elsewhere ones with 16-bit probabilities and values, which is faster there and
-    more exact.
+    On compute capability 8.9 and 12.x FP8 kernels serve it, on other GPUs from 9.0 on ones with 16-bit probabilities and values,
+    which are more exact, and on 9.0 faster too. Below 8.9 it is an error.
 
     Args:
         q, k, v, tensor_layout, is_causal, sm_scale, smooth_k, return_lse, attn_mask: as in `sageattn`.

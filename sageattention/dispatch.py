@@ -285,7 +285,8 @@ def explain(
 
     Raises:
         TypeError, ValueError: the call would fail, with the same message; or its arguments have other names or another order than here.
-        RuntimeError: no kernel runs on this GPU.
+        ValueError: no kernel serves the `architecture` that is named, or it is no compute capability.
+        RuntimeError: no kernel runs on the GPU of the tensors.
     """
     validation.one_of("function", function, [*ACCUMULATORS, *SERVED_AS])
     packed = function == PACKED or (function == FIRST and isinstance(q, torch.Tensor) and q.dim() == 3)
