@@ -15,6 +15,7 @@
 #include "kernels/attention/wgmma/row_sums.cuh"
 #include "kernels/attention/wgmma/softmax.cuh"
 #include "kernels/attention/wgmma/store_out.cuh"
+#include "kernels/attention/wgmma/store_packed.cuh"
 #include "kernels/ptx/cluster.cuh"
 #include "kernels/ptx/cp_async.cuh"
 #include "kernels/ptx/wgmma.cuh"
@@ -270,7 +271,9 @@ __device__ __forceinline__ void consume(const Config::Params& p, const Memory& s
       leave_scales();
       leave_stage();
       stages_left -= blocks / Config::kStageBlocks + 1;
-      if (Masked || Packed || work.parts == 1 || add_parts(p, work, warp - 4, rows, out)) {
+      if constexpr (Packed) {
+        store_packed(p, work, work.row<Packed>(group) + threadIdx.x % 128 / 32 * 16, warp_row, rows, out, shared);
+      } else if (Masked || work.parts == 1 || add_parts(p, work, warp - 4, rows, out)) {
         store_out<!Masked>(p, work, work.row<Packed>(group) + threadIdx.x % 128 / 32 * 16, warp_row, rows, out, shared);
       }
     }
