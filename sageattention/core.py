@@ -131,6 +131,8 @@ def sageattn(
             others["scale"] = scale
     if others:
         q, k, v, is_causal, sm_scale = aliases.resolved(sageattn, others, tensor_layout, q, k, v, is_causal, sm_scale)
+    if sm_scale is not None and type(sm_scale) is not float:
+        sm_scale = validation.as_float(sm_scale)
     if return_lse is False:
         out = again(q, k, v, tensor_layout, is_causal, sm_scale, smooth_k, attn_mask)
         if out is not None:

@@ -55,6 +55,8 @@ def scaled_dot_product_attention(
             scale=scale, enable_gqa=enable_gqa,
         )  # fmt: skip
         return by_mode
+    if scale is not None and type(scale) is not float:
+        scale = validation.as_float(scale)
     if (
         type(query) is torch.Tensor
         and not query.requires_grad
@@ -74,6 +76,8 @@ def scaled_dot_product_attention(
     if torch.is_autocast_enabled(query.device.type):
         dtype = torch.get_autocast_dtype(query.device.type)
         query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
+        if attn_mask is not None and attn_mask.dtype in validation.DTYPES:  # of another dtype it would be a slower kernel's
+            attn_mask = attn_mask.to(dtype)
     asked = Asked(
         "sageattn", None, _layout_of(query), is_causal, return_lse=False, smooth_k=True, smooth_v=True, sm_scale=scale
     )

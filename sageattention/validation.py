@@ -74,7 +74,19 @@ def decided(flag: Any) -> Any:
 
 def is_bool(value: object) -> bool:
     """Whether it is a bool, Python's, NumPy's or a tensor's."""
+    if isinstance(value, (float, torch.SymFloat, torch.SymInt)) or type(value) is int:
+        return False  # of numbers that a compiler keeps open, which it cannot ask for a dtype, too
     return isinstance(value, bool) or "bool" in str(getattr(value, "dtype", ""))
+
+
+def as_float(scale: Any) -> Any:
+    """An int, or NumPy's float, as the float that calls are told from others by; anything else as it came."""
+    if torch.compiler.is_compiling() or isinstance(scale, bool) or not isinstance(scale, (int, float)):
+        return scale
+    try:
+        return float(scale)
+    except OverflowError:  # which will be refused
+        return scale
 
 
 def number(name: str, value: Any) -> float:

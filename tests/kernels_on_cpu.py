@@ -226,7 +226,11 @@ class Kernels:
     ) -> Result:
         """csrc/torch/attention.h. seed: other than 0, threads go on in random order."""
         ops = self._ready(options, q, v, masked=attn_mask is not None, seed=seed)
-        with Poisoned(), Late(self.stable_abi, q, k, v, attn_mask), torch.no_grad():
+        asked = _ops.options_of(options)
+        one_key = (
+            asked.is_causal and q.shape[2 if asked.heads_first else 1] == 1
+        )  # that is seen: a mask is cut to it, and may be copied
+        with Poisoned(), Late(self.stable_abi, q, k, v, None if one_key else attn_mask), torch.no_grad():
             return ops.attention(q, k, v, attn_mask, sm_scale, options)  # type: ignore[no-any-return]
 
     def launches(self) -> list[tuple[str, int, int, int]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from sageattention import (
     sageattn,
     sageattn_qk_int8_pv_fp8_cuda,
     sageattn_varlen,
+    scaled_dot_product_attention,
 )
 
 OPERATOR = torch.ops.sageattention.attention.default
@@ -238,3 +240,29 @@ def test_threads() -> None:
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+@pytest.mark.parametrize("scales", [(0.1, 0.2, 0.3), (1, 2, 3)], ids=["floats", "ints"])
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("call", [sageattn, scaled_dot_product_attention, sageattn_varlen], ids=lambda f: f.__name__)
+def test_layers_with_scales_of_their_own(call: Callable[..., Any], dynamic: bool | None, scales: tuple[float, ...]) -> None:
+    """A compiler keeps open what differs from one to the next."""
+
+    class Layer(torch.nn.Module):
+        def __init__(self, scale: float) -> None:
+            super().__init__()
+            self.scale = scale
+
+        def forward(self, q: torch.Tensor, *lengths: Any) -> Any:
+            return call(q, q, q, *lengths, scale=self.scale)
+
+    q = randn(1, 2, 8, 64)
+    lengths: tuple[Any, ...] = ()
+    if call is sageattn_varlen:
+        cu_seqlens = torch.tensor([0, 3, 8], dtype=torch.int32)
+        q, lengths = q[0].transpose(0, 1), (cu_seqlens, cu_seqlens, 5, 5)
+    torch.compiler.reset()
+    for scale in scales:
+        layer = Layer(scale)
+        out = torch.compile(layer, fullgraph=True, backend="aot_eager", dynamic=dynamic)(q, *lengths)
+        assert torch.equal(out, layer(q, *lengths))

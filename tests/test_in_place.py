@@ -169,12 +169,18 @@ def test_causal_bias(
     assert sageattention.explain(q, k, v, attn_mask=corner(queries, keys)).kernel
 
 
-def test_autocast(attention: Callable[..., torch.Tensor]) -> None:
+def test_autocast(attention: Callable[..., torch.Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
     """Converts all tensors, as for PyTorch's function."""
     expected = sageattn(Q, K, V)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         for some in ((Q.float(), K.float(), V.float()), (Q.float(), K.float(), V)):
             assert torch.equal(attention(*some), expected)
+        masks: list[torch.Tensor] = []
+        with monkeypatch.context() as patch:
+            patch.setattr(in_place, "attend", lambda _, q, k, v, mask, __: masks.append(mask) or q)
+            for dtype in (torch.float32, torch.float16, torch.bool):
+                attention(Q, K, V, torch.ones(Q.shape[2], K.shape[2], dtype=dtype))
+        assert [mask.dtype for mask in masks] == [torch.bfloat16, torch.bfloat16, torch.bool]
     assert attention(Q.float(), K.float(), V.float()).dtype == torch.float32
 
 

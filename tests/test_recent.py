@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from fractions import Fraction
 from typing import Any
 
+import numpy
 import pytest
 import torch
 import wrong_arguments
@@ -20,7 +21,7 @@ from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from sageattention import _call, _ops, core, dispatch, recent, sageattn, validation
+from sageattention import _call, _ops, core, dispatch, in_place, recent, sageattn, scaled_dot_product_attention, validation
 from sageattention.recent import KINDS, again
 
 
@@ -404,6 +405,26 @@ def test_what_surrounds_a_call_that_is_as_before(what: Callable[[dict[str, Any]]
         assert all(map(same, got, expected))
     assert same(again(**call), usually)
     assert all(type(n) is int for size in KINDS for n in size)
+
+
+@GUARDS
+@pytest.mark.usefixtures("cpu_is_served")
+@pytest.mark.parametrize("scale", [1, numpy.float64(1.0)])
+@pytest.mark.parametrize("function", [sageattn, scaled_dot_product_attention], ids=lambda f: f.__name__)
+def test_numbers_that_are_floats_all_but_in_type(
+    function: Any, scale: Any, long_way: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """T5's scale is 1, that of programs which divide by NumPy's square root one of NumPy's floats."""
+    monkeypatch.setattr(in_place, "has_kernels", lambda *_: True)
+    q, k, v = (usual()[name] for name in "qkv")
+    expected = function(q, k, v, scale=1.0)
+    for _ in range(4):
+        function(q, k, v, scale=scale)
+    assert KINDS.newest is not None
+    long_way.clear()
+    monkeypatch.setattr(in_place, "attend", None)
+    assert torch.equal(function(q, k, v, scale=scale), expected)
+    assert not long_way
 
 
 @GUARDS

@@ -143,11 +143,11 @@ void attend_in_16_bits(Call& call, const std::optional<Tensor>& attn_mask, int32
   fill_in(call, out, lse, params);
   params.tile_rows = tile_rows;
   params.tiles_of_head = tiles_of_head(shape, tile_rows);
+  params.tiles = static_cast<int32_t>(grid_size(int64_t{params.tiles_of_head} * shape.batch * shape.q_heads));  // or too many heads for what follows
   const int32_t heads = shape.batch * shape.q_heads, in_turn = heads_in_turn(params.tiles_of_head, multiprocessors);
   const bool turns = !call.options.is_causal && in_turn < call.heads_together();
   params.heads_together = turns ? in_turn : call.heads_together();
   params.last_heads = turns ? heads % in_turn : call.last_heads();
-  params.tiles = static_cast<int32_t>(grid_size(int64_t{params.tiles_of_head} * shape.batch * shape.q_heads));
   if (attn_mask.has_value()) {
     check_hoppers_type(call, *attn_mask);
     params.mask = described(call, *attn_mask);
