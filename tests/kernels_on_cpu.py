@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import hashlib
 import itertools
 import json
 import math
@@ -79,7 +80,7 @@ def compile_for_cpu(source: str, target: Path, options: list[str], *, races: boo
     if compiler is None:
         pytest.skip("no g++ here: install it")
     # Multiplications and additions are fused, as nvcc does it. jmp_buf's fortified functions take a fiber's stack for a broken one.
-    general = ["-std=c++20", "-O1", "-march=native", "-ffp-contract=fast", "-U_FORTIFY_SOURCE", "-w", "-fPIC", "-shared"]
+    general = ["-std=c++17", "-O1", "-march=native", "-ffp-contract=fast", "-U_FORTIFY_SOURCE", "-w", "-fPIC", "-shared"]
     if races:
         # With the first option, what the last two call is not taken from the compiler's library.
         general += ["-nodefaultlibs", "-lstdc++", "-lm", "-lc", "-lgcc_s", "-g", "-DSAGE_RACES"]
@@ -99,6 +100,24 @@ def compile_for_cpu(source: str, target: Path, options: list[str], *, races: boo
         pytest.skip("this g++ has no _Float16: install version 13 or later")
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)}\n{done.stderr}")
+
+
+def compile_once(source: str, target: Path, options: list[str], csrc: Path, *, races: bool = False) -> None:
+    """The same, or a copy of what some test of this run has made of the same sources: conftest.py has where."""
+    if (folder := os.environ.get("SAGEATTENTION_COMPILED")) is None:
+        compile_for_cpu(source, target, [f"-I{csrc}", *options], races=races)
+        return
+    digest = hashlib.sha256(json.dumps([source, options, races]).encode())
+    for root in (TESTS / "on_cpu", csrc):
+        for path in sorted(root.rglob("*.*")):
+            if path.is_file():
+                digest.update(b"\0".join((os.fsencode(path.relative_to(root)), path.read_bytes())))
+    made = Path(folder) / f"{digest.hexdigest()}.so"
+    if not made.is_file():
+        with tempfile.TemporaryDirectory(dir=folder) as own:  # others may be about to make it too
+            compile_for_cpu(source, Path(own) / made.name, [f"-I{csrc}", *options], races=races)
+            (Path(own) / made.name).replace(made)
+    shutil.copyfile(made, target)
 
 
 class Operators(NamedTuple):
@@ -126,7 +145,7 @@ def operators(*, stable_abi: bool) -> Operators:
     given = ['-DSAGE_PACKAGE="on_cpu"', '-DSAGE_DEVICE="CPU"']
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "operators.so"
-        compile_for_cpu("operators.cpp", path, [f"-I{CSRC}", abi, *given, *places, "-ltorch_cpu", "-lc10"])
+        compile_once("operators.cpp", path, [abi, *given, *places, "-ltorch_cpu", "-lc10"], CSRC)
         library = ctypes.CDLL(str(path))
     library.sage_register_operators.restype = ctypes.c_char_p
     name = "sage_on_cpu_by_stable_abi" if stable_abi else "sage_on_cpu"
@@ -186,8 +205,8 @@ class Kernels:
                     "KERNEL_SOURCE": f'"kernels/{source}"',
                     "__shared__": SHARED[source.split("/")[0]],
                 }
-                options = [f"-I{self.csrc}", "-fvisibility=hidden", *(f"-D{name}={value}" for name, value in given.items())]
-                waited_for.append(pool.submit(compile_for_cpu, "launch.cpp", path, options, races=self.races))
+                options = ["-fvisibility=hidden", *(f"-D{name}={value}" for name, value in given.items())]
+                waited_for.append(pool.submit(compile_once, "launch.cpp", path, options, self.csrc, races=self.races))
             for done in waited_for:
                 done.result()
 

@@ -94,7 +94,10 @@ struct InStep {
   bool accumulate;
   const void* instruction;  // which it is else, and with which number
 
-  bool operator==(const InStep&) const = default;
+  bool operator==(const InStep& other) const {
+    return multiply == other.multiply && descriptors[0] == other.descriptors[0] && descriptors[1] == other.descriptors[1] &&
+           accumulate == other.accumulate && instruction == other.instruction;
+  }
 };
 
 struct Block {

@@ -140,12 +140,13 @@ inline void make_products(int warp) {
     Fiber& fiber = lanes[lane];
     for (const Product& product : fiber.products.front()) --accumulator_of(fiber, product.d).products;
     fiber.products.erase(fiber.products.begin());
-    std::erase_if(fiber.accumulators, [](const Accumulator& some) {
+    const auto left = std::remove_if(fiber.accumulators.begin(), fiber.accumulators.end(), [](const Accumulator& some) {
       if (some.products > 0) return false;
       if (std::any_of(some.d, some.d + some.values.size(), [](uint32_t x) { return x != kUndefined; })) fail("writing of registers that a product will write");
       std::copy(some.values.begin(), some.values.end(), some.d);
       return true;
     });
+    fiber.accumulators.erase(left, fiber.accumulators.end());
   }
 }
 
