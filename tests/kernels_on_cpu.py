@@ -145,7 +145,7 @@ def operators(*, stable_abi: bool) -> Operators:
     given = ['-DSAGE_PACKAGE="on_cpu"', '-DSAGE_DEVICE="CPU"']
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "operators.so"
-        compile_once("operators.cpp", path, [abi, *given, *places, "-ltorch_cpu", "-lc10"], CSRC)
+        compile_once("operators.cpp", path, ["-std=c++20", abi, *given, *places, "-ltorch_cpu", "-lc10"], CSRC)
         library = ctypes.CDLL(str(path))
     library.sage_register_operators.restype = ctypes.c_char_p
     name = "sage_on_cpu_by_stable_abi" if stable_abi else "sage_on_cpu"
