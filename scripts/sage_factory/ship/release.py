@@ -119,16 +119,16 @@ def write(release: Release, folder: Path) -> list[Path]:
     out, offered, earlier = folder / "index", [], release.files.earlier
     for group in release.files.groups:
         for build, path in zip(group.builds, group.wheels, strict=True):
-            if build.index_name == path.name:
-                offered.append(path)
-            elif build.index_name in earlier:
-                offered.append(out / build.index_name)
+            if build.index_name in earlier:
+                offered.append(path if build.index_name == path.name else out / build.index_name)
             else:
                 offered.append(wheels.for_index(path, build=build, out_dir=out, index_url=release.index_url))
     new = [path for path in offered if path.name not in earlier]
     if faults := [f"  {path.name}: {fault}" for path in new for fault in verify.verify_wheel(path)]:
         raise ReleaseError("the wheels for pip's indexes have faults:\n" + "\n".join(faults))
-    files = list(dict.fromkeys([*release.files.files, *offered, *(metadata_of(path, out) for path in new)]))
+    # Of a name there is one file in a release, and what an index has says where that is.
+    others = [path for path in release.files.files if path.name not in {path.name for path in offered}]
+    files = [*others, *offered, *(metadata_of(path, out) for path in new)]
     package = release.package
     bill = folder / f"{package.name}-{release.tag.removeprefix(package.tags)}.cdx.json"
     put(bill, sbom.of_release(package.name, package.version, release.tag, files))
