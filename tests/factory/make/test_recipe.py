@@ -117,6 +117,15 @@ def test_an_apostrophe_in_a_path_reaches_the_compiler() -> None:
     assert said.splitlines() == ["-O2", "-fno-canonical-system-headers", *maps]
 
 
+def test_a_space_in_a_path_reaches_the_compiler_on_windows() -> None:
+    script = (ROOT / "recipe" / "build_operators.bat").read_text(encoding="utf-8")
+    (line,) = [line for line in script.splitlines() if "/pathmap" in line]
+    # What stands outside of quotes names no folder.
+    assert line.split('"')[::2] == ["set CXXFLAGS=%CXXFLAGS% ", " ", " ", ""]
+    maps = [f"/pathmap:{mapping}" for mapping in ("%SRC_DIR%=.", "%PREFIX%=/host", "%BUILD_PREFIX%=/build")]
+    assert line.split('"')[1::2] == maps
+
+
 def test_operators_find_a_pytorch_laid_as_conda_forge_lays_it(tmp_path: Path) -> None:
     """Headers and import libraries in the environment's folders, another release of the series than the package's name."""
     cmake, ninja = (venvs.bin_dir("tools") / name for name in ("cmake", "ninja"))
