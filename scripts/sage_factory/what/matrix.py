@@ -136,6 +136,12 @@ class Build:
         return f">={self.torch_series}" if self.stable_abi else f"{self.torch_series}.*"
 
     @property
+    def conda_constrains(self) -> list[str]:
+        """What a conda package is constrained by: where there is a driver, or a PyTorch with CUDA, it runs what the kernels are."""
+        major = int(self.cuda.split(".")[0])
+        return [f"__cuda >={major}", f"cuda-version >={self.cuda},<{major + 1}"]
+
+    @property
     def requires_torch(self) -> str:
         """What a wheel requires."""
         return "torch" + (self.conda_torch if self.stable_abi else f"=={self.conda_torch}")
