@@ -208,12 +208,12 @@ def nvcc(cuda: matrix.Cuda, suffix: str, found: Compiler, report: Report) -> Thi
                 "name an older one in CXX and CC"
             )
         folder = f"{target}/nvidia/cu{cuda.version.split('.')[0]}/bin"
-        text = f'#!/bin/sh\nexec "{folder}/nvcc" -ccbin "{found.cxx}" "$@"\n'
-        texts = {"bin/nvcc": text, "bin/ptxas": _forward(f"{folder}/ptxas")}
+        texts = {"bin/nvcc": _forward(f"{folder}/nvcc", "-ccbin", found.cxx), "bin/ptxas": _forward(f"{folder}/ptxas")}
         return Thin(f"cuda-nvcc_{suffix}", release, texts=texts | stamp)
     release = cuda.pypi["nvidia-cuda-nvrtc-cu12"]
     place = "libexec/nvrtc_nvcc.py"
-    text = f'#!/bin/sh\nexec "{sys.executable}" -IS "$(dirname "$0")/../{place}" "{target}" {release} "$@"\n'
+    python, toolkit = shlex.quote(sys.executable), shlex.join([str(target), release])
+    text = f'#!/bin/sh\nexec {python} -IS "$(dirname "$0")/../{place}" {toolkit} "$@"\n'
     texts = {
         "bin/nvcc": text,
         "bin/ptxas": _forward(f"{target}/nvidia/cuda_nvcc/bin/ptxas"),
@@ -222,9 +222,9 @@ def nvcc(cuda: matrix.Cuda, suffix: str, found: Compiler, report: Report) -> Thi
     return Thin(f"cuda-nvcc_{suffix}", release, texts=texts | stamp)
 
 
-def _forward(command: str) -> str:
-    """A command that is another."""
-    return f'#!/bin/sh\nexec "{command}" "$@"\n'
+def _forward(*command: str) -> str:
+    """A command that is another with these first arguments."""
+    return f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n'
 
 
 def tools(report: Report) -> list[Thin]:

@@ -77,6 +77,33 @@ def test_an_apostrophe_in_a_path_reaches_the_compiler(tmp_path: Path) -> None:
     assert said.splitlines() == ["/it's/gcc", "/it's/g++", "-O2", "-include", "/it's a/share/glibc-2.28/symbols.h"]
 
 
+@pytest.mark.skipif(os.name == "nt", reason="the wrappers are scripts of a shell")
+@pytest.mark.parametrize("cuda", ["12.8", "13.0"])
+def test_wrappers_take_paths_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cuda: str) -> None:
+    place = tmp_path / 'a $HOME `b` "c" it\'s'
+    place.mkdir()
+    python = place / "python"
+    python.symlink_to(sys.executable)
+    monkeypatch.setattr(sys, "executable", str(python))
+    monkeypatch.setattr(channel, "installed", lambda *_: place)
+    for name in ("nvidia/cu13/bin/nvcc", "nvidia/cu13/bin/ptxas", "nvidia/cuda_nvcc/bin/ptxas"):
+        (place / name).parent.mkdir(parents=True, exist_ok=True)
+        (place / name).write_text("#!/bin/sh\nprintf '%s\\n' ran \"$@\"\n")
+        (place / name).chmod(0o755)
+    monkeypatch.setattr(channel, "SHIM", place / "shim.py")
+    (place / "shim.py").write_text("import sys; print('ran', *sys.argv[1:], sep='\\n')")
+    found = channel.Compiler(str(place / "gcc"), str(place / "g++"), "12.2.0")
+    channel.nvcc(matrix.load().cuda[cuda], "linux-64", found, silent).write(tmp_path / "laid")
+
+    def said(name: str) -> list[str]:
+        done = subprocess.run([tmp_path / "laid" / "bin" / name, "x y"], capture_output=True, text=True, check=True)
+        return done.stdout.splitlines()
+
+    assert said("ptxas") == ["ran", "x y"]
+    first = ["-ccbin", found.cxx] if cuda == "13.0" else [str(place), "12.8.93"]
+    assert said("nvcc") == ["ran", *first, "x y"]
+
+
 def test_is_laid_once_and_the_same_again(pypi: Path) -> None:
     first = channel.lay(matrix.host_platform(), torch=TORCH, report=silent)
     index = first / matrix.host_platform() / "repodata.json"
