@@ -60,6 +60,19 @@ def left(builds: Iterable[matrix.Build], there: Mapping[str, File]) -> tuple[mat
     return new
 
 
+def refuse_withdrawn(releases: Iterable[Mapping[str, Any]], builds: Iterable[matrix.Build], tag: str) -> None:
+    """EarlierError if a withdrawn release has a wheel of these builds: nothing of it is taken, and an index keeps what has its name."""
+    gone = [one for one in releases if one["tag_name"] != tag and not one["draft"] and indexes.withdrawn(one) is not None]
+    held = {asset["name"]: release["tag_name"] for release in gone for asset in release["assets"]}
+    taken = {name: held[name] for build in builds for name in (build.wheel_name, build.index_name) if name in held}
+    for name, of in taken.items():
+        raise EarlierError(
+            f"{name}{f' and {len(taken) - 1} more' if taken.keys() - {name} else ''} cannot be released again: the withdrawn {of} has "
+            "that name. Give its row in variants.yaml a higher `build`, raise the version, or offer that release again: "
+            f"`pixi run withdraw --tag {of}`"
+        )
+
+
 def wanted(there: Mapping[str, File], builds: Sequence[matrix.Build]) -> list[File]:
     """Of these files those that belong to these builds: wheels in both forms, operators, and kernels of their CUDA versions."""
     wheels = {name for build in builds for name in (build.wheel_name, build.index_name)}
