@@ -204,7 +204,9 @@ def add(given: Sequence[Path], site: Path) -> list[Path]:
 def address() -> str:
     """Where the indexes of this project are: as $INDEX_URL says, else GitHub Pages of the repository that a workflow runs in."""
     owner, _, name = os.environ.get("GITHUB_REPOSITORY", "").partition("/")
-    return os.environ.get("INDEX_URL") or (f"https://{owner.lower()}.github.io/{name}" if name else "")
+    host = f"{owner.lower()}.github.io"
+    pages = f"https://{host}/" if name.lower() == host else f"https://{host}/{name}"  # the owner's own, or the repository's
+    return os.environ.get("INDEX_URL") or (pages if name else "")
 
 
 # ── GitHub's releases ─────────────────────────────────────────────────────────────────────────────────────
