@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from typing import Any
 
 from sage_factory import FactoryError
 from sage_factory.files import put, sha256
+from sage_factory.gh import gh
 from sage_factory.make import archives
 from sage_factory.ship import indexes
 from sage_factory.what import matrix
@@ -143,14 +143,8 @@ def _subdir(package: Path) -> str:
 
 
 def _downloaded(file: File, scratch: Path, repository: str) -> Path:
-    command = ["gh", "release", "download", file.tag, "--pattern", file.name, "--dir", str(scratch), "--clobber"]
-    try:
-        command += ["--repo", repository] if repository else []
-        subprocess.run(command, capture_output=True, text=True, encoding="utf-8", check=True)
-    except FileNotFoundError as error:
-        raise EarlierError("`gh`, GitHub's command line, is not installed: the environment `release` has it") from error
-    except subprocess.CalledProcessError as error:
-        raise EarlierError(f"{file.name} of release {file.tag} cannot be fetched: {error.stderr.strip()}") from error
+    where = ["--repo", repository] if repository else []
+    gh("release", "download", file.tag, "--pattern", file.name, "--dir", str(scratch), "--clobber", *where)
     path = scratch / file.name
     if sha256(path.read_bytes()) != file.sha256:
         raise EarlierError(f"{file.name} of release {file.tag} is not the file whose SHA-256 GitHub states, {file.sha256}")

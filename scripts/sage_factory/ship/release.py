@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from pathlib import Path
 
 from sage_factory import FactoryError
 from sage_factory.files import put, sha256
+from sage_factory.gh import GhError, gh
 from sage_factory.inspect import verify
 from sage_factory.make import archives, sbom, wheels
 from sage_factory.ship import collect, indexes
@@ -169,11 +169,11 @@ def publish(tag: str, files: Sequence[Path], notes: Path) -> int:
                 )
     there = next((release for release in releases if release["tag_name"] == tag), None)
     if there is None:
-        _gh("release", "create", tag, "--draft", "--verify-tag", "--title", tag, "--notes-file", str(notes))
+        gh("release", "create", tag, "--draft", "--verify-tag", "--title", tag, "--notes-file", str(notes))
         there = {"draft": True, "assets": []}
     published = {asset["name"]: asset for asset in there["assets"]}
     for name in [name for name, asset in published.items() if asset["state"] != "uploaded"]:
-        _gh("release", "delete-asset", tag, name, "--yes")  # an upload that was cut off
+        gh("release", "delete-asset", tag, name, "--yes")  # an upload that was cut off
         del published[name]
     if other := [n for n, asset in published.items() if n in expected and asset["digest"] != expected[n]]:
         raise ReleaseError(f"published files are never replaced, and release {tag} has other content: {', '.join(other)}")
@@ -186,15 +186,15 @@ def publish(tag: str, files: Sequence[Path], notes: Path) -> int:
         _upload(tag, path, expected[path.name])
         print(f"uploaded {path.name}", flush=True)
     if there["draft"]:
-        _gh("release", "edit", tag, "--draft=false")
+        gh("release", "edit", tag, "--draft=false")
     return len(new)
 
 
 def _upload(tag: str, path: Path, digest: str) -> None:
     """Upload a file; success too if GitHub has this very file although it said otherwise, as after an answer that was lost."""
     try:
-        _gh("release", "upload", tag, str(path))
-    except ReleaseError:
+        gh("release", "upload", tag, str(path))
+    except GhError:
         assets = [asset for one in indexes.releases() if one["tag_name"] == tag for asset in one["assets"]]
         if not any((a["name"], a["state"], a["digest"]) == (path.name, "uploaded", digest) for a in assets):
             raise
@@ -218,11 +218,5 @@ def withdraw(tag: str, reason: str) -> bool:
     with tempfile.TemporaryDirectory() as scratch:
         file = Path(scratch, "NOTES.md")
         file.write_text(f"{indexes.WITHDRAWN} {reason}\n\n{notes}" if reason else notes, encoding="utf-8")
-        _gh("release", "edit", tag, "--notes-file", str(file))
+        gh("release", "edit", tag, "--notes-file", str(file))
     return True
-
-
-def _gh(*command: str) -> None:
-    done = subprocess.run(["gh", *command], capture_output=True, text=True, encoding="utf-8", errors="replace", check=False)
-    if done.returncode:
-        raise ReleaseError(f"`gh {' '.join(command[:2])}` failed: {done.stderr.strip()}. Run it again to go on")
