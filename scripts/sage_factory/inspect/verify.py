@@ -256,7 +256,7 @@ def _operator_package_faults(
     yield from _requirement_faults(index, listed, made)
     if depends.get("pytorch") != f"pytorch {made.conda_torch}":
         yield f"info/index.json depends on {depends.get('pytorch')!r}, expected 'pytorch {made.conda_torch}' as the build string says"
-    kernels = f"{package.cubins} =={version} cu{cuda.replace('.', '')}_"
+    kernels = f"{package.cubins} =={version} {matrix.cuda_tag(cuda)}_"
     if not depends.get(package.cubins, "").startswith(kernels):
         yield f"info/index.json depends on {depends.get(package.cubins)!r}, expected '{kernels}…' exactly"
     own = f"{archives.SITE_PACKAGES}{package.name}/"
@@ -298,7 +298,7 @@ def _requirement_faults(index: Mapping[str, Any], listed: Sequence[str], made: m
 
 
 def _cuda_of(build: str) -> str | None:
-    return next((c for c in matrix.load().cuda if re.match(rf"cu{c.replace('.', '')}(_|$)", build)), None)
+    return next((c for c in matrix.load().cuda if re.match(rf"{matrix.cuda_tag(c)}(_|$)", build)), None)
 
 
 # ── either ────────────────────────────────────────────────────────────────────────────────────────────────

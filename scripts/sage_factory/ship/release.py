@@ -82,7 +82,7 @@ class Release:
         linux = next((build for build in builds if not matrix.load().platforms[build.platform].windows), None)
         if not old or linux is None:
             return []
-        series, tag = linux.torch_series, f"cu{linux.cuda.replace('.', '')}"
+        series, tag = linux.torch_series, matrix.cuda_tag(linux.cuda)
         if self._group(linux).made.get("cxx11_abi", True):
             own = f"`uv pip install 'torch=={series}.*' --torch-backend {tag}`"
             said = f"of conda-forge or of its own index for CUDA {linux.cuda} ({own}), not beside PyPI's, which has an older C++ ABI"

@@ -157,7 +157,7 @@ class Build:
         1.0.0+cu128torch2.9.abi, below the build for 2.9 alone.
         """
         torch = f"{self.torch_series}.abi" if self.stable_abi else self.torch
-        local = f"+cu{self.cuda.replace('.', '')}torch{torch}{self._repaired}"
+        local = f"+{cuda_tag(self.cuda)}torch{torch}{self._repaired}"
         return self.version + local if self.local_version else self.version
 
     @property
@@ -206,7 +206,7 @@ class Build:
         if self.local_version:
             return self.wheel_version
         abi = ".abi" if self.stable_abi else ""
-        return f"{self.version}+torch{self.torch_series}{abi}.cu{self.cuda.replace('.', '')}{self._repaired}"
+        return f"{self.version}+torch{self.torch_series}{abi}.{cuda_tag(self.cuda)}{self._repaired}"
 
     @property
     def _repaired(self) -> str:
@@ -216,7 +216,7 @@ class Build:
     def index_folder(self) -> str:
         """The index of its CUDA × PyTorch: cu128-torch28, cu128-torch29-or-later."""
         later = "-or-later" if self.stable_abi else ""
-        return f"cu{self.cuda.replace('.', '')}-torch{self.torch_series.replace('.', '')}{later}"
+        return f"{cuda_tag(self.cuda)}-torch{self.torch_series.replace('.', '')}{later}"
 
     @property
     def index_major(self) -> str:
@@ -233,12 +233,12 @@ class Build:
     @property
     def cubins_stem(self) -> str:
         """What the name of the kernels' conda package begins with, up to its digest."""
-        return f"{self.cubins}-{self.version}-cu{self.cuda.replace('.', '')}_h"
+        return f"{self.cubins}-{self.version}-{cuda_tag(self.cuda)}_h"
 
     @property
     def operators_stem(self) -> str:
         """What the name of the operators' conda package begins with, up to its digest."""
-        return f"{self.package}-{self.version}-torch{self.torch_tag}_cu{self.cuda.replace('.', '')}_h"
+        return f"{self.package}-{self.version}-torch{self.torch_tag}_{cuda_tag(self.cuda)}_h"
 
 
 @dataclass(frozen=True)
@@ -319,6 +319,11 @@ def known(what: str, name: str, table: Mapping[str, T]) -> T:
     if name not in table:
         raise MatrixError(f"unknown {what} {name!r}: variants.yaml has {', '.join(table)}")
     return table[name]
+
+
+def cuda_tag(cuda: str) -> str:
+    """CUDA in the names of packages, versions and indexes: 12.8 → cu128."""
+    return f"cu{cuda.replace('.', '')}"
 
 
 def release_order(torch: str) -> Version:
