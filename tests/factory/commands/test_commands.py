@@ -44,8 +44,13 @@ def test_files_are_those_of_the_folder_where_a_task_was_started(tmp_path: Path, 
             commands.arguments(importlib.import_module("sage_factory.commands.verify"), ["./x.whl", str(absolute)]).file
         )
 
+    def channel(told: str) -> str:
+        publish = importlib.import_module("sage_factory.commands.publish")
+        return str(commands.arguments(publish, ["--profile", "x", "--channel", told]).channel)
+
     monkeypatch.chdir(ROOT)
     assert given() == [tmp_path / "x.whl", absolute]
+    assert [channel("ours"), channel("s3://bucket/ours")] == [str(tmp_path / "ours"), "s3://bucket/ours"]
     monkeypatch.chdir(tmp_path.parent)  # started without pixi and run.py, below which INIT_CWD may be of another
     assert given() == [Path("x.whl"), absolute]
 
