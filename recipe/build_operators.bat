@@ -2,7 +2,8 @@
 rem Compiles the operators against PyTorch's headers, without importing PyTorch, and installs the Python package.
 rem Nothing of the time and the place of the build in the binary.
 set "CXXFLAGS=%CXXFLAGS% /Brepro /experimental:deterministic"
-set "CXXFLAGS=%CXXFLAGS% /pathmap:%SRC_DIR%=. /pathmap:%PREFIX%=/host /pathmap:%BUILD_PREFIX%=/build"
+rem A path may have a space: each has quotes of its own, and the whole none.
+set CXXFLAGS=%CXXFLAGS% "/pathmap:%SRC_DIR%=." "/pathmap:%PREFIX%=/host" "/pathmap:%BUILD_PREFIX%=/build"
 set "LDFLAGS=%LDFLAGS% /Brepro"
 rem Activated environments name another one.
 set "CMAKE_GENERATOR=Ninja"

@@ -9,11 +9,12 @@ from __future__ import annotations
 import ctypes
 import json
 import sys
-from importlib.metadata import PackageNotFoundError, metadata
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from torch.torch_version import TorchVersion
 
 PACKAGE = Path(__file__).parent
 
@@ -52,14 +53,22 @@ def read_build(path: Path) -> Build:
         raise ImportError(message) from error
 
 
-def index_url(cuda: str) -> str:
-    """Where pip finds this package for that CUDA: the wheels of an index state its address, others do not know of one."""
+def source_of(build: Build, series: str, cuda: str) -> str:
+    """Where the build of this package for another PyTorch is to be had, as far as this installation tells where it came from."""
     try:
-        urls = metadata(PACKAGE.name).get_all("Project-URL") or []
+        this = distribution(PACKAGE.name)
+        urls, installer = this.metadata.get_all("Project-URL") or [], (this.read_text("INSTALLER") or "").strip()
     except PackageNotFoundError:
-        urls = []
-    known = next((url.partition(", ")[2] for url in urls if url.startswith("Index, ")), "PAGES/")  # as README.md has it
-    return f"{known}cu{cuda.partition('.')[0]}/"
+        urls, installer = [], ""
+    if installer == "conda":
+        return f"`conda install {build.package} pytorch={series}`"
+    # The wheels of an index state its address.
+    for address in (url.partition(", ")[2] for url in urls if url.startswith("Index, ")):
+        return f"`pip install --upgrade {build.package} --index-url {address}cu{cuda.partition('.')[0]}/`"
+    return (
+        "from the index that this one was installed from, if it was, or in a checkout by "
+        f"`python3 scripts/run.py build --package {build.package} --cuda {cuda} --torch {series}.0`"
+    )
 
 
 def check_torch(build: Build, installed: str) -> None:
@@ -68,16 +77,15 @@ def check_torch(build: Build, installed: str) -> None:
     Raises:
         ImportError: names both versions and what to install.
     """
-    wanted, found = build.torch.rstrip("+").split(".")[:2], installed.split(".")[:2]
-    if wanted == found or (build.stable_abi and [*map(int, found)] > [*map(int, wanted)]):
+    want, have = (".".join(version.rstrip("+").split(".")[:2]) for version in (build.torch, installed))
+    # As pip has it: what comes before a release, which may lack some of its stable ABI, is not among those from it on.
+    if TorchVersion(installed) >= want if build.stable_abi else want == have:
         return
-    want, have = ".".join(wanted), ".".join(found)
     pin = f"torch>={want}" if build.stable_abi else f"torch=={want}.*"
     message = (
         f"{build.package} {build.version} here was built for PyTorch {want}{' and later' if build.stable_abi else ''} (CUDA "
         f"{build.cuda}), but PyTorch {installed} is installed. Install the build for PyTorch {have}: "
-        f"`pip install --upgrade {build.package} --index-url {index_url(torch.version.cuda or build.cuda)}`, or "
-        f"`conda install {build.package} pytorch={have}`; or take PyTorch {want}: `pip install '{pin}'`."
+        f"{source_of(build, have, torch.version.cuda or build.cuda)}; or take PyTorch {want}: `pip install '{pin}'`."
     )
     raise ImportError(message)
 

@@ -20,7 +20,11 @@ if TYPE_CHECKING:
 
 PACKAGE = Path(__file__).parent
 NAME = str(__package__)
-REINSTALL = "reinstall the package: pip install --force-reinstall with the wheel's name, or conda install --force-reinstall"
+# With dependencies PyTorch would be replaced, or looked for in an index that has none.
+REINSTALL = (
+    "reinstall the package: pip install --force-reinstall --no-deps with the wheel's file or its exact version, "
+    "or conda install --force-reinstall"
+)
 
 
 def is_asked_for() -> bool:

@@ -138,7 +138,7 @@ def operators(package: str = PACKAGE) -> dict[str, bytes]:
     }
 
 
-def index(name: str) -> dict[str, object]:
+def index(name: str) -> dict[str, Any]:
     """info/index.json of one of the two conda packages of a package."""
     package = name.removesuffix("-cubins")
     if name != package:
@@ -160,6 +160,7 @@ def index(name: str) -> dict[str, object]:
         "subdir": "linux-64",
         "noarch": "python",
         "depends": ["python >=3.9", "pytorch 2.8.*", "__glibc >=2.28", kernels],
+        "constrains": ["__cuda >=12", "cuda-version >=12.8,<13"],
     }
 
 

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from email.message import Message
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -33,8 +34,11 @@ def test_the_right_pytorch_is_taken() -> None:
 
 def test_the_stable_abi_is_for_every_later_pytorch() -> None:
     build = BUILD._replace(torch="2.9+")
-    for installed in ("2.9.0", "2.10.1+cu130", "2.15.0a0+git1", "3.0.0"):
+    for installed in ("2.9.0", "2.9.1+cu130", "2.10.1+cu130", "2.15.0a0+git1", "3.0.0"):
         _library.check_torch(build, installed)
+    for installed in ("2.9.0a0+git1", "2.9.0rc1"):  # pip's torch>=2.9 refuses them too
+        with pytest.raises(ImportError, match=r"for PyTorch 2\.9 and later"):
+            _library.check_torch(build, installed)
     with pytest.raises(ImportError, match=r"for PyTorch 2\.9 and later \(CUDA 12\.8\), but PyTorch 2\.8\.0 .*'torch>=2\.9'"):
         _library.check_torch(build, "2.8.0")
 
@@ -46,27 +50,34 @@ def test_another_pytorch_is_refused(installed: str) -> None:
     message, series = str(caught.value), ".".join(installed.split(".")[:2])
     assert "built for PyTorch 2.8 (CUDA 12.8)" in message
     assert f"PyTorch {installed} is installed" in message
-    assert f"conda install sageattention pytorch={series}" in message
-    assert "pip install --upgrade sageattention --index-url PAGES/cu12/`" in message
+    assert f"Install the build for PyTorch {series}: " in message
+    assert "PAGES" not in message
     assert "pip install 'torch==2.8.*'" in message
 
 
+INDEX = "Index, https://example.org/pages/"
+CONDA = "`conda install sageattention pytorch=2.9`"
+
+
 @pytest.mark.parametrize(
-    ("cuda", "stated", "address"),
+    ("cuda", "installer", "stated", "said"),
     [
-        ("12.8", ["Homepage, https://example.org", "Index, https://example.org/pages/"], "https://example.org/pages/cu12/"),
-        ("13.0", ["Index, https://example.org/pages/"], "https://example.org/pages/cu13/"),
-        ("12.8", None, "PAGES/cu12/"),
+        ("12.8", "pip", [INDEX], "`pip install --upgrade sageattention --index-url https://example.org/pages/cu12/`"),
+        ("13.0", "uv", ["Homepage, https://example.org", INDEX], "`pip install --upgrade sageattention --index-url https://example.org/pages/cu13/`"),
+        ("12.8", "conda", [], CONDA),
+        ("12.8", "pip", [], "from the index that this one was installed from, if it was, or in a checkout by "
+                            "`python3 scripts/run.py build --package sageattention --cuda 12.8 --torch 2.9.0`"),
     ],
-)
-def test_the_index_is_the_one_that_the_wheel_states(
-    monkeypatch: pytest.MonkeyPatch, cuda: str, stated: list[str] | None, address: str
+)  # fmt: skip
+def test_another_build_is_where_this_one_came_from(
+    monkeypatch: pytest.MonkeyPatch, cuda: str, installer: str, stated: list[str], said: str
 ) -> None:
     described = Message()
-    for url in stated or []:
+    for url in stated:
         described["Project-URL"] = url
-    monkeypatch.setattr(_library, "metadata", lambda _: described)
-    assert _library.index_url(cuda) == address
+    this = SimpleNamespace(metadata=described, read_text={"INSTALLER": f"{installer}\n"}.get)
+    monkeypatch.setattr(_library, "distribution", lambda _: this)
+    assert _library.source_of(BUILD, "2.9", cuda) == said
 
 
 def test_a_pytorch_of_another_abi_is_refused() -> None:

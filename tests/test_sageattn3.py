@@ -286,7 +286,9 @@ def test_neither_autocast_nor_the_default_dtype_changes_the_reference(dtype: tor
 
 # ── Which GPUs ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
-OTHERS = "use sageattention.sageattn instead (`pip install sageattention`), which serves compute capability 8.0 and later"
+OTHERS = (
+    "use sageattention.sageattn instead, which serves compute capability 8.0 and later: its package is where this one came from"
+)
 
 
 @pytest.fixture(autouse=True)

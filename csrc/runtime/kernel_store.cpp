@@ -1,6 +1,6 @@
 #include "runtime/kernel_store.h"
 
-#include <cstdlib>
+#include <charconv>
 #include <cstring>
 #include <fstream>
 #include <iterator>
@@ -19,8 +19,9 @@ std::string join(const std::vector<std::string>& words) {
 }
 
 Architecture architecture_of(const std::string& folder) {
-  return {static_cast<int>(std::strtol(folder.c_str() + folder.find('_') + 1, nullptr, 10)), folder.back() == 'a',
-          folder.compare(0, 8, "compute_") == 0};
+  int number = 0;  // strtol would ask for glibc 2.38, compiled against that or a later one
+  std::from_chars(folder.data() + folder.find('_') + 1, folder.data() + folder.size(), number);
+  return {number, folder.back() == 'a', folder.compare(0, 8, "compute_") == 0};
 }
 
 // How well code built for an architecture suits a device: 0 not at all, else larger is better.

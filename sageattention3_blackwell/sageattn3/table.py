@@ -19,4 +19,7 @@ PACKED = "sageattn3_varlen"  # the one for packed sequences
 FEW_TOKENS = None  # no kernel for calls of few tokens
 
 # What to do where none of these kernels runs.
-ELSEWHERE = "use sageattention.sageattn instead (`pip install sageattention`), which serves compute capability 8.0 and later"
+# PyPI's package of that name is another project's.
+ELSEWHERE = (
+    "use sageattention.sageattn instead, which serves compute capability 8.0 and later: its package is where this one came from"
+)

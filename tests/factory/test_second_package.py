@@ -11,6 +11,7 @@ import pytest
 import samples
 
 from sage_factory import commands
+from sage_factory.files import sha256
 from sage_factory.inspect import content, verify
 from sage_factory.make import wheels
 from sage_factory.ship import collect, indexes, reproduce
@@ -124,7 +125,14 @@ def test_it_is_released_under_its_own_tag(dist: Path, capsys: pytest.CaptureFixt
     assert (bill["name"], {part["name"] for part in bill["components"]}) == (NAME, names | beside), (
         "each wheel once: indexes have the same"
     )
-    assert {path.name for path in (dist / "release" / "index").iterdir()} == beside
+    offered = dist / "release" / "index" / WHEEL
+    assert wheels.index_url(offered) == "https://x/simple/", "which the import error names"
+    assert verify.verify(offered) == []
+    part = next(part for part in bill["components"] if part["name"] == WHEEL)
+    assert part["hashes"][0]["content"] == sha256(offered.read_bytes()), "of a name there is one file in a release"
+    # Built again, or taken back to where no address is known, it is what was built.
+    again = wheels.for_index(offered, build=samples.build("3.12", package=NAME), out_dir=dist / "again")
+    assert again.read_bytes() == (dist / "wheels" / WHEEL).read_bytes()
     capsys.readouterr()
     assert commands.main(["release", "--tag", "v1.0.0", *to]) == 1
     assert "expected sageattn3-v1.0.0 or sageattn3-v1.0.0-build.N" in capsys.readouterr().err

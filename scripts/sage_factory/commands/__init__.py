@@ -50,6 +50,13 @@ def arguments(command: ModuleType, given: Sequence[str]) -> argparse.Namespace:
         found.rest = rest
     elif rest:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    # Tasks start in the root, and who started one means files of the folder where they did (pixi's variable).
+    caller = Path(os.environ.get("INIT_CWD", "") if Path.cwd() == ROOT else "")
+    for name, value in vars(found).items():
+        if isinstance(value, Path):
+            setattr(found, name, caller / value)
+        elif isinstance(value, list):
+            setattr(found, name, [caller / one if isinstance(one, Path) else one for one in value])
     return found
 
 

@@ -1,8 +1,9 @@
-"""Write pip's indexes: one static PEP 503 index for each CUDA × PyTorch, so that pip finds the wheel for the PyTorch there.
+"""Write pip's indexes: static ones (PEP 503), so that pip finds the wheel for the PyTorch there: one for each major version of CUDA,
+as cu12/, and one for each CUDA × PyTorch.
 
 `index --output DIR [WHEEL ...]` adds wheels to a folder that any web server can offer; `index --releases OWNER/REPO
---output DIR` writes indexes that link to the wheels of every GitHub release so far. Then, beside PyTorch 2.8 of CUDA 12.8,
-`pip install sageattention --index-url https://…/cu128-torch28/`.
+--output DIR` writes indexes that link to the wheels of every GitHub release so far. Then, beside any PyTorch for CUDA 12,
+`pip install --upgrade sageattention --index-url https://…/cu12/`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Compile the kernels alone, for working on them: only what changed, straight into build/kernels-cuXYZ/cubins.
 
-`kernels [--package sageattn3] [--cuda 12.8] [--architecture 9.0 ...] [--proof]`. Packages come of `build`.
+`kernels [--package sageattn3] [--cuda 12.8] [--architecture 9.0] [--proof]`, the architecture once for each. Packages come of `build`.
 """
 
 from __future__ import annotations

@@ -49,8 +49,10 @@ def checked(found: plan.Plan, name: str, repository: str) -> plan.Plan:
     if not repository:
         return found
     tag.check(name)
-    there = earlier.published(indexes.releases(repository), tag.package_of(name), name)
-    return dataclasses.replace(found, builds=earlier.left(found.builds, there))
+    releases = indexes.releases(repository)
+    left = earlier.left(found.builds, earlier.published(releases, tag.package_of(name), name))
+    earlier.refuse_withdrawn(releases, left, name)
+    return dataclasses.replace(found, builds=left)
 
 
 def show(found: plan.Plan) -> None:

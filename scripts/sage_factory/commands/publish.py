@@ -22,7 +22,11 @@ from sage_factory.ship import collect, publish
 def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--profile", required=True, help="what must be there, whole, and is published")
     parser.add_argument("--platform", help="of one platform only")
-    parser.add_argument("--channel", help="https://prefix.dev/NAME, https://anaconda.org/OWNER, s3://BUCKET/NAME or a folder")
+    parser.add_argument(
+        "--channel",
+        type=lambda text: text if "://" in text else Path(text),
+        help="https://prefix.dev/NAME, https://anaconda.org/OWNER, s3://BUCKET/NAME or a folder",
+    )
     parser.add_argument("--index", type=Path, help="folder of pip's indexes")
     parser.add_argument("--dist", type=Path, default=ROOT / "dist", help="where the files are (default: dist)")
     parser.add_argument("--dry-run", action="store_true", help="show what would go where, and change nothing")
@@ -31,7 +35,7 @@ def options(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if not args.channel and not args.index:
         raise FactoryError("say where to: --channel, --index or both")
-    to = publish.channel(args.channel) if args.channel else None
+    to = publish.channel(str(args.channel)) if args.channel else None
     found = collect.collect(args.dist, args.profile, args.platform)
     for path in found.others:
         print(f"not of profile {args.profile}: {path.name}", file=sys.stderr)

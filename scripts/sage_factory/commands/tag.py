@@ -2,8 +2,8 @@
 
 `git push` sends it.
 
-A second build of a version is of the same sources, for combinations that the first had not. What the tag starts is in
-docs/packaging.md.
+A second build of a version adds combinations that the first had not, or repairs rows that say `build: N` in variants.yaml. What
+the tag starts is in docs/packaging.md.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ def pytorch(interpreter: Path, build: matrix.Build, wanted: str, *, cxx11_abi: b
     """Install or upgrade to this PyTorch: pip's own, but for one that is not of the build's C++ ABI."""
     table, said = matrix.load(), f"{wanted} cannot be installed"
     if cxx11_abi and table.pytorch[build.torch].old_abi_on_pypi and not table.platforms[build.platform].windows:
-        backend = f"cu{build.cuda.replace('.', '')}"
+        backend = matrix.cuda_tag(build.cuda)
         _run(said, ["uv", "pip", "install", "--upgrade", "--python", str(interpreter), "--torch-backend", backend, wanted])
     else:
         _pip(said, interpreter, "install", "--upgrade", wanted)

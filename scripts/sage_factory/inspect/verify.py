@@ -7,7 +7,7 @@ import csv
 import email
 import hashlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from email.message import Message
 from pathlib import Path
 from typing import Any
@@ -251,16 +251,14 @@ def _operator_package_faults(
         yield f"the build string {build} does not end in _{made.number}, the `build` of its row in variants.yaml"
     if index.get("build_number") != variant.number(made, table):
         yield f"info/index.json says build_number {index.get('build_number')}, expected {variant.number(made, table)}"
-    listed = index.get("depends")
-    depends = {str(dependency).split(" ")[0]: str(dependency) for dependency in listed} if isinstance(listed, list) else {}
+    listed = [str(one) for one in index["depends"]] if isinstance(index.get("depends"), list) else []
+    depends = {one.split(" ")[0]: one for one in listed}
+    yield from _requirement_faults(index, listed, made)
     if depends.get("pytorch") != f"pytorch {made.conda_torch}":
         yield f"info/index.json depends on {depends.get('pytorch')!r}, expected 'pytorch {made.conda_torch}' as the build string says"
-    kernels = f"{package.cubins} =={version} cu{cuda.replace('.', '')}_"
+    kernels = f"{package.cubins} =={version} {matrix.cuda_tag(cuda)}_"
     if not depends.get(package.cubins, "").startswith(kernels):
         yield f"info/index.json depends on {depends.get(package.cubins)!r}, expected '{kernels}…' exactly"
-    for name in ("python", *(["__glibc"] if table.platforms[platform].glibc else [])):
-        if name not in depends:
-            yield f"info/index.json does not depend on {name}"
     own = f"{archives.SITE_PACKAGES}{package.name}/"
     described = f"{archives.SITE_PACKAGES}{package.name}-{version}.dist-info/"
     for name in sorted(conda.payload):
@@ -273,8 +271,34 @@ def _operator_package_faults(
     yield from content.operator_faults(content.below(conda.payload, own), said)
 
 
+# What conda-forge's compilers have a package require beside what the recipe says: the runtime libraries of C and C++.
+RUNTIME = {True: {"ucrt", "vc", "vc14_runtime"}, False: {"libgcc", "libstdcxx"}}  # of Windows, of others
+
+
+def _requirement_faults(index: Mapping[str, Any], listed: Sequence[str], made: matrix.Build) -> Iterator[str]:
+    """What decides where a solver has the package installed, as recipe.yaml says it."""
+    platform = matrix.load().platforms[made.platform]
+    # conda-forge's compiler bounds glibc above too, by an ABI that is not in sight.
+    wanted = {"python": r"python( >=3\.\d+)?"}
+    if platform.glibc:
+        wanted["__glibc"] = rf"__glibc >={re.escape(platform.glibc)}(,<3\.0\.a0)?"
+    for name, form in wanted.items():
+        found = [one for one in listed if one.split(" ")[0] == name]
+        if not found:
+            yield f"info/index.json does not depend on {name}"
+        for one in found:
+            if not re.fullmatch(form, one):
+                promised = f"glibc {platform.glibc}" if name == "__glibc" else "every Python from one on"
+                yield f"info/index.json depends on {one!r}, and the package is for {promised}"
+    known = {*wanted, "pytorch", made.cubins, *RUNTIME[platform.windows]}
+    for one in (one for one in listed if one.split(" ")[0] not in known):
+        yield f"info/index.json depends on {one!r}, which operators do without"
+    if index.get("constrains") != made.conda_constrains:
+        yield f"info/index.json constrains {index.get('constrains')}, expected {made.conda_constrains} as the build string says"
+
+
 def _cuda_of(build: str) -> str | None:
-    return next((c for c in matrix.load().cuda if re.match(rf"cu{c.replace('.', '')}(_|$)", build)), None)
+    return next((c for c in matrix.load().cuda if re.match(rf"{matrix.cuda_tag(c)}(_|$)", build)), None)
 
 
 # ── either ────────────────────────────────────────────────────────────────────────────────────────────────

@@ -54,7 +54,7 @@ def variant(build: matrix.Build, *, cxx11_abi: bool) -> str:
     system, processor = matrix.load().platforms[build.platform].host.split()
     torch = ("torch-stable-abi" if build.stable_abi else "torch") + build.torch_series.replace(".", "")
     abi = [] if system == "windows" or build.stable_abi else ["cxx11" if cxx11_abi else "cxx98"]
-    cuda = "cu" + build.cuda.replace(".", "")
+    cuda = matrix.cuda_tag(build.cuda)
     return "-".join([torch, *abi, cuda, PROCESSORS.get(processor, processor), system])
 
 

@@ -25,7 +25,7 @@ def compiler(cuda: str) -> tuple[str, dict[str, str]]:
         release = _release(found) if found else None
         if found is None or release != cuda:
             there = f"nvcc on PATH is CUDA {release}, not {cuda}" if found else "no nvcc on PATH"
-            tag = f"cu{cuda.replace('.', '')}"
+            tag = matrix.cuda_tag(cuda)
             raise KernelsError(
                 f"{there}: run `pixi run -e {tag} kernels --cuda {cuda}`, where pixi.toml has that environment, "
                 f"or `python3 scripts/run.py kernels --cuda {cuda}`"
@@ -62,7 +62,7 @@ def compile_kernels(package: str, cuda: str, architectures: list[str], *, proof:
     targets = [name.removeprefix("sm_") for name in matrix.targets(wanted)]
     nvcc, environment = compiler(cuda)
     whose = "" if package == next(iter(table.packages)) else f"{package}-"
-    output = ROOT / "build" / f"{whose}kernels-cu{cuda.replace('.', '')}{'-proof' if proof else ''}"
+    output = ROOT / "build" / f"{whose}kernels-{matrix.cuda_tag(cuda)}{'-proof' if proof else ''}"
     configure = ["cmake", "-S", "csrc/kernels", "-B", str(output), "-G", "Ninja", "--log-level=WARNING",
                  f"-DSAGE_NVCC={nvcc}", f"-DSAGE_CUDA_VERSION={cuda}", f"-DSAGE_VERSION={one.version}",
                  f"-DSAGE_PACKAGE={package}", f"-DSAGE_PROOF={'ON' if proof else 'OFF'}",

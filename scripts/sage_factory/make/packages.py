@@ -56,6 +56,8 @@ class Packages:
     def of(self, build: matrix.Build, *, kernels_only: bool = False) -> list[Path]:
         """The kernels' and the operators' package of a build, built if they are not there yet."""
         planned = self._planned(build)[: 1 if kernels_only else 2]
+        if self.channel_kind == "pypi" and not kernels_only:
+            channel.check_operators(channel.compiler())  # before the kernels, which take minutes
         for one in planned:
             if one.path.is_file() and (faults := self.faults(one.path)):
                 self.console.print(f"[yellow]building again:[/] {faults[0]}", highlight=False)

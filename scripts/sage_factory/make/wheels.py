@@ -48,25 +48,22 @@ def emit(operators: Path, cubins: Path, *, build: matrix.Build, out_dir: Path) -
 def for_index(wheel: Path, *, build: matrix.Build, out_dir: Path, index_url: str = "") -> Path:
     """The same wheel as pip's indexes have it: by its local version, and with the address of the indexes, which its import error names.
 
-    Of equal versions pip and uv keep the one that is installed, whatever its build tag is. A wheel that has a local version is there
-    byte for byte: a release cannot hold two files of one name.
+    Of equal versions pip and uv keep the one that is installed, whatever its build tag is.
     """
     target = out_dir / build.index_name
-    if build.local_version:
-        put(target, wheel.read_bytes())
-        return target
-    info, named = (f"{build.package}-{version}.dist-info" for version in (build.version, build.index_version))
+    info, named = build.dist_info, f"{build.package}-{build.index_version}.dist-info"
     content = {name.replace(f"{info}/", f"{named}/", 1): data for name, data in archives.read_wheel(wheel).files.items()}
     for name in ("METADATA", "WHEEL"):
         if f"{named}/{name}" not in content:
             raise WheelError(f"{wheel.name} does not hold {info}/{name}: is it the wheel of that build?")
     head, end, body = content[f"{named}/METADATA"].partition(b"\n\n")
-    lines = [line for line in head.decode().splitlines() if not line.startswith("Version: ")]
+    replaced = ("Version: ", f"Project-URL: {INDEX}, ")
+    lines = [line for line in head.decode().splitlines() if not line.startswith(replaced)]
     lines.insert(2, f"Version: {build.index_version}")
     if index_url:
         lines.append(f"Project-URL: {INDEX}, {index_url.rstrip('/')}/")
     content[f"{named}/METADATA"] = "\n".join(lines).encode() + end + body
-    content[f"{named}/WHEEL"] = _wheel(build, tagged=False)
+    content[f"{named}/WHEEL"] = _wheel(build, tagged=target.name == build.wheel_name)
     content[f"{named}/{sbom.name(build.package)}"] = sbom.of_wheel(content, build.package, build.index_version)
     content.pop(f"{named}/RECORD", None)
     content[f"{named}/RECORD"] = _record(content, f"{named}/RECORD")

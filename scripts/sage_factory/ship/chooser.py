@@ -1,4 +1,4 @@
-"""The page on which somebody picks Python, PyTorch, CUDA and system, and copies the line that installs the wheel for them.
+"""The page on which somebody picks a package, Python, PyTorch, CUDA and system, and copies the line that installs the wheel for them.
 
 One file without anything from elsewhere, so that whatever serves the indexes serves it.
 """
@@ -33,7 +33,7 @@ class Offer(NamedTuple):
 
 def described(offer: Offer) -> Iterator[dict[str, str]]:
     """What is picked from of a wheel, and what is shown of it: once for each Python and PyTorch that it is for."""
-    _, version, _, tags = parse_wheel_filename(offer.name)
+    package, version, _, tags = parse_wheel_filename(offer.name)
     platforms = sorted(tag.platform for tag in tags)
     system = next((SYSTEMS[name] for name in platforms if name in SYSTEMS), platforms[-1])
     # cu128-torch28: of CUDA the last digit is the minor version, of PyTorch all but the first.
@@ -42,8 +42,8 @@ def described(offer: Offer) -> Iterator[dict[str, str]]:
     python = re.fullmatch(r"cp(\d)(\d+)", next(iter(tags)).interpreter)
     for series, pythons in _pairs(first) if python is None else [(first, (f"{python[1]}.{python[2]}",))]:
         for one in pythons:
-            yield {"os": system, "python": one, "torch": series, "cuda": f"{cuda[:-1]}.{cuda[-1]}", "name": offer.name, "url": offer.url,
-                   "index": offer.major, "version": str(version), "sha256": offer.sha256}  # fmt: skip
+            yield {"package": package, "os": system, "python": one, "torch": series, "cuda": f"{cuda[:-1]}.{cuda[-1]}",
+                   "name": offer.name, "url": offer.url, "index": offer.major, "version": str(version), "sha256": offer.sha256}  # fmt: skip
 
 
 def _pairs(first: str) -> Iterator[tuple[str, tuple[str, ...]]]:
@@ -56,7 +56,12 @@ def _pairs(first: str) -> Iterator[tuple[str, tuple[str, ...]]]:
 def page(offers: Iterable[Offer], folders: Iterable[str]) -> str:
     """The page for these wheels, with links to all indexes for who has no JavaScript."""
     wheels = [one for offer in offers for one in described(offer)]
-    wheels.sort(key=lambda w: (w["os"] == SYSTEMS["linux_x86_64"], *(Version(w[key]) for key in ("torch", "cuda", "python"))))
+    # The last is chosen at first.
+    first = next(iter(matrix.load().packages))
+    versions = ("torch", "cuda", "python")
+    wheels.sort(
+        key=lambda w: (w["package"] == first, w["os"] == SYSTEMS["linux_x86_64"], *(Version(w[key]) for key in versions))
+    )
     # A script ends at the next "</", whatever it holds.
     data = json.dumps(wheels, indent=1).replace("</", "<\\/")
     links = "\n".join(f'<li><a href="{html.escape(name)}/">{html.escape(name)}</a></li>' for name in folders)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from typing import Any
 
 from sage_factory import FactoryError
 from sage_factory.files import put, sha256
+from sage_factory.gh import gh
 from sage_factory.make import archives
 from sage_factory.ship import indexes
 from sage_factory.what import matrix
@@ -58,6 +58,19 @@ def left(builds: Iterable[matrix.Build], there: Mapping[str, File]) -> tuple[mat
             "rows that shall be built again (2 where it is 1)"
         )
     return new
+
+
+def refuse_withdrawn(releases: Iterable[Mapping[str, Any]], builds: Iterable[matrix.Build], tag: str) -> None:
+    """EarlierError if a withdrawn release has a wheel of these builds: nothing of it is taken, and an index keeps what has its name."""
+    gone = [one for one in releases if one["tag_name"] != tag and not one["draft"] and indexes.withdrawn(one) is not None]
+    held = {asset["name"]: release["tag_name"] for release in gone for asset in release["assets"]}
+    taken = {name: held[name] for build in builds for name in (build.wheel_name, build.index_name) if name in held}
+    for name, of in taken.items():
+        raise EarlierError(
+            f"{name}{f' and {len(taken) - 1} more' if taken.keys() - {name} else ''} cannot be released again: the withdrawn {of} has "
+            "that name. Give its row in variants.yaml a higher `build`, raise the version, or offer that release again: "
+            f"`pixi run withdraw --tag {of}`"
+        )
 
 
 def wanted(there: Mapping[str, File], builds: Sequence[matrix.Build]) -> list[File]:
@@ -130,14 +143,8 @@ def _subdir(package: Path) -> str:
 
 
 def _downloaded(file: File, scratch: Path, repository: str) -> Path:
-    command = ["gh", "release", "download", file.tag, "--pattern", file.name, "--dir", str(scratch), "--clobber"]
-    try:
-        command += ["--repo", repository] if repository else []
-        subprocess.run(command, capture_output=True, text=True, encoding="utf-8", check=True)
-    except FileNotFoundError as error:
-        raise EarlierError("`gh`, GitHub's command line, is not installed: the environment `release` has it") from error
-    except subprocess.CalledProcessError as error:
-        raise EarlierError(f"{file.name} of release {file.tag} cannot be fetched: {error.stderr.strip()}") from error
+    where = ["--repo", repository] if repository else []
+    gh("release", "download", file.tag, "--pattern", file.name, "--dir", str(scratch), "--clobber", *where)
     path = scratch / file.name
     if sha256(path.read_bytes()) != file.sha256:
         raise EarlierError(f"{file.name} of release {file.tag} is not the file whose SHA-256 GitHub states, {file.sha256}")

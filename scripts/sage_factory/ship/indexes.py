@@ -8,7 +8,6 @@ import html
 import json
 import os
 import re
-import subprocess
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,6 +19,7 @@ from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel
 
 from sage_factory import FactoryError, alone
 from sage_factory.files import put, sha256
+from sage_factory.gh import gh
 from sage_factory.make import archives, wheels
 from sage_factory.ship import chooser
 from sage_factory.what import matrix
@@ -204,7 +204,9 @@ def add(given: Sequence[Path], site: Path) -> list[Path]:
 def address() -> str:
     """Where the indexes of this project are: as $INDEX_URL says, else GitHub Pages of the repository that a workflow runs in."""
     owner, _, name = os.environ.get("GITHUB_REPOSITORY", "").partition("/")
-    return os.environ.get("INDEX_URL") or (f"https://{owner.lower()}.github.io/{name}" if name else "")
+    host = f"{owner.lower()}.github.io"
+    pages = f"https://{host}/" if name.lower() == host else f"https://{host}/{name}"  # the owner's own, or the repository's
+    return os.environ.get("INDEX_URL") or (pages if name else "")
 
 
 # ── GitHub's releases ─────────────────────────────────────────────────────────────────────────────────────
@@ -213,14 +215,8 @@ def address() -> str:
 def releases(repository: str = "") -> list[Mapping[str, Any]]:
     """The releases of a GitHub repository, by default the checkout's, as GitHub describes them."""
     repository = repository or "{owner}/{repo}"
-    command = ["gh", "api", "--paginate", "--slurp", f"repos/{repository}/releases?per_page=100"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, encoding="utf-8", errors="replace", check=True)
-    except FileNotFoundError as error:
-        raise SiteError("`gh`, GitHub's command line, is not installed: `pixi run` brings it") from error
-    except subprocess.CalledProcessError as error:
-        raise SiteError(f"GitHub does not list the releases of {repository}: {error.stderr.strip()}") from error
-    return [release for page in json.loads(done.stdout) for release in page]
+    said = gh("api", "--paginate", "--slurp", f"repos/{repository}/releases?per_page=100")
+    return [release for page in json.loads(said) for release in page]
 
 
 def withdrawn(release: Mapping[str, Any]) -> str | None:

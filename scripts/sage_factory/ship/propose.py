@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
 import tempfile
 from pathlib import Path
 
 from sage_factory import ROOT, FactoryError
+from sage_factory.gh import gh
 from sage_factory.git import git
 
 LOCK, BRANCH = "pixi.lock", "pixi-lock"
@@ -40,20 +40,8 @@ def propose(base: str) -> str:
     made = commit()
     if made is None:
         return f"{LOCK} is what HEAD has: nothing to propose"
-    _gh("auth", "setup-git")
+    gh("auth", "setup-git", root=ROOT)
     git("push", "--force", "origin", f"{made}:refs/heads/{BRANCH}", root=ROOT)
-    if _gh("pr", "list", "--head", BRANCH, "--state", "open", "--json", "url", "--jq", ".[].url"):
+    if gh("pr", "list", "--head", BRANCH, "--state", "open", "--json", "url", "--jq", ".[].url", root=ROOT):
         return f"the open pull request of {BRANCH} has the new {LOCK}"
-    return _gh("pr", "create", "--head", BRANCH, "--base", base, "--title", TITLE, "--body", BODY)
-
-
-def _gh(*command: str) -> str:
-    try:
-        done = subprocess.run(
-            ["gh", *command], cwd=ROOT, capture_output=True, text=True, encoding="utf-8", errors="replace", check=False
-        )
-    except FileNotFoundError as error:
-        raise ProposeError("`gh`, GitHub's command line, is not installed: `pixi run propose` brings it") from error
-    if done.returncode:
-        raise ProposeError(f"`gh {' '.join(command[:2])}` failed: {done.stderr.strip()}")
-    return done.stdout.strip()
+    return gh("pr", "create", "--head", BRANCH, "--base", base, "--title", TITLE, "--body", BODY, root=ROOT)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from pathlib import Path
 
 from sage_factory import FactoryError
 from sage_factory.files import put, sha256
+from sage_factory.gh import GhError, gh
 from sage_factory.inspect import verify
 from sage_factory.make import archives, sbom, wheels
 from sage_factory.ship import collect, indexes
@@ -82,7 +82,7 @@ class Release:
         linux = next((build for build in builds if not matrix.load().platforms[build.platform].windows), None)
         if not old or linux is None:
             return []
-        series, tag = linux.torch_series, f"cu{linux.cuda.replace('.', '')}"
+        series, tag = linux.torch_series, matrix.cuda_tag(linux.cuda)
         if self._group(linux).made.get("cxx11_abi", True):
             own = f"`uv pip install 'torch=={series}.*' --torch-backend {tag}`"
             said = f"of conda-forge or of its own index for CUDA {linux.cuda} ({own}), not beside PyPI's, which has an older C++ ABI"
@@ -119,16 +119,16 @@ def write(release: Release, folder: Path) -> list[Path]:
     out, offered, earlier = folder / "index", [], release.files.earlier
     for group in release.files.groups:
         for build, path in zip(group.builds, group.wheels, strict=True):
-            if build.index_name == path.name:
-                offered.append(path)
-            elif build.index_name in earlier:
-                offered.append(out / build.index_name)
+            if build.index_name in earlier:
+                offered.append(path if build.index_name == path.name else out / build.index_name)
             else:
                 offered.append(wheels.for_index(path, build=build, out_dir=out, index_url=release.index_url))
     new = [path for path in offered if path.name not in earlier]
     if faults := [f"  {path.name}: {fault}" for path in new for fault in verify.verify_wheel(path)]:
         raise ReleaseError("the wheels for pip's indexes have faults:\n" + "\n".join(faults))
-    files = list(dict.fromkeys([*release.files.files, *offered, *(metadata_of(path, out) for path in new)]))
+    # Of a name there is one file in a release, and what an index has says where that is.
+    others = [path for path in release.files.files if path.name not in {path.name for path in offered}]
+    files = [*others, *offered, *(metadata_of(path, out) for path in new)]
     package = release.package
     bill = folder / f"{package.name}-{release.tag.removeprefix(package.tags)}.cdx.json"
     put(bill, sbom.of_release(package.name, package.version, release.tag, files))
@@ -169,11 +169,11 @@ def publish(tag: str, files: Sequence[Path], notes: Path) -> int:
                 )
     there = next((release for release in releases if release["tag_name"] == tag), None)
     if there is None:
-        _gh("release", "create", tag, "--draft", "--verify-tag", "--title", tag, "--notes-file", str(notes))
+        gh("release", "create", tag, "--draft", "--verify-tag", "--title", tag, "--notes-file", str(notes))
         there = {"draft": True, "assets": []}
     published = {asset["name"]: asset for asset in there["assets"]}
     for name in [name for name, asset in published.items() if asset["state"] != "uploaded"]:
-        _gh("release", "delete-asset", tag, name, "--yes")  # an upload that was cut off
+        gh("release", "delete-asset", tag, name, "--yes")  # an upload that was cut off
         del published[name]
     if other := [n for n, asset in published.items() if n in expected and asset["digest"] != expected[n]]:
         raise ReleaseError(f"published files are never replaced, and release {tag} has other content: {', '.join(other)}")
@@ -186,15 +186,15 @@ def publish(tag: str, files: Sequence[Path], notes: Path) -> int:
         _upload(tag, path, expected[path.name])
         print(f"uploaded {path.name}", flush=True)
     if there["draft"]:
-        _gh("release", "edit", tag, "--draft=false")
+        gh("release", "edit", tag, "--draft=false")
     return len(new)
 
 
 def _upload(tag: str, path: Path, digest: str) -> None:
     """Upload a file; success too if GitHub has this very file although it said otherwise, as after an answer that was lost."""
     try:
-        _gh("release", "upload", tag, str(path))
-    except ReleaseError:
+        gh("release", "upload", tag, str(path))
+    except GhError:
         assets = [asset for one in indexes.releases() if one["tag_name"] == tag for asset in one["assets"]]
         if not any((a["name"], a["state"], a["digest"]) == (path.name, "uploaded", digest) for a in assets):
             raise
@@ -218,11 +218,5 @@ def withdraw(tag: str, reason: str) -> bool:
     with tempfile.TemporaryDirectory() as scratch:
         file = Path(scratch, "NOTES.md")
         file.write_text(f"{indexes.WITHDRAWN} {reason}\n\n{notes}" if reason else notes, encoding="utf-8")
-        _gh("release", "edit", tag, "--notes-file", str(file))
+        gh("release", "edit", tag, "--notes-file", str(file))
     return True
-
-
-def _gh(*command: str) -> None:
-    done = subprocess.run(["gh", *command], capture_output=True, text=True, encoding="utf-8", errors="replace", check=False)
-    if done.returncode:
-        raise ReleaseError(f"`gh {' '.join(command[:2])}` failed: {done.stderr.strip()}. Run it again to go on")

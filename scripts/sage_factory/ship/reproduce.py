@@ -137,13 +137,19 @@ def checkout(commit: str) -> Iterator[Path]:
     try:
         (place / ".venvs").mkdir(exist_ok=True)
         for lock in (lock for folder in venvs.LOCKS for lock in folder.glob("*.txt")):
-            old = place / lock.relative_to(ROOT)
-            same = old.is_file() and old.read_bytes() == lock.read_bytes() and venvs.complete(lock.stem)
+            # By another way of making them it would make its own, in their place.
+            same = all(_same(path, place) for path in (lock, Path(venvs.__file__))) and venvs.complete(lock.stem)
             if same and os.name == "posix":
                 (place / ".venvs" / lock.stem).symlink_to(venvs.VENVS / lock.stem)
         yield place
     finally:
         git("worktree", "remove", "--force", str(place))
+
+
+def _same(path: Path, place: Path) -> bool:
+    """Whether another checkout has a file of this one as it is here."""
+    other = place / path.relative_to(ROOT)
+    return other.is_file() and other.read_bytes() == path.read_bytes()
 
 
 def build(place: Path, arguments: Sequence[str]) -> Path:

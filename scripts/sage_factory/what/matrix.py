@@ -136,6 +136,12 @@ class Build:
         return f">={self.torch_series}" if self.stable_abi else f"{self.torch_series}.*"
 
     @property
+    def conda_constrains(self) -> list[str]:
+        """What a conda package is constrained by: where there is a driver, or a PyTorch with CUDA, it runs what the kernels are."""
+        major = int(self.cuda.split(".")[0])
+        return [f"__cuda >={major}", f"cuda-version >={self.cuda},<{major + 1}"]
+
+    @property
     def requires_torch(self) -> str:
         """What a wheel requires."""
         return "torch" + (self.conda_torch if self.stable_abi else f"=={self.conda_torch}")
@@ -151,7 +157,7 @@ class Build:
         1.0.0+cu128torch2.9.abi, below the build for 2.9 alone.
         """
         torch = f"{self.torch_series}.abi" if self.stable_abi else self.torch
-        local = f"+cu{self.cuda.replace('.', '')}torch{torch}{self._repaired}"
+        local = f"+{cuda_tag(self.cuda)}torch{torch}{self._repaired}"
         return self.version + local if self.local_version else self.version
 
     @property
@@ -200,7 +206,7 @@ class Build:
         if self.local_version:
             return self.wheel_version
         abi = ".abi" if self.stable_abi else ""
-        return f"{self.version}+torch{self.torch_series}{abi}.cu{self.cuda.replace('.', '')}{self._repaired}"
+        return f"{self.version}+torch{self.torch_series}{abi}.{cuda_tag(self.cuda)}{self._repaired}"
 
     @property
     def _repaired(self) -> str:
@@ -210,7 +216,7 @@ class Build:
     def index_folder(self) -> str:
         """The index of its CUDA × PyTorch: cu128-torch28, cu128-torch29-or-later."""
         later = "-or-later" if self.stable_abi else ""
-        return f"cu{self.cuda.replace('.', '')}-torch{self.torch_series.replace('.', '')}{later}"
+        return f"{cuda_tag(self.cuda)}-torch{self.torch_series.replace('.', '')}{later}"
 
     @property
     def index_major(self) -> str:
@@ -227,12 +233,12 @@ class Build:
     @property
     def cubins_stem(self) -> str:
         """What the name of the kernels' conda package begins with, up to its digest."""
-        return f"{self.cubins}-{self.version}-cu{self.cuda.replace('.', '')}_h"
+        return f"{self.cubins}-{self.version}-{cuda_tag(self.cuda)}_h"
 
     @property
     def operators_stem(self) -> str:
         """What the name of the operators' conda package begins with, up to its digest."""
-        return f"{self.package}-{self.version}-torch{self.torch_tag}_cu{self.cuda.replace('.', '')}_h"
+        return f"{self.package}-{self.version}-torch{self.torch_tag}_{cuda_tag(self.cuda)}_h"
 
 
 @dataclass(frozen=True)
@@ -248,6 +254,11 @@ class Matrix:
     hub: Mapping[str, str]
     rows: tuple[Mapping[str, Any], ...]
     profiles: Mapping[str, tuple[Mapping[str, Any], ...]]
+
+    @property
+    def newest_gcc(self) -> int:
+        """The newest host compiler that the table names: what a newer one makes of operators may not load where it is promised."""
+        return max(int(cuda.gcc) for cuda in self.cuda.values())
 
     def default_torch(self, cuda: str, package: str | None = None) -> str:
         """What a bare `--cuda X` means: the PyTorch that `cuda` says, or the newest by itself where a package has no row of that one."""
@@ -308,6 +319,11 @@ def known(what: str, name: str, table: Mapping[str, T]) -> T:
     if name not in table:
         raise MatrixError(f"unknown {what} {name!r}: variants.yaml has {', '.join(table)}")
     return table[name]
+
+
+def cuda_tag(cuda: str) -> str:
+    """CUDA in the names of packages, versions and indexes: 12.8 → cu128."""
+    return f"cu{cuda.replace('.', '')}"
 
 
 def release_order(torch: str) -> Version:

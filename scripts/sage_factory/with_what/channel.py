@@ -32,6 +32,7 @@ CONDA_FORGE = "conda-forge"  # the channel that there is without this one
 SHIM = Path(__file__).resolve().parent / "nvrtc_nvcc.py"
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 SITE = f"lib/python{PYTHON}/site-packages"
+OLDEST_GCC = 9  # that compiles PyTorch's headers
 # Packages carry a time; a constant one keeps equal channels equal.
 EPOCH = datetime(2020, 1, 1, tzinfo=UTC)
 
@@ -53,6 +54,11 @@ class Compiler:
     @property
     def major(self) -> str:
         return self.version.split(".")[0]
+
+    @property
+    def too_new(self) -> bool:
+        """For operators that load beside the promised glibc."""
+        return int(self.major) > matrix.load().newest_gcc
 
 
 @dataclass
@@ -90,17 +96,40 @@ class Thin:
 
 
 def compiler() -> Compiler:
-    cxx = os.environ.get("CXX") or shutil.which("g++")
-    c = os.environ.get("CC") or shutil.which("gcc")
-    if not cxx or not c:
+    """What CC and CXX name; else gcc and g++, or where these are too new for operators the newest on PATH that is not."""
+    newest = matrix.load().newest_gcc
+    found = _compiler("gcc", "g++")
+    if (found is None or found.too_new) and not os.environ.keys() & {"CC", "CXX"}:
+        found = next(filter(None, (_compiler(f"gcc-{n}", f"g++-{n}") for n in range(newest, OLDEST_GCC - 1, -1))), found)
+    if found is None:
         raise ChannelError(
-            "no C++ compiler found (looked for g++ and gcc): install it, on Debian `apt install g++`, or name one in CXX and CC"
+            f"no C++ compiler found (looked for g++ and gcc): install it, on Debian and Ubuntu `apt install g++-{newest}`, "
+            "or name one in CXX and CC"
         )
+    return found
+
+
+def _compiler(c: str, cxx: str) -> Compiler | None:
+    """Of those names on PATH, or of those in CC and CXX; None where there is none."""
+    c, cxx = os.environ.get("CC") or shutil.which(c) or "", os.environ.get("CXX") or shutil.which(cxx) or ""
+    if not c or not cxx:
+        return None
     try:
         version = subprocess.run([cxx, "-dumpfullversion"], capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError) as error:
         raise ChannelError(f"the C++ compiler {cxx} does not run ({error}): install g++ or name another in CXX") from error
-    return Compiler(str(shutil.which(c) or c), str(shutil.which(cxx) or cxx), version)
+    return Compiler(shutil.which(c) or c, shutil.which(cxx) or cxx, version)
+
+
+def check_operators(found: Compiler) -> None:
+    """ChannelError if `verify` would refuse, once all is compiled, what this compiler makes."""
+    if found.too_new:
+        newest = matrix.load().newest_gcc
+        raise ChannelError(
+            f"{found.cxx} is GCC {found.version}, too new for operators: its libstdc++ has symbols that machines with the promised "
+            f"glibc lack (GLIBCXX_3.4.32 of GCC 13, CXXABI_1.3.15 of GCC 14). GCC {newest} is the newest that will do: on Debian "
+            f"and Ubuntu `apt install g++-{newest}`, which is then found by itself, or name one in CC and CXX"
+        )
 
 
 def installed(lock: str, report: Report) -> Path:
@@ -179,12 +208,12 @@ def nvcc(cuda: matrix.Cuda, suffix: str, found: Compiler, report: Report) -> Thi
                 "name an older one in CXX and CC"
             )
         folder = f"{target}/nvidia/cu{cuda.version.split('.')[0]}/bin"
-        text = f'#!/bin/sh\nexec "{folder}/nvcc" -ccbin "{found.cxx}" "$@"\n'
-        texts = {"bin/nvcc": text, "bin/ptxas": _forward(f"{folder}/ptxas")}
+        texts = {"bin/nvcc": _forward(f"{folder}/nvcc", "-ccbin", found.cxx), "bin/ptxas": _forward(f"{folder}/ptxas")}
         return Thin(f"cuda-nvcc_{suffix}", release, texts=texts | stamp)
     release = cuda.pypi["nvidia-cuda-nvrtc-cu12"]
     place = "libexec/nvrtc_nvcc.py"
-    text = f'#!/bin/sh\nexec "{sys.executable}" -IS "$(dirname "$0")/../{place}" "{target}" {release} "$@"\n'
+    python, toolkit = shlex.quote(sys.executable), shlex.join([str(target), release])
+    text = f'#!/bin/sh\nexec {python} -IS "$(dirname "$0")/../{place}" {toolkit} "$@"\n'
     texts = {
         "bin/nvcc": text,
         "bin/ptxas": _forward(f"{target}/nvidia/cuda_nvcc/bin/ptxas"),
@@ -193,9 +222,9 @@ def nvcc(cuda: matrix.Cuda, suffix: str, found: Compiler, report: Report) -> Thi
     return Thin(f"cuda-nvcc_{suffix}", release, texts=texts | stamp)
 
 
-def _forward(command: str) -> str:
-    """A command that is another."""
-    return f'#!/bin/sh\nexec "{command}" "$@"\n'
+def _forward(*command: str) -> str:
+    """A command that is another with these first arguments."""
+    return f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n'
 
 
 def tools(report: Report) -> list[Thin]:
@@ -243,6 +272,8 @@ def lay(platform: str, *, cuda: str | None = None, torch: str | None = None, rep
             f"a channel from PyPI serves the Linux machine that lays it ({here}), not {platform}: use --channel conda-forge"
         )
     table, found = matrix.load(), compiler()
+    if torch:
+        check_operators(found)
     place = table.platforms[here]
     packages = [python(), *compilers(found, here), *tools(report)]
     if place.glibc and place.glibc_first:

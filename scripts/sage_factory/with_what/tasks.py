@@ -143,7 +143,7 @@ def execute(manifest: Manifest, step: Step) -> int:
     venvs.ensure(own, beside=beside)
     env = venvs.environ([own, *beside], dict(os.environ))
     env.setdefault("SAGEATTENTION_CHANNEL", "pypi")
-    env["PIXI_PROJECT_ROOT"] = str(ROOT)
+    env |= {"PIXI_PROJECT_ROOT": str(ROOT), "INIT_CWD": str(Path.cwd())}
     program = shutil.which(step.command[0], path=env["PATH"])
     if program is None:
         raise TaskError(f"task {step.task.name!r} runs {step.command[0]!r}, which is not in environment {step.environment!r}")

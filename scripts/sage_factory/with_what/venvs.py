@@ -131,9 +131,9 @@ def environ(names: Sequence[str], base: dict[str, str]) -> dict[str, str]:
 
 def digest(lock: Path, beside: Sequence[str] = ()) -> str:
     """What an environment is made of."""
-    # The interpreter is part of the key: an environment made by another Python has its own site-packages.
-    parts = [lock.read_bytes(), sys.version.encode(), sys.base_prefix.encode(), "\n".join(beside).encode()]
-    return hashlib.sha256(b"\0".join(parts)).hexdigest()
+    # Of another Python it has its own site-packages, and what is in it names the place where it was made.
+    names = [sys.version, sys.base_prefix, "\n".join(beside), str((VENVS / lock.stem).resolve())]
+    return hashlib.sha256(b"\0".join([lock.read_bytes(), *map(os.fsencode, names)])).hexdigest()
 
 
 def _read(path: Path) -> str:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import errno
+import importlib
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -31,6 +33,26 @@ def test_without_a_command_they_are_listed_as_pixi_lists_them(capsys: pytest.Cap
     assert first == second
     listed = dict(line.split(maxsplit=1) for line in first.splitlines()[1:])
     assert listed == {name: TASKS[name].description for name in commands.names()}
+
+
+def test_files_are_those_of_the_folder_where_a_task_was_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("INIT_CWD", str(tmp_path))
+    absolute = ROOT / "dist" / "y.whl"
+
+    def given() -> list[Path]:
+        return list(
+            commands.arguments(importlib.import_module("sage_factory.commands.verify"), ["./x.whl", str(absolute)]).file
+        )
+
+    def channel(told: str) -> str:
+        publish = importlib.import_module("sage_factory.commands.publish")
+        return str(commands.arguments(publish, ["--profile", "x", "--channel", told]).channel)
+
+    monkeypatch.chdir(ROOT)
+    assert given() == [tmp_path / "x.whl", absolute]
+    assert [channel("ours"), channel("s3://bucket/ours")] == [str(tmp_path / "ours"), "s3://bucket/ours"]
+    monkeypatch.chdir(tmp_path.parent)  # started without pixi and run.py, below which INIT_CWD may be of another
+    assert given() == [Path("x.whl"), absolute]
 
 
 @pytest.mark.parametrize("name", commands.names())

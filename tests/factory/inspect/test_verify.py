@@ -427,6 +427,36 @@ def test_wrong_conda_metadata_is_named(tmp_path: Path, key: str, value: object, 
     assert any(message in fault for fault in faults), faults
 
 
+OPERATORS: list[str] = samples.index("sageattention")["depends"]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("constrains", None, "constrains None, expected ['__cuda >=12', 'cuda-version >=12.8,<13']"),
+        ("constrains", ["__cuda >=12"], "constrains ['__cuda >=12'], expected"),
+        ("constrains", ["__cuda >=13", "cuda-version >=12.8,<13"], "constrains ['__cuda >=13', 'cuda-version"),
+        ("constrains", ["__cuda >=12", "cuda-version >=12.8,<14"], "expected ['__cuda >=12', 'cuda-version >=12.8,<13']"),
+        ("depends", [one.replace("2.28", "2.17") for one in OPERATORS], "depends on '__glibc >=2.17', and the package is for glibc 2.28"),
+        ("depends", [*OPERATORS, "__glibc >=2.34,<3.0.a0"], "depends on '__glibc >=2.34,<3.0.a0', and the package is for glibc 2.28"),
+        ("depends", [one.replace("python >=3.9", "python 3.12.*") for one in OPERATORS], "depends on 'python 3.12.*', and the package is for every"),
+        ("depends", [*OPERATORS, "python_abi 3.12.* *_cp312"], "depends on 'python_abi 3.12.* *_cp312', which operators do without"),
+        ("depends", [*OPERATORS, "cuda-cudart >=12.8.90,<13.0a0"], "depends on 'cuda-cudart >=12.8.90,<13.0a0', which"),
+        ("depends", [*OPERATORS, "vc >=14.3,<15"], "depends on 'vc >=14.3,<15', which operators do without"),
+    ],
+)  # fmt: skip
+def test_what_a_solver_is_told_is_what_the_recipe_says(tmp_path: Path, key: str, value: object, message: str) -> None:
+    path = samples.conda(tmp_path, samples.operators(), samples.index("sageattention") | {key: value})
+    (fault,) = verify.verify_conda(path)
+    assert message in fault
+
+
+def test_what_conda_forges_compilers_add_is_let_through(tmp_path: Path) -> None:
+    emitted_there = [*OPERATORS, "libgcc >=12", "libstdcxx >=12", "__glibc >=2.28,<3.0.a0"]
+    index = samples.index("sageattention") | {"depends": emitted_there}
+    assert verify.verify_conda(samples.conda(tmp_path, samples.operators(), index)) == []
+
+
 def test_kernels_with_a_dependency_or_a_platform_are_named(tmp_path: Path) -> None:
     payload = {archives.cubins("sageattention") + name: data for name, data in samples.cubin_set().items()}
     index = samples.index("sageattention-cubins") | {"subdir": "linux-64", "depends": ["cuda-version >=12.8,<13"]}
@@ -532,7 +562,13 @@ def test_a_library_for_windows_is_what_it_should_be(tmp_path: Path, case: str) -
     files = samples.operators()
     del files["site-packages/sageattention/_C.so"]
     files["site-packages/sageattention/_C.dll"] = data
-    faults = verify.verify(samples.conda(tmp_path, files, samples.index("sageattention") | {"subdir": "win-64"}))
+    depends = [one for one in OPERATORS if "glibc" not in one] + [
+        "ucrt >=10.0.20348.0",
+        "vc >=14.3,<15",
+        "vc14_runtime >=14.44",
+    ]
+    index = samples.index("sageattention") | {"subdir": "win-64", "depends": depends}
+    faults = verify.verify(samples.conda(tmp_path, files, index))
     assert any(message in fault for fault in faults) if message else faults == []
 
 

@@ -54,8 +54,7 @@ def test_kernels_and_operators_do_not_share_a_compiler(name: str) -> None:
     assert not cubins.get("run")
     # On conda-forge a PyTorch of one CUDA cannot be solved for beside the compiler of another.
     assert "cuda" not in str([operators["build"], operators["host"], operators["run"]]).replace(build.cubins, "")
-    major = int(build.cuda.split(".")[0])
-    assert operators["run_constraints"] == [f"__cuda >={major}", f"cuda-version >={build.cuda},<{major + 1}"]
+    assert operators["run_constraints"] == build.conda_constrains
 
 
 @pytest.mark.parametrize("name", [n for n in BUILDS if "-linux-" in n])
@@ -115,6 +114,15 @@ def test_an_apostrophe_in_a_path_reaches_the_compiler() -> None:
     said = subprocess.run(["bash", "-c", first], env=environment, capture_output=True, text=True, check=True).stdout
     maps = [f"-ffile-prefix-map={mapping}" for mapping in ("/it's a=.", "/host's=/host", "/plain=/build")]
     assert said.splitlines() == ["-O2", "-fno-canonical-system-headers", *maps]
+
+
+def test_a_space_in_a_path_reaches_the_compiler_on_windows() -> None:
+    script = (ROOT / "recipe" / "build_operators.bat").read_text(encoding="utf-8")
+    (line,) = [line for line in script.splitlines() if "/pathmap" in line]
+    # What stands outside of quotes names no folder.
+    assert line.split('"')[::2] == ["set CXXFLAGS=%CXXFLAGS% ", " ", " ", ""]
+    maps = [f"/pathmap:{mapping}" for mapping in ("%SRC_DIR%=.", "%PREFIX%=/host", "%BUILD_PREFIX%=/build")]
+    assert line.split('"')[1::2] == maps
 
 
 def test_operators_find_a_pytorch_laid_as_conda_forge_lays_it(tmp_path: Path) -> None:

@@ -18,17 +18,20 @@ import loopback
 import pytest
 import samples
 import tools
+from packaging.utils import parse_wheel_filename
 
 from sage_factory.ship import chooser, indexes
 from sage_factory.what import matrix
 
+PACKAGES = tuple(matrix.load().packages)
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[loopback.Server]:
     folder = tmp_path_factory.mktemp("site")
-    indexes.add([samples.a_wheel(tmp_path_factory.mktemp("wheels"), python) for python in ("3.11", "3.12")], folder)
+    wheels = tmp_path_factory.mktemp("wheels")
+    indexes.add([samples.a_wheel(wheels, python, package) for package in PACKAGES for python in ("3.11", "3.12")], folder)
     with loopback.offering(folder) as server:
         yield server
 
@@ -64,8 +67,20 @@ def test_the_page_is_one_file_and_lists_the_indexes() -> None:
     data = re.search(r'<script type="application/json" id="wheels">(.*?)</script>', page, re.S)
     assert data
     assert json.loads(data[1])[-1]["torch"] == "2.15"
+    assert not set(PACKAGES) & set(re.findall(r"[\w-]+", page.partition(data[0])[2])), "what a line installs is what was chosen"
     hostile = chooser.page([offers("release")[0]._replace(url="</script><script>alert(1)")], [])
     assert hostile.count("</script>") == page.count("</script>")
+
+
+def test_the_first_package_is_the_one_that_is_chosen_at_first() -> None:
+    page = chooser.page([*offers("release"), *offers("sage3-release")], [])
+    data = re.search(r'<script type="application/json" id="wheels">(.*?)</script>', page, re.S)
+    assert data
+    wheels = json.loads(data[1])
+    assert wheels[-1]["package"] == PACKAGES[0]
+    for one in wheels:
+        assert one["name"].startswith(f"{one['package']}-{one['version']}-"), "the line asks for the file's own package"
+    assert {one["package"] for one in wheels} == set(PACKAGES)
 
 
 def shown(url: str, profile: Path, **choice: str) -> dict[str, str]:
@@ -88,10 +103,12 @@ def shown(url: str, profile: Path, **choice: str) -> dict[str, str]:
     return {name: html.unescape(text) for _, name, text in texts} | {"struck": struck}
 
 
-@pytest.mark.parametrize("python", ["3.11", "3.12"])
-def test_in_a_browser_a_choice_gives_the_line_that_pip_and_uv_take(site: loopback.Server, python: str, tmp_path: Path) -> None:
-    build = samples.build(python)
-    said = shown(site.url, tmp_path / "profile", os="Linux x86-64", python=python, torch="2.8", cuda="12.8")
+@pytest.mark.parametrize(("package", "python"), [(PACKAGES[0], "3.11"), (PACKAGES[0], "3.12"), (PACKAGES[1], "3.12")])
+def test_in_a_browser_a_choice_gives_the_line_that_pip_and_uv_take(
+    site: loopback.Server, package: str, python: str, tmp_path: Path
+) -> None:
+    build = samples.build(python, package=package)
+    said = shown(site.url, tmp_path / "profile", package=package, os="Linux x86-64", python=python, torch="2.8", cuda="12.8")
     assert said["said"] == ""
     assert said["wheel"] == build.index_name
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("PIP_", "PYTHON", "UV_"))} | {
@@ -100,14 +117,14 @@ def test_in_a_browser_a_choice_gives_the_line_that_pip_and_uv_take(site: loopbac
     _, _, _, install, *rest = shlex.split(said["pip"])  # python -m pip install …
     target = ["--no-deps", f"--python-version={python}", "--only-binary=:all:"]
     asked = [sys.executable, "-m", "pip", "--no-cache-dir", install, *rest]
-    # Either tag of the compressed set is one that pip takes.
-    for platform in ("linux_x86_64", "manylinux_2_28_x86_64"):
+    # Every tag of a compressed set is one that pip takes.
+    for platform in sorted({tag.platform for tag in parse_wheel_filename(build.index_name)[3]}):
         done = subprocess.run(
             [*asked, *target, f"--platform={platform}", "--target", str(tmp_path / platform)],
             capture_output=True, text=True, check=False, env=environment | {"PIP_CONFIG_FILE": os.devnull},
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
-        assert (tmp_path / platform / f"sageattention-{build.index_version}.dist-info").is_dir()
+        assert (tmp_path / platform / f"{package}-{build.index_version}.dist-info").is_dir()
     uv = tools.beside("uv")
     if uv is None:
         pytest.skip("there is no uv here")
@@ -116,7 +133,7 @@ def test_in_a_browser_a_choice_gives_the_line_that_pip_and_uv_take(site: loopbac
     words += [f"--python-version={python}", "--python-platform=x86_64-manylinux_2_28", "--only-binary=:all:"]
     done = subprocess.run(words, capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0, done.stderr
-    assert (tmp_path / "uv" / f"sageattention-{build.index_version}.dist-info").is_dir()
+    assert (tmp_path / "uv" / f"{package}-{build.index_version}.dist-info").is_dir()
 
 
 def test_in_a_browser_what_there_is_not_is_struck_through(site: loopback.Server, tmp_path: Path) -> None:

@@ -179,7 +179,7 @@ def test_what_lies_in_dist_and_is_said_to_be_released_is_looked_at(dist: Path) -
 
 
 def test_the_plan_of_a_tag_leaves_out_what_is_there(
-    github: github_stand_in.GitHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    github: github_stand_in.GitHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     builds = matrix.builds("release")
     gone = {builds[0].wheel_name, builds[-1].wheel_name}
@@ -192,6 +192,17 @@ def test_the_plan_of_a_tag_leaves_out_what_is_there(
     assert commands.main(asked) == 0
     assert checked == ["v2.2.0-build.1"]
     told = dict(line.split("=", 1) for line in (tmp_path / "out").read_text().splitlines())
+    (tmp_path / "out").unlink()
+    bad = {
+        "tag_name": "v2.1.0",
+        "draft": False,
+        "body": "Withdrawn: x",
+        "assets": [{"name": builds[0].index_name, "digest": None}],
+    }
+    github.set([*github.releases, bad])
+    assert commands.main(asked) == 2, "before anything is built, not when all is"
+    assert f"{builds[0].index_name} cannot be released again: the withdrawn v2.1.0 has" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
     jobs = json.loads(told["jobs"])["include"]
     assert [(job["torch"], job["platform"], job["pythons"]) for job in jobs] == [
         (build.torch, build.platform, build.python) for build in (builds[0], builds[-1])

@@ -264,3 +264,19 @@ def test_releases_are_asked_of_gh(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_a_name_that_says_too_little(name: str) -> None:
     with pytest.raises(indexes.SiteError, match=re.escape(name)):
         indexes.describe(name, name, "0")
+
+
+@pytest.mark.parametrize(
+    ("repository", "told", "address"),
+    [
+        ("Someone/ours", "", "https://someone.github.io/ours"),
+        ("Someone/someone.github.io", "", "https://someone.github.io/"),
+        ("Someone/Someone.github.io", "", "https://someone.github.io/"),
+        ("Someone/ours", "https://example.org/", "https://example.org/"),
+        ("", "", ""),
+    ],
+)
+def test_where_github_serves_them(monkeypatch: pytest.MonkeyPatch, repository: str, told: str, address: str) -> None:
+    monkeypatch.setenv("GITHUB_REPOSITORY", repository)
+    monkeypatch.setenv("INDEX_URL", told)
+    assert indexes.address() == address

@@ -97,4 +97,7 @@ def test_without_gh_it_says_where_there_is_one(
     (checkout.parent / "bin" / "git").symlink_to(subprocess.check_output(["which", "git"], text=True).strip())
     monkeypatch.setenv("PATH", str(checkout.parent / "bin"))
     assert commands.main(["propose"]) == 1
-    assert "`gh`, GitHub's command line, is not installed: `pixi run propose` brings it" in capsys.readouterr().err
+    assert (
+        "`gh`, GitHub's command line, is not installed: the environments `release` and `lock` have it"
+        in capsys.readouterr().err
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ from sage_factory.git import git
 from sage_factory.make import seal, wheels
 from sage_factory.ship import reproduce
 from sage_factory.what import inputs, matrix
+from sage_factory.with_what import venvs
 
 SOURCES = ("csrc", "README.md")
 
@@ -111,6 +113,22 @@ def test_a_wheel_is_built_again_in_a_checkout_of_its_own(
     monkeypatch.setattr(reproduce, "build", fake_build(other))
     assert commands.main(["reproduce", str(path)]) == 1
     assert "sageattention/__init__.py: line 1 is '' and 'changed'" in capsys.readouterr().out
+
+
+@pytest.mark.skipif(os.name == "nt", reason="there no environment is shared")
+@pytest.mark.parametrize("code", ["as here", "another"])
+def test_environments_are_shared_with_a_checkout_that_would_make_the_same(
+    repository: Path, monkeypatch: pytest.MonkeyPatch, code: str
+) -> None:
+    lock, module = repository / "locks" / "build.txt", repository / "venvs.py"
+    first = commit(repository, {"locks/build.txt": "", "venvs.py": "as here"})
+    if code != "as here":
+        commit(repository, {"venvs.py": code})
+    monkeypatch.setattr(reproduce, "ROOT", repository)
+    for name, value in (("LOCKS", (lock.parent,)), ("__file__", str(module)), ("complete", lambda _: True)):
+        monkeypatch.setattr(venvs, name, value)
+    with reproduce.checkout(first) as place:
+        assert (place / ".venvs" / "build").is_symlink() == (code == "as here")
 
 
 def test_what_cannot_be_built_again(repository: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

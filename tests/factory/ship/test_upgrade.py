@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import subprocess
 import sys
 import venv
@@ -18,6 +19,7 @@ import pytest
 import samples
 import tools
 
+from sage_factory import ROOT
 from sage_factory.files import put, sha256
 from sage_factory.make import wheels
 from sage_factory.ship import indexes
@@ -142,6 +144,22 @@ def test_a_build_for_another_cuda_is_named_by_its_version(machine: Machine, worl
     assert machine.has("sageattention") == "2.2.0+torch2.8.cu129"
     done = machine.install("sageattention==2.2.0+torch2.8.cu128", "--index-url", f"{world.url}/cu12/")
     assert machine.has("sageattention") == "2.2.0+torch2.8.cu128", "and back"
+
+
+def test_what_the_report_says_of_a_damaged_file_leaves_pytorch_alone(machine: Machine, world: World) -> None:
+    said = re.search(r"pip install ((?:--\S+ )+)with", (ROOT / "sageattention" / "doctor.py").read_text(encoding="utf-8"))
+    assert said
+    machine.torch("2.8.0", world)
+    exact = ("sageattention==2.2.0+torch2.8.cu128", "--index-url", f"{world.url}/cu12/")
+    assert machine.install(*exact).returncode == 0
+    (damaged,) = machine.prefix.glob("lib/python*/site-packages/sageattention/__init__.py")
+    (own,) = machine.prefix.glob("lib/python*/site-packages/torch.py")
+    for path in (damaged, own):
+        path.write_text("not what was installed")
+    done = machine.install(*said[1].split(), *exact)
+    assert done.returncode == 0, done.stderr
+    assert (damaged.read_text(), own.read_text()) == ("", "not what was installed")
+    assert (machine.has("torch"), machine.has("sageattention")) == ("2.8.0", "2.2.0+torch2.8.cu128")
 
 
 def test_beside_a_pytorch_that_no_build_is_for_nothing_is_changed(machine: Machine, world: World) -> None:

@@ -8,13 +8,16 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from sage_factory import ROOT, alone, commands
-from sage_factory.what import matrix
+from sage_factory.clock import Clock
+from sage_factory.make.packages import Packages
+from sage_factory.what import inputs, matrix
 from sage_factory.with_what import channel, venvs
 
 TORCH, CUDA = "2.8.0", "12.8"
@@ -74,6 +77,33 @@ def test_an_apostrophe_in_a_path_reaches_the_compiler(tmp_path: Path) -> None:
     assert said.splitlines() == ["/it's/gcc", "/it's/g++", "-O2", "-include", "/it's a/share/glibc-2.28/symbols.h"]
 
 
+@pytest.mark.skipif(os.name == "nt", reason="the wrappers are scripts of a shell")
+@pytest.mark.parametrize("cuda", ["12.8", "13.0"])
+def test_wrappers_take_paths_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cuda: str) -> None:
+    place = tmp_path / 'a $HOME `b` "c" it\'s'
+    place.mkdir()
+    python = place / "python"
+    python.symlink_to(sys.executable)
+    monkeypatch.setattr(sys, "executable", str(python))
+    monkeypatch.setattr(channel, "installed", lambda *_: place)
+    for name in ("nvidia/cu13/bin/nvcc", "nvidia/cu13/bin/ptxas", "nvidia/cuda_nvcc/bin/ptxas"):
+        (place / name).parent.mkdir(parents=True, exist_ok=True)
+        (place / name).write_text("#!/bin/sh\nprintf '%s\\n' ran \"$@\"\n")
+        (place / name).chmod(0o755)
+    monkeypatch.setattr(channel, "SHIM", place / "shim.py")
+    (place / "shim.py").write_text("import sys; print('ran', *sys.argv[1:], sep='\\n')")
+    found = channel.Compiler(str(place / "gcc"), str(place / "g++"), "12.2.0")
+    channel.nvcc(matrix.load().cuda[cuda], "linux-64", found, silent).write(tmp_path / "laid")
+
+    def said(name: str) -> list[str]:
+        done = subprocess.run([tmp_path / "laid" / "bin" / name, "x y"], capture_output=True, text=True, check=True)
+        return done.stdout.splitlines()
+
+    assert said("ptxas") == ["ran", "x y"]
+    first = ["-ccbin", found.cxx] if cuda == "13.0" else [str(place), "12.8.93"]
+    assert said("nvcc") == ["ran", *first, "x y"]
+
+
 def test_is_laid_once_and_the_same_again(pypi: Path) -> None:
     first = channel.lay(matrix.host_platform(), torch=TORCH, report=silent)
     index = first / matrix.host_platform() / "repodata.json"
@@ -88,7 +118,7 @@ def test_is_laid_once_and_the_same_again(pypi: Path) -> None:
 
 def test_other_tools_make_another_channel(pypi: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = channel.lay(matrix.host_platform(), torch=TORCH, report=silent)
-    monkeypatch.setattr(channel, "compiler", lambda: channel.Compiler("/usr/bin/gcc", "/usr/bin/g++", "13.1.0"))
+    monkeypatch.setattr(channel, "compiler", lambda: channel.Compiler("/usr/bin/gcc", "/usr/bin/g++", "12.4.0"))
     assert channel.lay(matrix.host_platform(), torch=TORCH, report=silent) != first
 
 
@@ -131,6 +161,73 @@ def test_says_that_there_is_no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_pat
     monkeypatch.delenv("CXX", raising=False)
     with pytest.raises(channel.ChannelError, match=r"no C\+\+ compiler found.*apt install g\+\+"):
         channel.compiler()
+
+
+@pytest.fixture
+def on_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., None]:
+    """Have PATH hold compilers of these versions alone, by their endings: `on_path(**{"": "14.2.0", "-12": "12.4.0"})`."""
+
+    def put(**versions: str) -> None:
+        for ending, version in versions.items():
+            for name in ("gcc", "g++"):
+                (tmp_path / f"{name}{ending}").write_text(f"#!/bin/sh\necho {version}\n")
+                (tmp_path / f"{name}{ending}").chmod(0o755)
+
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for name in ("CC", "CXX"):
+        monkeypatch.delenv(name, raising=False)
+    return put
+
+
+@pytest.mark.skipif(os.name == "nt", reason="the stand-ins are scripts of a shell")
+@pytest.mark.parametrize(
+    ("there", "taken"),
+    [
+        ({"": "12.2.0"}, "g++"),
+        ({"": "11.4.0", "-12": "12.3.0"}, "g++"),
+        ({"": "13.3.0", "-11": "11.4.0", "-12": "12.3.0", "-14": "14.2.0"}, "g++-12"),
+        ({"": "15.1.0", "-10": "10.5.0"}, "g++-10"),
+        ({"-12": "12.3.0"}, "g++-12"),
+        ({"": "13.3.0", "-14": "14.2.0"}, "g++"),
+    ],
+)
+def test_the_compiler_is_one_whose_operators_load_where_it_is_promised(
+    on_path: Callable[..., None], tmp_path: Path, there: dict[str, str], taken: str
+) -> None:
+    on_path(**there)
+    found = channel.compiler()
+    assert (found.c, found.cxx) == (str(tmp_path / taken.replace("++", "cc")), str(tmp_path / taken))
+
+
+@pytest.mark.skipif(os.name == "nt", reason="the stand-ins are scripts of a shell")
+def test_a_compiler_that_is_too_new_is_refused_before_anything_is_compiled(
+    on_path: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_path(**{"": "14.2.0"})
+    said = r"g\+\+ is GCC 14.2.0, too new for operators.*CXXABI_1.3.15.*`apt install g\+\+-12`"
+    packages = Packages("pypi", Console(quiet=True), Clock(), lambda _: [])
+    for name in ("installed", "torch_environment"):
+        monkeypatch.setattr(channel, name, lambda *_: pytest.fail("something was fetched"))
+    monkeypatch.setattr(inputs, "commit", lambda _: "c" * 40)
+    (build,) = matrix.builds(platform=matrix.host_platform(), torch=TORCH, cuda=CUDA, python="3.12", package="sageattention")
+    with pytest.raises(channel.ChannelError, match=said):
+        packages.of(build)
+    with pytest.raises(channel.ChannelError, match=said):
+        channel.lay(matrix.host_platform(), torch=TORCH, report=silent)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="it is glibc's doing")
+@pytest.mark.parametrize("source", ["driver", "kernel_store", "library", "tensor_map"])
+def test_operators_call_nothing_that_a_newer_glibc_has_by_another_name(source: str, tmp_path: Path) -> None:
+    # By 2.38.
+    renamed = {"strtol": "long", "strtoll": "long long", "strtoul": "unsigned long", "strtoull": "unsigned long long"}
+    lines = [f'{kind} {name}(const char*, char**, int) noexcept __asm__("__isoc23_{name}");' for name, kind in renamed.items()]
+    (tmp_path / "newer.h").write_text('extern "C" {\n' + "\n".join(lines) + "\n}\n")
+    command = [channel.compiler().cxx, "-std=c++17", "-include", "newer.h", f"-I{ROOT / 'csrc'}", '-DSAGE_PACKAGE="s"', "-c"]
+    subprocess.run([*command, ROOT / "csrc/runtime" / f"{source}.cpp", "-o", "made.o"], cwd=tmp_path, check=True)
+    said = subprocess.run(["nm", "-u", tmp_path / "made.o"], capture_output=True, text=True, check=True).stdout
+    assert "_Z" in said
+    assert "__isoc23" not in said
 
 
 def test_nvcc_13_refuses_a_compiler_that_is_too_new(pypi: Path) -> None:

@@ -148,7 +148,7 @@ def bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> tasks.Manifest:
     monkeypatch.chdir(tmp_path)
     programs = {
         "status": "import sys; sys.exit(7)",
-        "show": "import os; print(os.environ['SAGEATTENTION_CHANNEL'], os.getcwd())",
+        "show": "import os; print(os.environ['SAGEATTENTION_CHANNEL'], os.getcwd(), os.environ['INIT_CWD'])",
         "killed": "import os, signal; os.kill(os.getpid(), signal.SIGKILL)",
     }
     for name, text in programs.items():
@@ -163,14 +163,14 @@ def test_the_exit_status_is_the_tasks(bare: tasks.Manifest) -> None:
     assert tasks.execute(bare, tasks.plan(bare, "killed")[0]) == -signal.SIGKILL
 
 
-def test_tasks_start_in_the_root_and_know_that_the_channel_is_pypi(
-    bare: tasks.Manifest, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+def test_tasks_start_in_the_root_and_know_from_where_and_that_the_channel_is_pypi(
+    bare: tasks.Manifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv("SAGEATTENTION_CHANNEL", raising=False)
     assert tasks.execute(bare, tasks.plan(bare, "show")[0]) == 0
     monkeypatch.setenv("SAGEATTENTION_CHANNEL", "conda-forge")
     assert tasks.execute(bare, tasks.plan(bare, "show")[0]) == 0
-    assert capfd.readouterr().out.splitlines() == [f"pypi {ROOT}", f"conda-forge {ROOT}"]
+    assert capfd.readouterr().out.splitlines() == [f"pypi {ROOT} {tmp_path}", f"conda-forge {ROOT} {tmp_path}"]
 
 
 def test_a_missing_program_is_said(bare: tasks.Manifest) -> None:

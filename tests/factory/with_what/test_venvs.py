@@ -128,6 +128,21 @@ def test_an_environment_is_made_once_and_again_when_its_lock_changes(place: Path
     assert quick == ["small", "small"]
 
 
+def test_where_it_was_moved_to_an_environment_is_made_anew(
+    place: Path, quick: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What pip and venv write names the place: programs' first lines, the interpreter's home, neighbours."""
+    venvs.ensure("small")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.setattr(venvs, "VENVS", (place / ".venvs").rename(tmp_path / "elsewhere" / ".venvs"))
+    assert not venvs.complete("small")
+    venvs.ensure("small")
+    assert quick == ["small", "small"]
+    (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
+    monkeypatch.setattr(venvs, "VENVS", tmp_path / "link" / ".venvs")
+    assert venvs.complete("small"), "the same place by another name"
+
+
 def test_an_interrupted_set_up_is_done_again(place: Path, quick: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     whole = venvs._fill
 
