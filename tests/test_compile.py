@@ -248,7 +248,7 @@ def test_threads() -> None:
 def test_layers_with_scales_of_their_own(call: Callable[..., Any], dynamic: bool | None, scales: tuple[float, ...]) -> None:
     """A compiler keeps open what differs from one to the next."""
 
-    class Layer(torch.nn.Module):
+    class Layer(torch.nn.Module):  # type: ignore[misc, unused-ignore]
         def __init__(self, scale: float) -> None:
             super().__init__()
             self.scale = scale

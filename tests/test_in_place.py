@@ -177,7 +177,7 @@ def test_autocast(attention: Callable[..., torch.Tensor], monkeypatch: pytest.Mo
             assert torch.equal(attention(*some), expected)
         masks: list[torch.Tensor] = []
         with monkeypatch.context() as patch:
-            patch.setattr(in_place, "attend", lambda _, q, k, v, mask, __: masks.append(mask) or q)
+            patch.setattr(in_place, "attend", lambda _, q, k, v, mask, __: (masks.append(mask), q)[1])
             for dtype in (torch.float32, torch.float16, torch.bool):
                 attention(Q, K, V, torch.ones(Q.shape[2], K.shape[2], dtype=dtype))
         assert [mask.dtype for mask in masks] == [torch.bfloat16, torch.bfloat16, torch.bool]
