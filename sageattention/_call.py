@@ -67,9 +67,9 @@ def attend(
     smooth_k, return_lse = validation.decided(asked.smooth_k), validation.decided(asked.return_lse)
     validation.flags(is_causal, smooth_k, asked.smooth_v, return_lse, **more)
     attn_mask, is_causal = aliases.written_out(attn_mask, is_causal, q)
-    came, (q, k, v) = q, aliases.alike(q, k, v)
-    if q is not came and q.dtype != came.dtype:
-        key = None  # which is of the dtype that came
+    came, (q, k, v) = (q, k, v), aliases.alike(q, k, v)
+    if q is not came[0] or k is not came[1] or v is not came[2]:
+        key = None  # as they came the operator refuses them, which takes longer than this way
     if not _operator_checks(q, k, v, attn_mask):
         _check(q, k, v, attn_mask, asked.tensor_layout)
         return _attend(asked, is_causal, q, k, v, attn_mask)

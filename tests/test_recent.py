@@ -193,15 +193,19 @@ def test_what_has_been_served_is_served_again(long_way: list[str], layout: str, 
     assert long_way
 
 
-def test_what_autocast_converts_is_not_remembered_as_it_came(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel is chosen for what it became: another dtype may ask for another."""
+def test_what_becomes_another_is_not_remembered_as_it_came(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under autocast, or with a batch of one: the operator would refuse what came, each time."""
     monkeypatch.setattr(_call, "_key", lambda _asked, q, *_: (q.dtype,))
     monkeypatch.setattr(_call, "_operator_checks", lambda *_: True)
     q, k, v = (torch.randn(1, 2, 70, 64) for _ in range(3))
     with torch.autocast("cpu", dtype=torch.bfloat16):
         sageattn(q.half(), k.bfloat16(), v.bfloat16())
-        assert not dispatch.SERVED
         sageattn(q.bfloat16(), k.half(), v.half())
+    q, k, v = q.bfloat16(), k.bfloat16(), v.bfloat16()
+    sageattn(torch.cat([q, q]), k, v)
+    sageattn(q, torch.cat([k, k]), torch.cat([v, v]))
+    assert not dispatch.SERVED
+    sageattn(q, k, v)
     assert len(dispatch.SERVED) == 1
 
 
