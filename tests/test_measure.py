@@ -1,0 +1,60 @@
+"""bench/measure.py: what is made of times, which a stand-in has here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import measure
+import pytest
+import torch
+from methods import BASELINE, KERNELS
+
+
+def test_ratios_are_of_one_round() -> None:
+    """Whose clocks the methods share: the median of ratios, not the ratio of medians."""
+    times = [{"theirs": 1.0, "ours": 0.5}, {"theirs": 4.0, "ours": 1.0}, {"theirs": 2.0, "ours": 2.0}]
+    found = measure.summary(times, operations=4e9, baseline="theirs")
+    assert found == {"tflops": {"theirs": 2.0, "ours": 4.0}, "ratio": {"theirs": 1.0, "ours": 2.0}}
+    assert measure.summary([{"ours": 1.0}], operations=1e9, baseline="theirs") == {"tflops": {"ours": 1.0}, "ratio": {}}
+
+
+def test_a_peer_may_fail_and_ours_may_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails() -> object:
+        raise RuntimeError("no such backend")
+
+    monkeypatch.setattr(measure, "under_load", lambda call, seconds: call() * seconds)
+    rounds = measure.rounds({"a peer": fails, "another": lambda: 2.0, "sageattn": lambda: 1.0})
+    assert rounds == [{"another": 2.0 * measure.SECONDS, "sageattn": measure.SECONDS}] * measure.ROUNDS
+    for ours in ("sageattn", "sageattn_varlen", *KERNELS):
+        with pytest.raises(RuntimeError, match="no such backend"):
+            measure.rounds({"another": lambda: 2.0, ours: fails})
+
+
+@pytest.fixture
+def _a_millisecond(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What each call takes, of tensors that have no numbers."""
+    randn = torch.randn
+
+    def without_numbers(*size: int, **options: Any) -> torch.Tensor:
+        return randn(*size, **{**options, "device": "meta"})
+
+    monkeypatch.setattr(torch, "randn", without_numbers)
+    monkeypatch.setattr(torch.Tensor, "cuda", lambda self: self)
+    monkeypatch.setattr(measure, "methods", lambda: dict.fromkeys([BASELINE, "sageattn"], id))
+    monkeypatch.setattr(measure, "packed_methods", lambda: dict.fromkeys(["theirs", "sageattn_varlen"], id))
+    monkeypatch.setattr(measure, "rounds", lambda calls: [dict.fromkeys(calls, 1.0)])
+
+
+@pytest.mark.usefixtures("_a_millisecond")
+@pytest.mark.parametrize("causal", [False, True])
+def test_operations(causal: bool) -> None:
+    """Two products of two operations for each score and channel; causal, of half the scores."""
+    part = 0.5 if causal else 1.0
+    row = measure.speed(measure.Shape(2, 3, 1000, 64, causal))
+    assert row["tflops"] == pytest.approx(dict.fromkeys([BASELINE, "sageattn"], part * 2 * 3 * 1000**2 * 64 * 4 / 1e9))
+    assert row["shape"] == {"batch": 2, "heads": 3, "tokens": 1000, "head_dim": 64, "causal": causal}
+    packed = measure.packed_speed(causal)
+    lengths = torch.exp2(torch.linspace(4, 13, 256)).round()
+    scores = float(lengths.double().square().sum())
+    assert packed["tflops"] == pytest.approx(dict.fromkeys(["theirs", "sageattn_varlen"], part * 16 * scores * 128 * 4 / 1e9))
+    assert packed["ratio"] == {"theirs": 1.0, "sageattn_varlen": 1.0}
