@@ -28,6 +28,7 @@ from rich.table import Table
 
 import sageattention
 from sage_factory.inspect.cubin import CubinError
+from sageattention import _library
 
 ROOT = Path(__file__).resolve().parent.parent
 AT_HAND = ("NVIDIA H100 80GB HBM3", "NVIDIA H200")  # GPUs whose results are in bench/results
@@ -99,12 +100,14 @@ def report(result: dict[str, Any]) -> tuple[Table, ...]:
 
 
 def predict(card: Card, shape: Shape) -> dict[str, float]:
-    """TFLOPS that the model gives ours, by name, where the kernels' machine code is at hand."""
+    """TFLOPS that the model gives ours, by name, where the kernels' machine code is at hand; none of Hopper's calls in 16 bits."""
     cubins = installed_cubins() / card.architecture
     q = torch.empty(1, 1, shape.tokens, shape.head_dim, device="cuda", dtype=torch.bfloat16)
-    kernels = {"sageattn": sageattention.explain(q, q, q).kernel, **KERNELS}
+    quantises = sageattention.explain(q, q, q).kernel
+    sizes = (shape.batch, *(shape.heads,) * 2, *(shape.tokens,) * 2, *(shape.head_dim,) * 2)
+    in_16_bits = _library.library.faster_in_16_bits(quantises, card.multiprocessors, sizes, shape.causal)
     found = {}
-    for name, kernel in kernels.items():
+    for name, kernel in {**({} if in_16_bits else {"sageattn": quantises}), **KERNELS}.items():
         path = cubins / f"{kernel}-d{shape.head_dim}-bf16.cubin"
         if path.is_file():
             asked = model.Shape(*shape)

@@ -207,6 +207,9 @@ def test_the_benchmark_shows_the_prediction_beside_the_measurement(monkeypatch: 
     monkeypatch.setattr(model, "call_seconds", lambda kernel, card, shape: shape.operations / 400e12)
     found = bench.predict(BY_NAME["RTX 4090"], shape)
     assert found == pytest.approx(dict.fromkeys(("sageattn", "mma.sync, FP16 PV", "mma.sync, FP8 PV"), 400))
+    monkeypatch.setattr("sageattention.explain", lambda *_: Choice("sm90_qk_int8_pv_f16"))
+    assert "sageattn" in bench.predict(BY_NAME["H200"], shape)
+    assert "sageattn" not in bench.predict(BY_NAME["H200"], Shape(8, 16, 333, 128, False))  # which quantises nothing
     row = {"shape": shape._asdict(), "tflops": {"sageattn": 300.0, "cuDNN bf16": 150.0}, "predicted": {"sageattn": 400.0}}
     console = Console(width=160)
     with console.capture() as captured:
