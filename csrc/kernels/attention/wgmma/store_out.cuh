@@ -2,7 +2,7 @@
 #pragma once
 
 #include "kernels/attention/wgmma/softmax.cuh"
-#include "kernels/ptx/ldmatrix.cuh"
+#include "kernels/attention/wgmma/stage_panel.cuh"
 #include "kernels/swizzle.cuh"
 #include "kernels/transpose.cuh"
 
@@ -49,23 +49,16 @@ __device__ __forceinline__ void store_out(const Config::Params& p, const Work& w
       }
     }
   }
-  if constexpr (Staged) {  // as store_rows.cuh does: of a function that both call nvcc makes other, slower code here
+  if constexpr (Staged) {  // as store_rows.cuh does: of one function for all of it nvcc makes other, slower code here
     const int stage = Shared::kOut + warp_row / 16 * Config::kOutBytes;
     const int first = lane / 8, channel = lane % 8 * 8;  // of rows four apart
     const int rows_left = work.qo_len - first_row;
     uint16_t* destination = row_pointer(first_row) + first * p.out.token_stride + channel;
-    // Matrices of 8 rows and 8 channels: the first rows' and the others', then of the next channels.
     const uint32_t place = shared.address + stage + swizzled<128>(lane % 16, lane / 16);
 #pragma unroll
     for (int panel = 0; panel < Config::kHeadDim / 64; ++panel) {
       __syncwarp();
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        uint32_t pairs[4];
-#pragma unroll
-        for (int j = 0; j < 4; ++j) pairs[j] = pair(panel * 8 + i * 2 + j / 2, j % 2, inverse[j % 2]);
-        ptx::stmatrix_x4(place ^ i * 32, pairs);
-      }
+      stage_panel(panel, place, [&](int group, int row) { return pair(group, row, inverse[row]); });
       __syncwarp();
       uint4 eights[4];
 #pragma unroll

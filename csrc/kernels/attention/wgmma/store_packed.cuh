@@ -2,9 +2,9 @@
 #pragma once
 
 #include "kernels/attention/wgmma/softmax.cuh"
+#include "kernels/attention/wgmma/stage_panel.cuh"
 #include "kernels/ptx/cp_async.cuh"
 #include "kernels/ptx/global.cuh"
-#include "kernels/ptx/ldmatrix.cuh"
 #include "kernels/swizzle.cuh"
 
 namespace sage {
@@ -32,18 +32,11 @@ __device__ __forceinline__ void store_packed(const Config::Params& p, const Work
     destination[i] = static_cast<uint16_t*>(p.out.data) + work.batch * p.out.batch_stride + work.head * p.out.head_stride +
                      (work.q_token + first_row) * p.out.token_stride + (first + i * 4) * p.out.token_stride + channel;
   }
-  // Matrices of 8 rows and 8 channels: the first rows' and the others', then of the next channels.
   const uint32_t place = stage + swizzled<128>(lane % 16, lane / 16);
 #pragma unroll
   for (int panel = 0; panel < Config::kHeadDim / 64; ++panel) {
     __syncwarp();
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      uint32_t pairs[4];
-#pragma unroll
-      for (int j = 0; j < 4; ++j) pairs[j] = pair(panel * 8 + i * 2 + j / 2, j % 2);
-      ptx::stmatrix_x4(place ^ i * 32, pairs);
-    }
+    stage_panel(panel, place, pair);
     __syncwarp();
     uint32_t eights[4][4];
 #pragma unroll

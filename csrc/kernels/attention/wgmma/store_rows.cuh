@@ -1,8 +1,8 @@
 // Rows of the output from a warp's registers to global memory, of Hopper's attention kernels.
 #pragma once
 
+#include "kernels/attention/wgmma/stage_panel.cuh"
 #include "kernels/element.cuh"
-#include "kernels/ptx/ldmatrix.cuh"
 #include "kernels/swizzle.cuh"
 
 namespace sage {
@@ -15,21 +15,14 @@ __device__ __forceinline__ void store_rows(const float (&out)[HeadDim / 2], cons
   const int lane = threadIdx.x % 32;
   const int first = lane / 8, channel = lane % 8 * 8;  // of rows four apart
   destination += first * token_stride + channel;
-  // Matrices of 8 rows and 8 channels: the first rows' and the others', then of the next channels.
   const uint32_t place = stage_address + swizzled<128>(lane % 16, lane / 16);
 #pragma unroll
   for (int panel = 0; panel < HeadDim / 64; ++panel) {
     __syncwarp();
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      uint32_t pairs[4];
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const int at = (panel * 8 + i * 2 + j / 2) * 4 + j % 2 * 2;
-        pairs[j] = Pair<Element>::pack(out[at] * factor[j % 2], out[at + 1] * factor[j % 2]);
-      }
-      ptx::stmatrix_x4(place ^ i * 32, pairs);
-    }
+    stage_panel(panel, place, [&](int group, int row) {
+      const int at = group * 4 + row * 2;
+      return Pair<Element>::pack(out[at] * factor[row], out[at + 1] * factor[row]);
+    });
     __syncwarp();
     uint4 eights[4];
 #pragma unroll
