@@ -65,9 +65,10 @@ def refuse_withdrawn(releases: Iterable[Mapping[str, Any]], builds: Iterable[mat
     gone = [one for one in releases if one["tag_name"] != tag and not one["draft"] and indexes.withdrawn(one) is not None]
     held = {asset["name"]: release["tag_name"] for release in gone for asset in release["assets"]}
     taken = {name: held[name] for build in builds for name in (build.wheel_name, build.index_name) if name in held}
-    for name, of in taken.items():
+    if taken:
+        name, of = next(iter(taken.items()))
         raise EarlierError(
-            f"{name}{f' and {len(taken) - 1} more' if taken.keys() - {name} else ''} cannot be released again: the withdrawn {of} has "
+            f"{name}{f' and {len(taken) - 1} more' if len(taken) > 1 else ''} cannot be released again: the withdrawn {of} has "
             "that name. Give its row in variants.yaml a higher `build`, raise the version, or offer that release again: "
             f"`pixi run withdraw --tag {of}`"
         )

@@ -127,7 +127,8 @@ def write(release: Release, folder: Path) -> list[Path]:
     if faults := [f"  {path.name}: {fault}" for path in new for fault in verify.verify_wheel(path)]:
         raise ReleaseError("the wheels for pip's indexes have faults:\n" + "\n".join(faults))
     # Of a name there is one file in a release, and what an index has says where that is.
-    others = [path for path in release.files.files if path.name not in {path.name for path in offered}]
+    names = {path.name for path in offered}
+    others = [path for path in release.files.files if path.name not in names]
     files = [*others, *offered, *(metadata_of(path, out) for path in new)]
     package = release.package
     bill = folder / f"{package.name}-{release.tag.removeprefix(package.tags)}.cdx.json"
