@@ -10,22 +10,47 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Nobody's settings: signed commits ask for a key, hooks do what they like.
 os.environ.update(GIT_CONFIG_GLOBAL=os.devnull, GIT_CONFIG_NOSYSTEM="1")
 
+import hashlib
 import shutil
 import tempfile
+import zlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """A folder for what is compiled for the CPU, which the run's processes share: `compile_once` of kernels_on_cpu.py."""
+    """A folder that the run's processes share, for what takes long to make: `compile_once` of kernels_on_cpu.py, and `listed_once` below."""
     if not hasattr(config, "workerinput"):
-        os.environ["SAGEATTENTION_COMPILED"] = tempfile.mkdtemp(prefix="sageattention-compiled-")
+        os.environ["SAGEATTENTION_SHARED"] = tempfile.mkdtemp(prefix="sageattention-tests-")
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):
-        shutil.rmtree(os.environ.pop("SAGEATTENTION_COMPILED"), ignore_errors=True)
+        shutil.rmtree(os.environ.pop("SAGEATTENTION_SHARED"), ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def listed_once() -> Iterator[None]:
+    """nvdisasm is asked once a run for each cubin: its start alone takes a quarter of a second."""
+    from sage_factory.inspect import cubin  # the package's own tests do without the factory's tools
+
+    ask, folder = cubin.listing, Path(os.environ["SAGEATTENTION_SHARED"])
+
+    def listing(path: Path) -> str:
+        listed = folder / f"{hashlib.sha256(path.read_bytes()).hexdigest()}.sass"
+        if listed.is_file():
+            return zlib.decompress(listed.read_bytes()).decode()
+        text = ask(path)
+        unfinished = folder / f"{os.getpid()}.unfinished"
+        unfinished.write_bytes(zlib.compress(text.encode(), 1))
+        unfinished.replace(listed)
+        return text
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cubin, "listing", listing)
+        yield
 
 
 @pytest.fixture

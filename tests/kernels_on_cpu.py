@@ -16,8 +16,9 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -70,7 +71,7 @@ MANY = [3, *[0] * 400, 2, 70], [700, *[0] * 400, 130, 333]
 Result = tuple[torch.Tensor, torch.Tensor]
 
 
-def compile_for_cpu(source: str, target: Path, options: list[str], *, races: bool = False) -> None:
+def compile_for_cpu(source: Path, target: Path, options: list[str], *, races: bool = False) -> None:
     """Make a library of a file of tests/on_cpu/, which with `races` is races.h's. The test is skipped where there is no compiler that can.
 
     Raises:
@@ -82,19 +83,10 @@ def compile_for_cpu(source: str, target: Path, options: list[str], *, races: boo
     # Multiplications and additions are fused, as nvcc does it. jmp_buf's fortified functions take a fiber's stack for a broken one.
     general = ["-std=c++17", "-O1", "-march=native", "-ffp-contract=fast", "-U_FORTIFY_SOURCE", "-w", "-fPIC", "-shared"]
     if races:
-        # With the first option, what the last two call is not taken from the compiler's library.
-        general += ["-nodefaultlibs", "-lstdc++", "-lm", "-lc", "-lgcc_s", "-g", "-DSAGE_RACES"]
+        # With the first option, what the last two call is not taken from the compiler's library. Of -g lines are enough.
+        general += ["-nodefaultlibs", "-lstdc++", "-lm", "-lc", "-lgcc_s", "-g1", "-DSAGE_RACES"]
         general += ["-fsanitize=thread", "--param=tsan-instrument-func-entry-exit=0"]
-    command = [
-        compiler,
-        *general,
-        "-DSAGE_EMULATE_FP4",
-        f"-I{TESTS / 'on_cpu'}",
-        str(TESTS / "on_cpu" / source),
-        *options,
-        "-o",
-        str(target),
-    ]
+    command = [compiler, *general, "-DSAGE_EMULATE_FP4", f"-I{TESTS / 'on_cpu'}", str(source), *options, "-o", str(target)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if "_Float16" in done.stderr:
         pytest.skip("this g++ has no _Float16: install version 13 or later")
@@ -104,20 +96,43 @@ def compile_for_cpu(source: str, target: Path, options: list[str], *, races: boo
 
 def compile_once(source: str, target: Path, options: list[str], csrc: Path, *, races: bool = False) -> None:
     """The same, or a copy of what some test of this run has made of the same sources: conftest.py has where."""
-    if (folder := os.environ.get("SAGEATTENTION_COMPILED")) is None:
-        compile_for_cpu(source, target, [f"-I{csrc}", *options], races=races)
+    path, options = TESTS / "on_cpu" / source, [f"-I{csrc}", *options]
+    if (shared := os.environ.get("SAGEATTENTION_SHARED")) is None:
+        compile_for_cpu(path, target, options, races=races)
         return
+    folder = Path(shared)
+    if source == "launch.cpp":  # what all kernels include takes a quarter of the compilation
+        options = [*options, f"-include{precompiled(folder, races=races)}"]
     digest = hashlib.sha256(json.dumps([source, options, races]).encode())
     for root in (TESTS / "on_cpu", csrc):
-        for path in sorted(root.rglob("*.*")):
-            if path.is_file():
-                digest.update(b"\0".join((os.fsencode(path.relative_to(root)), path.read_bytes())))
-    made = Path(folder) / f"{digest.hexdigest()}.so"
+        for one in sorted(root.rglob("*.*")):
+            if one.is_file():
+                digest.update(b"\0".join((os.fsencode(one.relative_to(root)), one.read_bytes())))
+    made = folder / f"{digest.hexdigest()}.so"
     if not made.is_file():
-        with tempfile.TemporaryDirectory(dir=folder) as own:  # others may be about to make it too
-            compile_for_cpu(source, Path(own) / made.name, [f"-I{csrc}", *options], races=races)
-            (Path(own) / made.name).replace(made)
+        with whole(made) as unfinished:
+            compile_for_cpu(path, unfinished, options, races=races)
     shutil.copyfile(made, target)
+
+
+def precompiled(folder: Path, *, races: bool) -> Path:
+    """A header beside which the compiler finds itself compiled."""
+    header = folder / f"first-{int(races)}.h"
+    made = header.with_name(f"{header.name}.gch")
+    if not made.is_file():
+        with whole(header) as path:
+            path.write_text("#include <cuda_bf16.h>\n#include <cuda_fp16.h>\n", encoding="utf-8")
+        with whole(made) as path:
+            compile_for_cpu(header, path, ["-fvisibility=hidden"], races=races)
+    return header
+
+
+@contextmanager
+def whole(path: Path) -> Iterator[Path]:
+    """Where to write what is to lie at `path`, whole from the first: others of the run may be about to make it too."""
+    with tempfile.TemporaryDirectory(dir=path.parent) as own:
+        yield Path(own) / path.name
+        (Path(own) / path.name).replace(path)
 
 
 class Operators(NamedTuple):

@@ -24,6 +24,8 @@ from kernels_on_cpu import FIRST
 
 from sage_factory.inspect import content, cubin, elf
 
+pytestmark = pytest.mark.usefixtures("listed_once")
+
 ROOT = Path(__file__).resolve().parent.parent
 CSRC = ROOT / "csrc"
 ENTRIES: list[dict[str, Any]] = json.loads((CSRC / "kernels" / "kernels.json").read_text(encoding="utf-8"))

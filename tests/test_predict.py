@@ -22,6 +22,8 @@ from sage_factory.inspect.cubin import Code, Instruction
 from sage_factory.make import kernels
 from sageattention import _library, dispatch
 
+pytestmark = pytest.mark.usefixtures("listed_once")
+
 # The compiler whose kernels the page is about.
 CUDA = "12.8"
 # Numbers of the page and of the package under test may differ by so much: other builds of that compiler order instructions otherwise.

@@ -142,15 +142,22 @@ def disassembler() -> str:
     return on_path
 
 
-def disassemble(path: Path) -> Code:
-    """All instructions of a cubin in the order in which they lie."""
-    done = subprocess.run([disassembler(), "-c", "-hex", str(path)], capture_output=True, text=True, check=False)
+def listing(path: Path) -> str:
+    """What nvdisasm writes of a cubin."""
+    # What the last option leaves out says where branches lead that take it from a stack: there are none.
+    done = subprocess.run([disassembler(), "-c", "-hex", "-ndf", str(path)], capture_output=True, text=True, check=False)
     if done.returncode:
         raise CubinError(f"{disassembler()} cannot read {path}: {done.stderr.strip()}")
+    return done.stdout
+
+
+def disassemble(path: Path) -> Code:
+    """All instructions of a cubin in the order in which they lie."""
+    text_of_all = listing(path)
     instructions: list[Instruction] = []
     labels: dict[str, int] = {}
     text = ""
-    for line in done.stdout.splitlines():
+    for line in text_of_all.splitlines():
         if label := re.match(r"(\.L_\S+):", line):
             labels[label[1]] = len(instructions)
         elif found := re.match(r"\s+/\*[0-9a-f]{4,}\*/\s+(?:\{\s*)?(.*?)\s*;", line):
@@ -161,5 +168,5 @@ def disassemble(path: Path) -> Code:
             instructions.append(Instruction(name, text, upper >> 41 & 15, upper >> 46 & 7, upper >> 49 & 7, upper >> 52 & 63))
             text = ""
     if len(instructions) < 16:
-        raise CubinError(f"{path}: cannot read the disassembly: {done.stdout[:500]}")
+        raise CubinError(f"{path}: cannot read the disassembly: {text_of_all[:500]}")
     return Code(instructions, labels)
