@@ -17,7 +17,8 @@ import signal
 import subprocess
 import sys
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -137,11 +138,39 @@ def _add(
         steps.append(step)
 
 
+def set_up(manifest: Manifest, environment: str) -> Sequence[str]:
+    """Make an environment of pixi.toml, if it is not there; the names under .venvs/ of what it is made of, its own first."""
+    own, *beside = manifest.locks_of(environment)
+    venvs.ensure(own, beside=beside)
+    return [own, *beside]
+
+
+@contextmanager
+def set_up_ahead(manifest: Manifest, environments: Iterable[str]) -> Iterator[None]:
+    """Meanwhile, make environments: what takes minutes to download need not wait for what takes minutes to compile.
+
+    Where that fails, the step that needs it tries again, and says why.
+    """
+    missing = []
+    for environment in dict.fromkeys(environments):
+        own, *beside = manifest.locks_of(environment)
+        if not venvs.complete(own, beside=beside):
+            missing.append(environment)
+    command, null = [sys.executable, str(ROOT / "scripts" / "run.py"), "-e"], subprocess.DEVNULL
+    processes = [subprocess.Popen([*command, one], stdin=null, stdout=null, stderr=null) for one in missing]
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.terminate()
+        for process in processes:
+            process.wait()
+
+
 def execute(manifest: Manifest, step: Step) -> int:
     """Run one step in its environment and return its exit status, negative for a signal."""
-    own, *beside = manifest.locks_of(step.environment)
-    venvs.ensure(own, beside=beside)
-    env = venvs.environ([own, *beside], dict(os.environ))
+    environments = set_up(manifest, step.environment)
+    env = venvs.environ(environments, dict(os.environ))
     env.setdefault("SAGEATTENTION_CHANNEL", "pypi")
     env |= {"PIXI_PROJECT_ROOT": str(ROOT), "INIT_CWD": str(Path.cwd())}
     program = shutil.which(step.command[0], path=env["PATH"])
@@ -149,6 +178,17 @@ def execute(manifest: Manifest, step: Step) -> int:
         raise TaskError(f"task {step.task.name!r} runs {step.command[0]!r}, which is not in environment {step.environment!r}")
     print(f"▶ {step.task.name}: {shlex.join(step.command)}", file=sys.stderr, flush=True)
     return _forwarding([program, *step.command[1:]], env)
+
+
+def run(manifest: Manifest, steps: Sequence[Step]) -> int:
+    """Run the steps one after the other, and return the exit status of the first that fails, or 0."""
+    first, *later = steps
+    set_up(manifest, first.environment)
+    with set_up_ahead(manifest, (step.environment for step in later)):
+        for step in steps:
+            if status := execute(manifest, step):
+                return status
+    return 0
 
 
 def _forwarding(command: Sequence[str], env: Mapping[str, str]) -> int:
@@ -188,23 +228,26 @@ def _terminated(number: int, _frame: FrameType | None) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("-e", "--environment", help="run in this environment of pixi.toml instead of the task's own")
-    parser.add_argument("task", nargs="?", help="a task of pixi.toml; without it the tasks are listed")
+    parser.add_argument(
+        "-e", "--environment", help="run in this environment of pixi.toml instead of the task's own; without a task, set it up alone"
+    )
+    parser.add_argument("task", nargs="?", help="a task of pixi.toml; without it and -e the tasks are listed")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="handed on to the task")
     args = parser.parse_args(argv)
     signal.signal(signal.SIGTERM, _terminated)
     try:
         manifest = Manifest.read(ROOT / "pixi.toml")
         if args.task is None:
-            print(listing(manifest))
+            if args.environment is None:
+                print(listing(manifest))
+            else:
+                set_up(manifest, args.environment)
             return 0
-        for step in plan(manifest, args.task, args.arguments, args.environment):
-            status = execute(manifest, step)
-            if status < 0:  # die of the signal that the task died of, as a shell would see it without run.py
-                signal.signal(-status, signal.SIG_DFL)
-                os.kill(os.getpid(), -status)
-            if status:
-                return status
+        status = run(manifest, plan(manifest, args.task, args.arguments, args.environment))
+        if status < 0:  # die of the signal that the task died of, as a shell would see it without run.py
+            signal.signal(-status, signal.SIG_DFL)
+            os.kill(os.getpid(), -status)
+        return status
     except TaskError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -214,7 +257,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted: the next run starts the unfinished set-up again", file=sys.stderr)
         return 130
-    return 0
 
 
 if __name__ == "__main__":

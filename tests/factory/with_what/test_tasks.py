@@ -178,6 +178,44 @@ def test_a_missing_program_is_said(bare: tasks.Manifest) -> None:
         tasks.execute(bare, tasks.plan(bare, "none")[0])
 
 
+def test_what_a_later_step_runs_in_is_set_up_while_the_first_runs(
+    bare: tasks.Manifest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """And no longer."""
+    text = """
+        [tasks]
+        first = { cmd = "python first.py" }
+        last = { cmd = "python last.py", default-environment = "b", depends-on = [{ task = "first", environment = "a" }] }
+        [tool.run.environments]
+        a = ["a"]
+        b = ["b", "c"]
+    """
+    read = manifest(tmp_path, text)
+    (tmp_path / "scripts").mkdir()
+    program = "import pathlib, sys, time\npathlib.Path('started').write_text(' '.join(sys.argv[1:]))\ntime.sleep(60)\npathlib.Path('ended').touch()"
+    (tmp_path / "scripts" / "run.py").write_text(program, encoding="utf-8")
+    waits = "import pathlib, time\nwhile not pathlib.Path('started').exists(): time.sleep(0.02)"
+    (tmp_path / "first.py").write_text(waits, encoding="utf-8")
+    (tmp_path / "last.py").write_text("raise SystemExit(3)", encoding="utf-8")
+    monkeypatch.setattr(tasks, "ROOT", tmp_path)
+    asked = []
+    monkeypatch.setattr(venvs, "complete", lambda name, beside=(): asked.append((name, *beside)))
+    start = time.monotonic()
+    assert tasks.run(read, tasks.plan(read, "last")) == 3
+    assert time.monotonic() - start < 30
+    assert asked == [("b", "c")]
+    assert (tmp_path / "started").read_text(encoding="utf-8") == "-e b"
+    assert not (tmp_path / "ended").exists()
+
+
+def test_an_environment_is_set_up_alone(bare: tasks.Manifest, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+    monkeypatch.setattr(venvs, "ensure", lambda name, beside=(): made.append((name, *beside)))
+    assert tasks.main(["-e", "test"]) == 0
+    assert made == [("test", "torch-2.8.0")]
+    assert tasks.main(["-e", "no-such"]) == 2
+
+
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no SIGTERM to hand on")
 def test_a_signal_reaches_the_task() -> None:
     child = "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *a: sys.exit(9)); print('up', flush=True); time.sleep(30)"
