@@ -63,7 +63,9 @@ def test_host_code_compiles_for_windows(option: str, tmp_path: Path) -> None:
     # Static, because its thread-local variables cannot be imported from a DLL in mingw's ABI; and __COUNTER__ is fine.
     options += ["-DC10_USING_CUSTOM_GENERATED_MACROS", "-Wno-unknown-warning-option", "-Wno-c2y-extensions"]
     everything = tmp_path / "everything.cpp"  # as one, which csrc/torch/CMakeLists.txt has them compiled as
-    everything.write_text("".join(f'#include "{source.relative_to(CSRC).as_posix()}"\n' for source in SOURCES), encoding="utf-8")
+    everything.write_text(
+        "".join(f'#include "{source.relative_to(CSRC).as_posix()}"\n' for source in SOURCES), encoding="utf-8"
+    )
     assert compile_for_windows(everything, *options) == ""
 
 

@@ -229,7 +229,9 @@ def _terminated(number: int, _frame: FrameType | None) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "-e", "--environment", help="run in this environment of pixi.toml instead of the task's own; without a task, set it up alone"
+        "-e",
+        "--environment",
+        help="run in this environment of pixi.toml instead of the task's own; without a task, set it up alone",
     )
     parser.add_argument("task", nargs="?", help="a task of pixi.toml; without it and -e the tasks are listed")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="handed on to the task")
@@ -244,10 +246,6 @@ def main(argv: Sequence[str] | None = None) -> int:
                 set_up(manifest, args.environment)
             return 0
         status = run(manifest, plan(manifest, args.task, args.arguments, args.environment))
-        if status < 0:  # die of the signal that the task died of, as a shell would see it without run.py
-            signal.signal(-status, signal.SIG_DFL)
-            os.kill(os.getpid(), -status)
-        return status
     except TaskError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -257,6 +255,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted: the next run starts the unfinished set-up again", file=sys.stderr)
         return 130
+    if status < 0:  # die of the signal that the task died of, as a shell would see it without run.py
+        signal.signal(-status, signal.SIG_DFL)
+        os.kill(os.getpid(), -status)
+    return status
 
 
 if __name__ == "__main__":
