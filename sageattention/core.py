@@ -99,7 +99,8 @@ def sageattn(
         return_lse: also return the log-sum-exp of the scores.
         smooth_k: subtract an estimate of K's mean over the tokens before rounding K to 8 bits, and where single channels of Q or
             K are much larger than others, share them out by factors and a rotation of both. Softmax does not see either, and
-            log-sum-exp is corrected. Off, large offsets of channels cost accuracy.
+            log-sum-exp is corrected. Off, large offsets of channels cost accuracy; so here, as in SageAttention 2, False changes
+            nothing: ComfyUI passes it. The functions named after a kernel, and `sageattn_varlen`, obey.
         attn_mask: broadcastable to [batch, q_heads, qo_len, kv_len] whatever the layout: bool (True: attend) or float16,
             bfloat16, float32, added to the scores (-5e5 and less: hidden). Beside `is_causal` both hold. A query that sees no
             key gets zeros, and log-sum-exp -inf.
@@ -133,6 +134,8 @@ def sageattn(
         q, k, v, is_causal, sm_scale = aliases.resolved(sageattn, others, tensor_layout, q, k, v, is_causal, sm_scale)
     if sm_scale is not None and type(sm_scale) is not float:
         sm_scale = validation.as_float(sm_scale)
+    if smooth_k is not True and validation.decided(smooth_k) is False:
+        smooth_k = True
     if return_lse is False:
         out = again(q, k, v, tensor_layout, is_causal, sm_scale, smooth_k, attn_mask)
         if out is not None:

@@ -130,7 +130,7 @@ def calls(seed: int, device: str, problem: Problem) -> Iterator[Call]:
         yield Call(
             f"{words} -> {'16 bits or ' if in_16_bit else ''}{explained.kernel}",
             explained.kernel,
-            smooth_k,
+            smooth_k or function == "sageattn",
             bool(named.get("smooth_v", function == "sageattn")),
             _bound(getattr(sageattention, function), (q, k, v), named),
         )

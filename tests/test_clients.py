@@ -131,6 +131,16 @@ def test_comfyui(layout: str, mask_shape: tuple[int, ...] | None) -> None:
     check(out, q, k, v, layout, attn_mask=options.get("attn_mask"))
 
 
+@pytest.mark.parametrize("layout", ["HND", "NHD"])
+def test_comfyui_gets_k_smoothed(layout: str) -> None:
+    """Though it passes `smooth_k=False`, which SageAttention 2's `sageattn` ignores: K has an offset in every channel, as models have it."""
+    q, k, v = qkv(1, 32, 32, 64, dtype=torch.bfloat16)
+    k = k + 8 * torch.randn(64, generator=torch.Generator().manual_seed(4)).to(k.dtype)
+    out: Any = sageattn(q, k, v, is_causal=False, tensor_layout=layout, sm_scale=None, smooth_k=False)
+    assert torch.equal(out, sageattn(q, k, v, tensor_layout=layout))
+    assert not torch.equal(out, sageattn_qk_int8_pv_fp16_cuda(q, k, v, tensor_layout=layout, smooth_k=False))
+
+
 @pytest.mark.parametrize(
     "function",
     [

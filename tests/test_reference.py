@@ -18,7 +18,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tensors import randn
 
-from sageattention import reference, reference_fp4, sageattn
+from sageattention import reference, reference_fp4, sageattn, sageattn_qk_int8_pv_fp16_cuda
 
 CSRC = Path(__file__).resolve().parent.parent / "csrc"
 DTYPES = [torch.float16, torch.bfloat16]
@@ -48,12 +48,13 @@ def qkv(
     )
 
 
-def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> torch.Tensor:
-    return sageattn(q, k, v, **options)
+def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, smooth_k: bool = True, **options: Any) -> Any:
+    """By `sageattn`, which always smooths, or without."""
+    return sageattn(q, k, v, **options) if smooth_k else sageattn_qk_int8_pv_fp16_cuda(q, k, v, smooth_k=False, **options)
 
 
 def attend_lse(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    out, lse = sageattn(q, k, v, return_lse=True, **options)
+    out, lse = attend(q, k, v, return_lse=True, **options)
     return out, lse
 
 
