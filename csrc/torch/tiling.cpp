@@ -1,6 +1,7 @@
 #include "torch/tiling.h"
 
 #include <algorithm>
+#include <array>
 
 #include "kernels/attention/sm90_qk_int8_pv_f16.h"
 #include "kernels/sequences.h"
@@ -8,6 +9,9 @@
 namespace sage {
 
 namespace {
+
+constexpr int32_t kStrip = Sm90QkInt8PvF16::kRows;  // rows of the output that a warpgroup computes
+constexpr int32_t kFewer = 2 * kStrip;                // that a block of threads computes with two warpgroups of three
 
 Tiling tiling_with(const Call& call, int32_t block_rows, int32_t cluster) {
   const AttentionShape& shape = call.shape;
@@ -23,42 +27,126 @@ Tiling tiling_with(const Call& call, int32_t block_rows, int32_t cluster) {
   return tiling;
 }
 
-// How long leaving parts of a tile and adding them up takes: as long as so many blocks of keys.
-float time_of_parting(int32_t parts, int32_t head_dim) {
-  return parts == 1 ? 0.0f : (head_dim <= 128 ? 8.0f : 17.0f) + 1.5f * static_cast<float>(parts);
-}
+// Clusters that run at once, by when each is done with what it has: whoever is first takes what comes next.
+class Clusters {
+ public:
+  explicit Clusters(int32_t clusters) : clusters_(clusters) { groups_[0] = {0.0f, clusters}; }
 
-// Shares items out among clusters that run all at once. alike: tiles see as many keys. may_part: those of a last round may be parted.
-void share_out(const Call& call, int32_t multiprocessors, bool alike, bool may_part, Tiling& tiling) {
-  const AttentionShape& shape = call.shape;
-  const int32_t at_once = multiprocessors / tiling.cluster;
-  // Tiles of the last round, which some of the clusters have and the others wait for. A tile of few rows is half of one.
-  const int32_t rows = tiling.tile_rows();
-  const bool last_are_short = shape.qo_len > rows && (shape.qo_len - 1) % rows < rows / 2;
-  const int32_t whole_tiles = tiling.tiles - (last_are_short ? shape.batch * shape.q_heads : 0) / 2;
-  const int32_t last_round = whole_tiles % at_once;
-  const int32_t blocks = (shape.kv_len + QuantKInt8::kBlockN - 1) / QuantKInt8::kBlockN;
-  const float tile = static_cast<float>(blocks) + kBlocksOfTile;
-  const auto time_of = [&](int32_t parts) { return tile / static_cast<float>(parts) + time_of_parting(parts, call.head_dim()); };
-  if (last_round > 0 && may_part) {
-    const int32_t most = std::min(at_once / last_round, Sm90QkInt8PvF16::kMostParts);
-    for (int32_t parts = 2; parts <= most; ++parts) {
-      if (time_of(parts) < time_of(tiling.parts)) tiling.parts = parts;
+  void take(int64_t items, float time) {
+    while (items > 0) {
+      const auto [first, last] = std::minmax_element(groups_, groups_ + size_);
+      if (items >= clusters_ && last->done - first->done <= time) {  // then nobody takes two while another one takes none
+        for (int32_t i = 0; i < size_; ++i) groups_[i].done += time * static_cast<float>(items / clusters_);
+        items %= clusters_;
+      } else if (items >= first->clusters) {
+        items -= first->clusters;
+        first->done += time;
+      } else {
+        first->clusters -= static_cast<int32_t>(items);
+        groups_[size_++] = {first->done + time, static_cast<int32_t>(items)};
+        return;
+      }
     }
   }
-  tiling.parted_tiles = tiling.parts > 1 ? last_round : 0;
-  tiling.items = tiling.tiles + tiling.parted_tiles * (tiling.parts - 1);
-  tiling.blocks = static_cast<uint32_t>(std::min(tiling.items, at_once) * tiling.cluster);
-  if (alike) {
-    tiling.time = static_cast<float>(whole_tiles / at_once) * tile + (last_round == 0 ? 0.0f : time_of(tiling.parts));
-  } else {
-    constexpr int32_t kStrip = Sm90QkInt8PvF16::kRows;
-    const CausalTiles tiles{(shape.qo_len + kStrip - 1) / kStrip, rows / kStrip, blocks};
-    const int64_t heads = int64_t{shape.batch} * shape.q_heads;
-    // Of two for each that run at once a short one follows a long one.
-    tiling.time = tiling.tiles <= 2 * at_once ? causal_rounds(tiles, heads, at_once, kBlocksOfTile, 0.6f, 9.0f)
-                                              : causal_rounds(tiles, heads, at_once, kBlocksOfTile, 0.45f);
+
+  float done() const { return std::max_element(groups_, groups_ + size_)->done; }
+
+ private:
+  struct Group {
+    float done;
+    int32_t clusters;
+    bool operator<(const Group& other) const { return done < other.done; }
+  };
+  Group groups_[3 + 2 * Sm90QkInt8PvF16::kMostParts];  // one more with each kind of items that is taken
+  int32_t size_ = 1;
+  int32_t clusters_;
+};
+
+// The part of a tile's time that it takes with so many warpgroups of a block's: so measured where such tiles are many.
+float share_of(int32_t warpgroups, int32_t head_dim) {
+  constexpr float kOfThree[] = {0.0f, 0.61f, 0.78f, 1.0f}, kOfTwo[] = {0.0f, 0.6f, 1.0f};
+  return head_dim <= 128 ? kOfThree[warpgroups] : kOfTwo[warpgroups];
+}
+
+// How long leaving parts of a tile and adding them up takes: as long as so many blocks of keys.
+float time_of_parting(int32_t parts, int32_t head_dim) {
+  const auto number = static_cast<float>(parts);
+  return parts == 1 ? 0.0f : head_dim <= 128 ? 7.0f + number : 10.0f + 2.0f * number;
+}
+
+// When the last tile is computed, in units of a tile's block of keys, of tiles that see as many keys; each head's last one may have fewer rows, and
+// comes last.
+float time_of_all(const Call& call, const Tiling& tiling, int32_t at_once) {
+  const AttentionShape& shape = call.shape;
+  const int32_t strips = (shape.qo_len + kStrip - 1) / kStrip, of_tile = tiling.tile_rows() / kStrip, odd = strips % of_tile;
+  const int64_t short_tiles = odd == 0 ? 0 : int64_t{shape.batch} * shape.q_heads;
+  const int64_t parted_short = std::min<int64_t>(tiling.parted_tiles, short_tiles), parted = tiling.parted_tiles - parted_short;
+  const float tile = static_cast<float>((shape.kv_len + QuantKInt8::kBlockN - 1) / QuantKInt8::kBlockN) + kBlocksOfTile;
+  const float whole = tile * share_of(tiling.block_rows / kStrip, call.head_dim());
+  const float last = tile * share_of((odd + tiling.cluster - 1) / tiling.cluster, call.head_dim());
+  const auto of_part = [&](float time) {
+    return time / static_cast<float>(tiling.parts) + time_of_parting(tiling.parts, call.head_dim());
+  };
+  Clusters clusters(at_once);
+  clusters.take(tiling.tiles - short_tiles - parted, whole);
+  clusters.take(short_tiles - parted_short, last);
+  for (int32_t part = 0; tiling.parts > 1 && part < tiling.parts; ++part) {
+    clusters.take(parted, of_part(whole));
+    clusters.take(parted_short, of_part(last));
   }
+  return clusters.done();
+}
+
+// The same under a causal mask.
+float time_of_causal(const Call& call, const Tiling& tiling, int32_t at_once) {
+  const AttentionShape& shape = call.shape;
+  const CausalTiles tiles{(shape.qo_len + kStrip - 1) / kStrip, tiling.tile_rows() / kStrip, (shape.kv_len + QuantKInt8::kBlockN - 1) / QuantKInt8::kBlockN};
+  const int64_t heads = int64_t{shape.batch} * shape.q_heads;
+  // Of two for each that run at once a short one follows a long one.
+  const float time = tiling.tiles <= 2 * at_once ? causal_rounds(tiles, heads, at_once, kBlocksOfTile, 0.6f, 9.0f)
+                                                 : causal_rounds(tiles, heads, at_once, kBlocksOfTile, 0.45f);
+  return time * share_of(tiling.block_rows / kStrip, call.head_dim());
+}
+
+// The same where a mask adds numbers: of whole rounds, of which a tile of few rows is half of one.
+float time_of_rounds(const Call& call, const Tiling& tiling, int32_t at_once) {
+  const AttentionShape& shape = call.shape;
+  const int32_t rows = tiling.tile_rows(), blocks = (shape.kv_len + QuantKInt8::kBlockN - 1) / QuantKInt8::kBlockN;
+  const bool last_are_short = shape.qo_len > rows && (shape.qo_len - 1) % rows < rows / 2;
+  const int32_t whole_tiles = tiling.tiles - (last_are_short ? shape.batch * shape.q_heads : 0) / 2;
+  const float time = static_cast<float>((whole_tiles + at_once - 1) / at_once) * (static_cast<float>(blocks) + kBlocksOfTile);
+  return time * share_of(tiling.block_rows / kStrip, call.head_dim());
+}
+
+// Shares items out among clusters that run all at once.
+Tiling shared_out(Tiling tiling, int32_t at_once, int32_t parted_tiles = 0, int32_t parts = 1) {
+  tiling.parted_tiles = parted_tiles;
+  tiling.parts = parts;
+  tiling.items = tiling.tiles + parted_tiles * (parts - 1);
+  tiling.blocks = static_cast<uint32_t>(std::min(tiling.items, at_once) * tiling.cluster);
+  return tiling;
+}
+
+// Of tiles that see as many keys, those that are computed first. Of a last round, which some of the clusters have and the others would wait for, they may be parted.
+Tiling fastest_of_alike(const Call& call, int32_t multiprocessors) {
+  // What a pair saves in power, where that is the limit, beside blocks on their own.
+  constexpr float kAlone = 1.01f;
+  const int32_t most = call.kernel.block_m(call.head_dim());
+  Tiling best;
+  const auto look_at = [&](int32_t block_rows, int32_t cluster) {
+    const Tiling tiling = tiling_with(call, block_rows, cluster);
+    const int32_t at_once = multiprocessors / cluster, last_round = tiling.tiles % at_once;
+    const int32_t most_parts = last_round > 0 ? std::min(at_once / last_round, Sm90QkInt8PvF16::kMostParts) : 1;
+    for (int32_t parts = 1; parts <= most_parts; ++parts) {
+      Tiling one = shared_out(tiling, at_once, parts > 1 ? last_round : 0, parts);
+      one.time = time_of_all(call, one, at_once) * (cluster == 1 ? kAlone : 1.0f);
+      if (best.tiles == 0 || one.time < best.time) best = one;
+    }
+  };
+  if (call.shape.qo_len > most) look_at(most, 2);
+  look_at(most, 1);
+  if (most > kFewer) look_at(kFewer, 1);
+  return best;
 }
 
 }  // namespace
@@ -76,25 +164,37 @@ float causal_rounds(const CausalTiles& tiles, int64_t heads, int32_t at_once, fl
 Tiling tiling_of(const Call& call, int32_t multiprocessors, MaskForm mask) {
   const int32_t most = call.kernel.block_m(call.head_dim());
   if (!call.kernel.wgmma_int8) return tiling_with(call, most, 1);
-  // A pair of blocks, unless too much of its time one would have no rows or wait for keys that only the other's see.
+  const bool hides = mask == MaskForm::kBoolOfKeys || mask == MaskForm::kBool;  // numbers hide little, as a rule
+  const bool known = !hides && !call.packed();                                   // how long a tile takes
   const bool causal = call.options.is_causal;
+  if (mask == MaskForm::kNone && !causal && !call.packed()) {
+    // A call asks twice, and a model for the same sizes again and again; this takes two microseconds.
+    const AttentionShape& shape = call.shape;
+    const std::array<int64_t, 5> sizes{int64_t{shape.batch} * shape.q_heads, shape.qo_len, shape.kv_len, call.head_dim(), multiprocessors};
+    thread_local std::array<int64_t, 5> last_sizes{};
+    thread_local Tiling last;
+    if (sizes != last_sizes) {
+      last = fastest_of_alike(call, multiprocessors);
+      last_sizes = sizes;
+    }
+    return last;
+  }
+  // A pair of blocks, unless too much of its time one would have no rows or wait for keys that only the other's see.
   const int32_t row_blocks = (call.shape.qo_len + most - 1) / most;
   constexpr int64_t kLong = 768;  // of packed sequences, in the mean; two heads share a pair where one ends
   const bool pairs = call.packed() ? !causal && call.shape.q_heads % 2 == 0 && call.shape.qo_len >= kLong * call.shape.batch
                      : causal      ? row_blocks >= 20
                                    : row_blocks % 2 == 0 || row_blocks >= 16;
-  Tiling tiling = tiling_with(call, most, pairs && mask != MaskForm::kBool ? 2 : 1);
-  const bool hides = mask == MaskForm::kBoolOfKeys || mask == MaskForm::kBool;  // numbers hide little, as a rule
-  const bool known = !hides && !call.packed();                                   // how long a tile takes
-  const bool alike = known && !causal, may_part = alike && mask == MaskForm::kNone;
-  share_out(call, multiprocessors, alike, may_part, tiling);
-  constexpr int32_t kFewer = 2 * Sm90QkInt8PvF16::kRows;
+  const int32_t cluster = pairs && mask != MaskForm::kBool ? 2 : 1, at_once = multiprocessors / cluster;
+  Tiling tiling = shared_out(tiling_with(call, most, cluster), at_once);
+  const auto time = [&](const Tiling& one, int32_t clusters) {
+    return !known ? 0.0f : causal ? time_of_causal(call, one, clusters) : time_of_rounds(call, one, clusters);
+  };
+  tiling.time = time(tiling, at_once);
   if (most <= kFewer || call.packed()) return tiling;
-  // Two warpgroups of three take three quarters of the time for two thirds of the rows: less, where such tiles need few rounds. (So
-  // measured where rounds are many; a margin is added.)
-  Tiling fewer = tiling_with(call, kFewer, 1);
-  share_out(call, multiprocessors, alike, may_part, fewer);
-  fewer.time *= call.head_dim() <= 64 ? 0.80f : 0.77f;
+  // Two warpgroups of three take three quarters of the time for two thirds of the rows: less, where such tiles need few rounds.
+  Tiling fewer = shared_out(tiling_with(call, kFewer, 1), multiprocessors);
+  fewer.time = time(fewer, multiprocessors);
   return (known ? fewer.time < tiling.time : fewer.tiles <= multiprocessors) ? fewer : tiling;
 }
 

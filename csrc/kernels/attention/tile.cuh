@@ -30,18 +30,19 @@ struct Tile {
   // The same for who knows whether sequences are `packed` before. A head has `q_blocks` of `block_m` rows where they are not. Where they are, and one ends with no
   // more than `rows_alone`, each block of a pair has these of a head of its own: the second those of the head behind.
   template <typename Packed>
-  __device__ __forceinline__ Tile(const AttentionParams& p, int block_m, int q_blocks, int index, const Packed& packed, int rows_alone = 0)
+  __device__ __forceinline__ Tile(const AttentionParams& p, int block_m, int q_blocks, int index, const Packed& packed, int rows_alone = 0,
+                                  bool first_rows_first = false)
       : q_token(0), kv_token(0) {
     int sequence;
     if (!packed()) {
-      // Tiles are numbered through the heads whose K and V stay in the L2 cache together, then the blocks of rows, last rows
-      // first, then the next such heads. Under a causal mask the last rows see most keys: short tiles then fill the tail.
+      // Tiles are numbered through the heads whose K and V stay in the L2 cache together, then the blocks of rows, then the next such heads. What takes
+      // longest comes first, so that short tiles fill the end: under a causal mask the last rows, which see most keys; else a head's last tile may have few rows.
       const int first_last = p.batch * p.q_heads - p.last_heads;
       const int first_head = min(index / (p.heads_together * q_blocks) * p.heads_together, first_last);
       const int in_section = index - first_head * q_blocks;
       const int heads = first_head == first_last ? p.last_heads : p.heads_together;
       const int batch_head = first_head + in_section % heads;
-      first_row = (q_blocks - 1 - in_section / heads) * block_m;
+      first_row = (first_rows_first ? in_section / heads : q_blocks - 1 - in_section / heads) * block_m;
       batch = sequence = batch_head / p.q_heads;
       head = batch_head % p.q_heads;
       qo_len = p.qo_len;
