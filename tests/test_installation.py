@@ -293,7 +293,7 @@ def test_which_kernels_a_gpu_runs(architectures_of: Callable[[list[str], list[in
     assert architectures_of(folders, [80, 86, 87, 89, 90, 100, 103, 120, 121, 130]) == {
         80: "sm_80",
         86: "sm_86",
-        87: "sm_86",
+        87: "compute_80",  # Orin, a Tegra, for which nothing here was compiled
         89: "sm_89",
         90: "sm_90a",
         100: "compute_80",  # newer than every cubin of its major version: the driver compiles the PTX
@@ -301,6 +301,12 @@ def test_which_kernels_a_gpu_runs(architectures_of: Callable[[list[str], list[in
         120: "sm_120",
         121: "sm_120",
         130: "compute_80",
+    }
+    assert architectures_of(["sm_86", "sm_87", "sm_100", "compute_80"], [87, 89, 101, 103]) == {
+        87: "sm_87",
+        89: "sm_86",
+        101: "compute_80",  # Thor
+        103: "sm_100",
     }
     # A suffix means that architecture alone, and is preferred on it; nothing older than the code runs it.
     found = architectures_of(["sm_90", "sm_90a", "sm_100a", "compute_90"], [75, 86, 90, 100, 103, 999])

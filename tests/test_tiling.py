@@ -39,17 +39,26 @@ class Tiling(NamedTuple):
     cluster: int
     parted_tiles: int = 0
     parts: int = 1
+    first_rows_first: int = 0
 
     def tiles(self, sizes: Sizes) -> int:
         """Of all heads."""
         return sizes.heads * -(-sizes.qo_len // (self.block_rows * self.cluster))
+
+    def comes_late(self, sizes: Sizes) -> bool:
+        """A head's last tile: where there are several sections, of heads whose K and V stay in the L2 cache together, and few rounds."""
+        size, together = sizes.kv_len * sizes.head_dim * 3, 1
+        while 2 * together * size <= 12 << 20:
+            together *= 2
+        several = sizes.heads * size > 24 << 20 and sizes.heads // together > 2
+        return several and self.tiles(sizes) < 16 * (MULTIPROCESSORS // self.cluster)
 
 
 def chosen(sizes: Sizes) -> tuple[Tiling, float]:
     """And how long it is expected to take."""
     library = operators(stable_abi=False).library
     library.tiling.restype = ctypes.c_float
-    how = (ctypes.c_int32 * 4)()
+    how = (ctypes.c_int32 * 5)()
     time = library.tiling(_library.library.kernels["sm90_qk_int8_pv_f16"], *sizes, MULTIPROCESSORS, how)
     return Tiling(*how), time
 
@@ -61,7 +70,7 @@ def simulated(sizes: Sizes, tiling: Tiling) -> float:
     tile = -(-sizes.kv_len // STRIP) + BLOCKS_OF_TILE
     whole = [tile * SHARES[three][tiling.block_rows // STRIP - 1]] * (sizes.heads * (strips // of_tile))
     odd = [tile * SHARES[three][-(-(strips % of_tile) // tiling.cluster) - 1]] * (sizes.heads if strips % of_tile else 0)
-    tiles = [*whole, *odd]
+    tiles = [*whole, *odd] if tiling.first_rows_first else [*odd, *whole]
     first, parted = tiles[: len(tiles) - tiling.parted_tiles], tiles[len(tiles) - tiling.parted_tiles :]
     parting = 7 + tiling.parts if three else 10 + 2 * tiling.parts
     items = [*first, *[time / tiling.parts + parting for time in parted] * tiling.parts]
@@ -80,7 +89,7 @@ def possible(sizes: Sizes) -> list[Tiling]:
         last_round = tiling.tiles(sizes) % at_once
         if last_round:
             found += [Tiling(block_rows, cluster, last_round, parts) for parts in range(2, min(4, at_once // last_round) + 1)]
-    return found
+    return [one._replace(first_rows_first=int(one.comes_late(sizes))) for one in found]
 
 
 def problems() -> list[Sizes]:
@@ -113,4 +122,4 @@ def test_the_one_that_ends_first_is_taken() -> None:
     ],
 )
 def test_sizes_that_were_measured(sizes: Sizes, tiling: Tiling) -> None:
-    assert chosen(sizes)[0] == tiling
+    assert chosen(sizes)[0]._replace(first_rows_first=tiling.first_rows_first) == tiling

@@ -24,12 +24,17 @@ Architecture architecture_of(const std::string& folder) {
   return {number, folder.back() == 'a', folder.compare(0, 8, "compute_") == 0};
 }
 
+// Of a Jetson, IGX or DRIVE: Orin, and Thor by its name before CUDA 13 and since. The CUDA C++ Programming Guide (binary compatibility) promises nothing between these
+// and others.
+bool is_tegra(int capability) { return capability == 87 || capability == 101 || capability == 110; }
+
 // How well code built for an architecture suits a device: 0 not at all, else larger is better.
 //   sm_XYa  runs on X.Y alone; sm_XY on X.Y and later minors of X; compute_XY (PTX) on X.Y and everything later.
 int fitness(const Architecture& code, int capability) {
   if (code.number > capability || (code.that_alone && code.number != capability)) return 0;
   if (code.ptx) return 1 + code.number;
   if (code.number / 10 != capability / 10) return 0;
+  if (code.number != capability && (is_tegra(code.number) || is_tegra(capability))) return 0;
   return 1000 + 2 * code.number + (code.that_alone ? 1 : 0);
 }
 

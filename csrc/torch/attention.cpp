@@ -121,6 +121,7 @@ void run(Call& call, const Tensor& out, const Tensor& lse, const std::optional<T
     mapped.tile_rows = tiling.tile_rows();
     mapped.tiles_of_head = (call.shape.qo_len + mapped.tile_rows - 1) / mapped.tile_rows;
     mapped.tiles = tiling.tiles;
+    mapped.first_rows_first = tiling.first_rows_first;
     mapped.items = tiling.items;
     mapped.parted_tiles = tiling.parted_tiles;
     mapped.parts = tiling.parts;

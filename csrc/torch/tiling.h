@@ -16,6 +16,7 @@ struct Tiling {
   uint32_t blocks = 0;     // of threads
   // Of a persistent kernel, whose blocks take one item after the other: Sm90QkInt8PvF16::Params.
   int32_t parted_tiles = 0, parts = 1, items = 0;
+  bool first_rows_first = false;
   float time = 0.0f;  // expected, in units of a tile's block of 64 keys; unset where a mask hides, or sequences are packed
 
   int32_t tile_rows() const { return block_rows * cluster; }

@@ -51,6 +51,7 @@ struct Sm90QkInt8PvF16 {
     int32_t tile_rows;   // of the output: 64 for each of some or all of the cluster's warpgroups
     int32_t tiles_of_head;  // so many rows each; not of packed sequences
     int32_t tiles;       // of all heads
+    int32_t first_rows_first;  // so that a head's last tile, which may have few rows, comes late; else last rows come first. Not of packed sequences
     // An item is a tile with all keys; of the last tiles, which would leave most multiprocessors idle, with one of `parts` parts of them.
     // First all tiles, with the first part if they are parted; then these with the second; ….
     int32_t items;

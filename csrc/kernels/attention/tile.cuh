@@ -35,8 +35,8 @@ struct Tile {
       : q_token(0), kv_token(0) {
     int sequence;
     if (!packed()) {
-      // Tiles are numbered through the heads whose K and V stay in the L2 cache together, then the blocks of rows, then the next such heads. What takes
-      // longest comes first, so that short tiles fill the end: under a causal mask the last rows, which see most keys; else a head's last tile may have few rows.
+      // Tiles are numbered through the heads whose K and V stay in the L2 cache together, then the blocks of rows, last rows
+      // first as a rule, then the next such heads. Under a causal mask the last rows see most keys: short tiles then fill the tail.
       const int first_last = p.batch * p.q_heads - p.last_heads;
       const int first_head = min(index / (p.heads_together * q_blocks) * p.heads_together, first_last);
       const int in_section = index - first_head * q_blocks;

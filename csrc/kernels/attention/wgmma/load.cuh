@@ -40,8 +40,8 @@ __device__ __forceinline__ bool describe(const Config::Params& p, int item, Work
 #pragma unroll 1
     while (item >= p.tiles) item -= p.parted_tiles;
   }
-  const bool first_rows_first = !Masked && !p.causal;  // a mask may be a triangle
-  const Tile tile(p, p.tile_rows, p.tiles_of_head, item, [] { return Packed; }, ptx::cluster_size() == 1 ? 0 : Config::kBlockM, first_rows_first);
+  const Tile tile(p, p.tile_rows, p.tiles_of_head, item, [] { return Packed; }, ptx::cluster_size() == 1 ? 0 : Config::kBlockM,
+                  !Masked && p.first_rows_first);
   if (tile.qo_len == 0) return false;
   if (threadIdx.x % 32 == 0) {
     static_cast<Tile&>(description) = tile;
