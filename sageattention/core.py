@@ -168,7 +168,7 @@ def sageattn_qk_int8_pv_fp16_cuda(
     Args:
         q, k, v, tensor_layout, is_causal, sm_scale, smooth_k, return_lse, attn_mask: as in `sageattn`.
         qk_quant_gran: "per_thread" or "per_warp". Every kernel serves both names: its scales are finer than either's.
-        pv_accum_dtype: "fp32"; "fp16+fp32" and "fp16" sum 64 keys in float16 on 8.6 to 8.9 and 12.x: as exact, on GeForce up to
+        pv_accum_dtype: "fp32"; "fp16+fp32" and "fp16" sum 64 keys in float16 on 8.6, 8.9 and 12.x: as exact, on GeForce up to
             twice as fast. Elsewhere they are "fp32".
         smooth_v: of no effect: V is not rounded to 8 bits.
 

@@ -20,7 +20,7 @@ CPU = Gpu((1000, 0))
 # Which GPUs.
 GPUS: dict[str, Callable[[Gpu], bool]] = {
     "8.0 and later": lambda gpu: gpu.capability >= (8, 0),
-    "8.6 to 8.9 and 12.x": lambda gpu: (8, 6) <= gpu.capability <= (8, 9) or gpu.capability[0] == 12 or gpu == CPU,
+    "8.6, 8.9 and 12.x": lambda gpu: gpu.capability in ((8, 6), (8, 9)) or gpu.capability[0] == 12 or gpu == CPU,
     "8.9 and 12.x": lambda gpu: gpu.capability == (8, 9) or gpu.capability[0] == 12 or gpu == CPU,
     "GeForce of 8.6": lambda gpu: gpu.geforce and gpu.capability == (8, 6),
     "GeForce of 8.9 and 12.x": lambda gpu: gpu.geforce and (gpu.capability == (8, 9) or gpu.capability[0] == 12),

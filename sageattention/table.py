@@ -6,13 +6,13 @@ from .kernels import FewTokens, Kernel, Row
 
 KERNELS = {
     "sm80_qk_int8_pv_f16": Kernel("8.0 and later", 0.0115),
-    "sm80_qk_int8_pv_f16_accum_f16": Kernel("8.6 to 8.9 and 12.x", 0.0115),
+    "sm80_qk_int8_pv_f16_accum_f16": Kernel("8.6, 8.9 and 12.x", 0.0115),
     "sm89_qk_int8_pv_f8": Kernel("8.9 and 12.x", 0.0385),
     "sm89_qk_int8_pv_f8_accum_f16": Kernel("8.9 and 12.x", 0.0385),
     "sm90_qk_int8_pv_f16": Kernel("9.0 alone", 0.0115, uneven=False, other_masks=False),
 }
 
-FLOAT32_SUMS = "float32 sums instead, as exact: kernels with float16 sums are for 8.6 to 8.9 and 12.x"
+FLOAT32_SUMS = "float32 sums instead, as exact: kernels with float16 sums are for 8.6, 8.9 and 12.x"
 WGMMA = "16-bit P and V on wgmma: faster than SageAttention's FP8 kernel for Hopper, and 3.5 times as exact"
 WITHOUT_FP8 = "16-bit P and V instead, 3.5 times as exact: FP8 kernels are for 8.9 and 12.x"
 
@@ -33,11 +33,11 @@ TABLE = (
         "the same arithmetic as the mma.sync kernel, on wgmma"),
     Row("sageattn_qk_int8_pv_fp16_cuda", "fp32", "8.0 and later", "sm80_qk_int8_pv_f16",
         "float32 sums"),
-    Row("sageattn_qk_int8_pv_fp16_cuda", "fp16+fp32", "8.6 to 8.9 and 12.x", "sm80_qk_int8_pv_f16_accum_f16",
+    Row("sageattn_qk_int8_pv_fp16_cuda", "fp16+fp32", "8.6, 8.9 and 12.x", "sm80_qk_int8_pv_f16_accum_f16",
         "asked for: sums of 64 keys in float16, which cannot overflow, added up in float32: up to twice as fast on GeForce"),
     Row("sageattn_qk_int8_pv_fp16_cuda", "fp16+fp32", "9.0 alone", "sm90_qk_int8_pv_f16", FLOAT32_SUMS),
     Row("sageattn_qk_int8_pv_fp16_cuda", "fp16+fp32", "8.0 and later", "sm80_qk_int8_pv_f16", FLOAT32_SUMS),
-    Row("sageattn_qk_int8_pv_fp16_cuda", "fp16", "8.6 to 8.9 and 12.x", "sm80_qk_int8_pv_f16_accum_f16",
+    Row("sageattn_qk_int8_pv_fp16_cuda", "fp16", "8.6, 8.9 and 12.x", "sm80_qk_int8_pv_f16_accum_f16",
         "asked for: served like fp16+fp32, which is as fast and overflows less"),
     Row("sageattn_qk_int8_pv_fp16_cuda", "fp16", "9.0 alone", "sm90_qk_int8_pv_f16", FLOAT32_SUMS),
     Row("sageattn_qk_int8_pv_fp16_cuda", "fp16", "8.0 and later", "sm80_qk_int8_pv_f16", FLOAT32_SUMS),

@@ -148,6 +148,10 @@ CASES = {
     "parts, whole tiles": case(1, 6, 3, 70, 1100, 64, 64),
     "parts, a pair": case(1, 1, 1, 330, 3000, 64, 40, smooth_k=False),
     "parts, rows of one of three": case(1, 3, 1, 200, 1100, 64, 64),
+    # A head's tile of few rows comes after its others; its keys are shared.
+    "short tiles last": case(1, 3, 3, 194, 203, 64, 64),
+    "short tiles last, parts": case(1, 3, 3, 195, 1650, 64, 64),
+    "parts, two of three": case(1, 11, 1, 199, 1384, 64, 64),
     "parts, 256": case(1, 2, 1, 100, 2700, 256, 200),
     # Q is quantised a second time.
     "large channels": large_channels(case(2, 4, 2, 70, 333, 128, 96)),

@@ -1,4 +1,6 @@
-"""How Hopper's kernel that quantises shares out a call without a mask: csrc/torch/tiling.cpp, beside a simulation of the counter that hands tiles out."""
+"""How Hopper's kernel that quantises shares out a call without a mask: csrc/torch/tiling.cpp, beside a simulation of the counter that hands tiles out,
+as if there were one section of heads.
+"""
 
 from __future__ import annotations
 
@@ -27,6 +29,18 @@ class Sizes(NamedTuple):
     head_dim: int
 
     @property
+    def last_heads(self) -> int:
+        """Of the last section. Sections are of heads whose K and V stay in the L2 cache together; the last two are one."""
+        size, together = self.kv_len * self.head_dim * 3, 1
+        while 2 * together * size <= 12 << 20:
+            together *= 2
+        return self.heads if self.heads * size <= 24 << 20 else self.heads - max(0, self.heads // together - 2) * together
+
+    @property
+    def one_section(self) -> bool:
+        return self.last_heads == self.heads
+
+    @property
     def most_rows(self) -> int:
         """Of a block of threads."""
         return 192 if self.head_dim <= 128 else 128
@@ -45,13 +59,11 @@ class Tiling(NamedTuple):
         """Of all heads."""
         return sizes.heads * -(-sizes.qo_len // (self.block_rows * self.cluster))
 
-    def comes_late(self, sizes: Sizes) -> bool:
-        """A head's last tile: where there are several sections, of heads whose K and V stay in the L2 cache together, and few rounds."""
-        size, together = sizes.kv_len * sizes.head_dim * 3, 1
-        while 2 * together * size <= 12 << 20:
-            together *= 2
-        several = sizes.heads * size > 24 << 20 and sizes.heads // together > 2
-        return several and self.tiles(sizes) < 16 * (MULTIPROCESSORS // self.cluster)
+    def orders(self, sizes: Sizes) -> tuple[int, ...]:
+        """What `first_rows_first` may be: 1 where there are several sections and few rounds, 0 where many, either of one section."""
+        if sizes.one_section:
+            return 0, 1
+        return (int(self.tiles(sizes) < 16 * (MULTIPROCESSORS // self.cluster)),)
 
 
 def chosen(sizes: Sizes) -> tuple[Tiling, float]:
@@ -71,13 +83,20 @@ def simulated(sizes: Sizes, tiling: Tiling) -> float:
     whole = [tile * SHARES[three][tiling.block_rows // STRIP - 1]] * (sizes.heads * (strips // of_tile))
     odd = [tile * SHARES[three][-(-(strips % of_tile) // tiling.cluster) - 1]] * (sizes.heads if strips % of_tile else 0)
     tiles = [*whole, *odd] if tiling.first_rows_first else [*odd, *whole]
-    first, parted = tiles[: len(tiles) - tiling.parted_tiles], tiles[len(tiles) - tiling.parted_tiles :]
+    parted = tiles[len(tiles) - tiling.parted_tiles :]
+    if tiling.first_rows_first:  # of the last section alone, so far as short ones are concerned
+        parted_whole = min(len(whole), tiling.parted_tiles - min(len(odd), sizes.last_heads, tiling.parted_tiles))
+        parted_odd = tiling.parted_tiles - parted_whole
+        parted = [*whole[len(whole) - parted_whole :], *odd[:parted_odd]]
+        first = [*whole[: len(whole) - parted_whole], *odd[parted_odd:]]
+    else:
+        first = tiles[: len(tiles) - tiling.parted_tiles]
     parting = 7 + tiling.parts if three else 10 + 2 * tiling.parts
     items = [*first, *[time / tiling.parts + parting for time in parted] * tiling.parts]
     done = [0.0] * (MULTIPROCESSORS // tiling.cluster)
     for time in items:
         heapq.heapreplace(done, done[0] + time)
-    return max(done) * (1.01 if tiling.cluster == 1 else 1.0)
+    return max(done) * (1.01 if tiling.cluster == 1 else 1.0) * (1.01 if sizes.one_section and tiling.first_rows_first else 1.0)
 
 
 def possible(sizes: Sizes) -> list[Tiling]:
@@ -89,7 +108,7 @@ def possible(sizes: Sizes) -> list[Tiling]:
         last_round = tiling.tiles(sizes) % at_once
         if last_round:
             found += [Tiling(block_rows, cluster, last_round, parts) for parts in range(2, min(4, at_once // last_round) + 1)]
-    return [one._replace(first_rows_first=int(one.comes_late(sizes))) for one in found]
+    return [one._replace(first_rows_first=order) for one in found for order in one.orders(sizes)]
 
 
 def problems() -> list[Sizes]:

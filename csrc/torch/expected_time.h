@@ -1,4 +1,4 @@
-// How long attention takes on Hopper, by the kernel that quantises K and by the one that quantises nothing: as their rounds of tiles predict it.
+// How long attention takes on Hopper, by the kernel that quantises K and by the one that quantises nothing: as what shapes their tiles predicts it.
 #pragma once
 
 #include <cstdint>

@@ -75,7 +75,8 @@ float time_of_parting(int32_t parts, int32_t head_dim) {
   return parts == 1 ? 0.0f : head_dim <= 128 ? 7.0f + number : 10.0f + 2.0f * number;
 }
 
-// When the last tile is computed, in units of a tile's block of keys, of tiles that see as many keys. Each head's last one may have fewer rows.
+// When the last tile is computed, in units of a tile's block of keys, of tiles that see as many keys. Each head's last one may have fewer rows. As if there were one section,
+// of whose last tiles alone some may be parted.
 float time_of_all(const Call& call, const Tiling& tiling, int32_t at_once) {
   const AttentionShape& shape = call.shape;
   const int32_t strips = (shape.qo_len + kStrip - 1) / kStrip, of_tile = tiling.tile_rows() / kStrip, odd = strips % of_tile;
@@ -84,7 +85,9 @@ float time_of_all(const Call& call, const Tiling& tiling, int32_t at_once) {
   Alike late{odd == 0 ? 0 : int64_t{shape.batch} * shape.q_heads, tile * share_of((odd + tiling.cluster - 1) / tiling.cluster, call.head_dim())};
   Alike early{tiling.tiles - late.tiles, tile * share_of(tiling.block_rows / kStrip, call.head_dim())};
   if (!tiling.first_rows_first) std::swap(early, late);
-  const int64_t parted_late = std::min<int64_t>(tiling.parted_tiles, late.tiles), parted_early = tiling.parted_tiles - parted_late;
+  const int64_t last = tiling.first_rows_first ? call.last_heads() : late.tiles;  // of the last section, as many as may be parted
+  const int64_t parted_early = std::min(early.tiles, tiling.parted_tiles - std::min({int64_t{tiling.parted_tiles}, late.tiles, last}));
+  const int64_t parted_late = tiling.parted_tiles - parted_early;
   const auto of_part = [&](float time) {
     return time / static_cast<float>(tiling.parts) + time_of_parting(tiling.parts, call.head_dim());
   };
@@ -98,7 +101,10 @@ float time_of_all(const Call& call, const Tiling& tiling, int32_t at_once) {
   return clusters.done();
 }
 
-// The same under a causal mask.
+// What share_of says of two warpgroups of three, with a margin, as what follows knows less.
+float with_two_of_three(const Call& call) { return call.head_dim() <= 64 ? 0.80f : 0.77f; }
+
+// time_of_all under a causal mask.
 float time_of_causal(const Call& call, const Tiling& tiling, int32_t at_once) {
   const AttentionShape& shape = call.shape;
   const CausalTiles tiles{(shape.qo_len + kStrip - 1) / kStrip, tiling.tile_rows() / kStrip, (shape.kv_len + QuantKInt8::kBlockN - 1) / QuantKInt8::kBlockN};
@@ -106,7 +112,7 @@ float time_of_causal(const Call& call, const Tiling& tiling, int32_t at_once) {
   // Of two for each that run at once a short one follows a long one.
   const float time = tiling.tiles <= 2 * at_once ? causal_rounds(tiles, heads, at_once, kBlocksOfTile, 0.6f, 9.0f)
                                                  : causal_rounds(tiles, heads, at_once, kBlocksOfTile, 0.45f);
-  return time * share_of(tiling.block_rows / kStrip, call.head_dim());
+  return tiling.block_rows < call.kernel.block_m(call.head_dim()) ? with_two_of_three(call) * time : time;
 }
 
 // The same where a mask adds numbers: of whole rounds, of which a tile of few rows is half of one.
@@ -116,7 +122,7 @@ float time_of_rounds(const Call& call, const Tiling& tiling, int32_t at_once) {
   const bool last_are_short = shape.qo_len > rows && (shape.qo_len - 1) % rows < rows / 2;
   const int32_t whole_tiles = tiling.tiles - (last_are_short ? shape.batch * shape.q_heads : 0) / 2;
   const float time = static_cast<float>((whole_tiles + at_once - 1) / at_once) * (static_cast<float>(blocks) + kBlocksOfTile);
-  return time * share_of(tiling.block_rows / kStrip, call.head_dim());
+  return tiling.block_rows < call.kernel.block_m(call.head_dim()) ? with_two_of_three(call) * time : time;
 }
 
 // Shares items out among clusters that run all at once.
@@ -130,23 +136,28 @@ Tiling shared_out(Tiling tiling, int32_t at_once, int32_t parted_tiles = 0, int3
 
 // Of tiles that see as many keys, those that are computed first. Of a last round, which some of the clusters have and the others would wait for, they may be parted.
 Tiling fastest_of_alike(const Call& call, int32_t multiprocessors) {
-  constexpr float kAlone = 1.01f;  // beside pairs, which save power
+  constexpr float kAlone = 1.01f, kFirstRowsFirst = 1.01f;  // beside pairs, and last rows first, which save power
   constexpr int32_t kFewRounds = 16;
+  const bool one_section = call.last_heads() == call.shape.batch * call.shape.q_heads;
   const int32_t most = call.kernel.block_m(call.head_dim());
   Tiling best;
   const auto look_at = [&](int32_t block_rows, int32_t cluster) {
-    Tiling tiling = tiling_with(call, block_rows, cluster);
+    const Tiling tiling = tiling_with(call, block_rows, cluster);
     const int32_t at_once = multiprocessors / cluster, last_round = tiling.tiles % at_once;
-    // So that short tiles fill the end. Of one section they may as well come first, which takes 1% less, as it does where there are many rounds.
-    tiling.first_rows_first = call.last_heads() < call.shape.batch * call.shape.q_heads && tiling.tiles < kFewRounds * at_once;
+    // First rows first, so that short tiles fill the end, where there are several sections and few rounds. Of one section either may end first.
+    const bool few_rounds = tiling.tiles < kFewRounds * at_once;
     const int32_t most_parts = last_round > 0 ? std::min(at_once / last_round, Sm90QkInt8PvF16::kMostParts) : 1;
     for (int32_t parts = 1; parts <= most_parts; ++parts) {
       Tiling one = shared_out(tiling, at_once, parts > 1 ? last_round : 0, parts);
-      one.time = time_of_all(call, one, at_once) * (cluster == 1 ? kAlone : 1.0f);
-      if (best.tiles == 0 || one.time < best.time) best = one;
+      for (const bool first_rows_first : {false, true}) {
+        if (!one_section && first_rows_first != few_rounds) continue;
+        one.first_rows_first = first_rows_first;
+        one.time = time_of_all(call, one, at_once) * (cluster == 1 ? kAlone : 1.0f) * (one_section && first_rows_first ? kFirstRowsFirst : 1.0f);
+        if (best.tiles == 0 || one.time < best.time) best = one;
+      }
     }
   };
-  if (call.shape.qo_len > most) look_at(most, 2);
+  if (call.shape.qo_len > most && multiprocessors > 1) look_at(most, 2);
   look_at(most, 1);
   if (most > kFewer) look_at(kFewer, 1);
   return best;

@@ -8,6 +8,7 @@ pixi.toml uses and refuses the rest, so that a task means the same under both.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import difflib
 import os
 import re
@@ -18,7 +19,6 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -145,20 +145,20 @@ def set_up(manifest: Manifest, environment: str) -> Sequence[str]:
     return [own, *beside]
 
 
-@contextmanager
+@contextlib.contextmanager
 def set_up_ahead(manifest: Manifest, environments: Iterable[str]) -> Iterator[None]:
     """Meanwhile, make environments: what takes minutes to download need not wait for what takes minutes to compile.
 
     Where that fails, the step that needs it tries again, and says why.
     """
-    missing = []
-    for environment in dict.fromkeys(environments):
-        own, *beside = manifest.locks_of(environment)
-        if not venvs.complete(own, beside=beside):
-            missing.append(environment)
     command, null = [sys.executable, str(ROOT / "scripts" / "run.py"), "-e"], subprocess.DEVNULL
-    processes = [subprocess.Popen([*command, one], stdin=null, stdout=null, stderr=null) for one in missing]
+    processes: list[subprocess.Popen[bytes]] = []
     try:
+        for environment in dict.fromkeys(environments):
+            own, *beside = manifest.locks_of(environment)
+            # Who is terminated on Windows cannot end the pip it started.
+            if os.name != "nt" and not venvs.complete(own, beside=beside):
+                processes.append(subprocess.Popen([*command, environment], stdin=null, stdout=null, stderr=null))
         yield
     finally:
         for process in processes:
@@ -256,7 +256,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("interrupted: the next run starts the unfinished set-up again", file=sys.stderr)
         return 130
     if status < 0:  # die of the signal that the task died of, as a shell would see it without run.py
-        signal.signal(-status, signal.SIG_DFL)
+        with contextlib.suppress(OSError):  # of SIGKILL, which cannot be set
+            signal.signal(-status, signal.SIG_DFL)
         os.kill(os.getpid(), -status)
     return status
 
