@@ -120,7 +120,7 @@ float time_of_rounds(const Call& call, const Tiling& tiling, int32_t at_once) {
   const AttentionShape& shape = call.shape;
   const int32_t rows = tiling.tile_rows(), blocks = (shape.kv_len + QuantKInt8::kBlockN - 1) / QuantKInt8::kBlockN;
   const bool last_are_short = shape.qo_len > rows && (shape.qo_len - 1) % rows < rows / 2;
-  const int32_t whole_tiles = tiling.tiles - (last_are_short ? shape.batch * shape.q_heads : 0) / 2;
+  const int64_t whole_tiles = tiling.tiles - (last_are_short ? int64_t{shape.batch} * shape.q_heads : 0) / 2;
   const float time = static_cast<float>((whole_tiles + at_once - 1) / at_once) * (static_cast<float>(blocks) + kBlocksOfTile);
   return tiling.block_rows < call.kernel.block_m(call.head_dim()) ? with_two_of_three(call) * time : time;
 }
