@@ -10,7 +10,6 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Nobody's settings: signed commits ask for a key, hooks do what they like.
 os.environ.update(GIT_CONFIG_GLOBAL=os.devnull, GIT_CONFIG_NOSYSTEM="1")
 
-import hashlib
 import shutil
 import tempfile
 import zlib
@@ -34,18 +33,20 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 @pytest.fixture(scope="session")
 def listed_once() -> Iterator[None]:
     """nvdisasm is asked once a run for each cubin: its start alone takes a quarter of a second."""
-    from sage_factory.inspect import cubin  # the package's own tests do without the factory's tools
+    from kernels_on_cpu import whole
+
+    from sage_factory import files  # the package's own tests do without the factory's tools
+    from sage_factory.inspect import cubin
 
     ask, folder = cubin.listing, Path(os.environ["SAGEATTENTION_SHARED"])
 
     def listing(path: Path) -> str:
-        listed = folder / f"{hashlib.sha256(path.read_bytes()).hexdigest()}.sass"
+        listed = folder / f"{files.sha256(path.read_bytes())}.sass"
         if listed.is_file():
             return zlib.decompress(listed.read_bytes()).decode()
         text = ask(path)
-        unfinished = folder / f"{os.getpid()}.unfinished"
-        unfinished.write_bytes(zlib.compress(text.encode(), 1))
-        unfinished.replace(listed)
+        with whole(listed) as unfinished:
+            unfinished.write_bytes(zlib.compress(text.encode(), 1))
         return text
 
     with pytest.MonkeyPatch.context() as patch:

@@ -14,6 +14,9 @@ namespace {
 constexpr int32_t kStrip = Sm90QkInt8PvF16::kRows;  // rows of the output that a warpgroup computes
 constexpr int32_t kFewer = 2 * kStrip;                // that a block of threads computes with two warpgroups of three
 
+int32_t strips_of(const Call& call) { return (call.shape.qo_len + kStrip - 1) / kStrip; }
+int32_t key_blocks_of(const Call& call) { return (call.shape.kv_len + QuantKInt8::kBlockN - 1) / QuantKInt8::kBlockN; }
+
 Tiling tiling_with(const Call& call, int32_t block_rows, int32_t cluster) {
   const AttentionShape& shape = call.shape;
   Tiling tiling;
@@ -79,8 +82,8 @@ float time_of_parting(int32_t parts, int32_t head_dim) {
 // of whose last tiles alone some may be parted.
 float time_of_all(const Call& call, const Tiling& tiling, int32_t at_once) {
   const AttentionShape& shape = call.shape;
-  const int32_t strips = (shape.qo_len + kStrip - 1) / kStrip, of_tile = tiling.tile_rows() / kStrip, odd = strips % of_tile;
-  const float tile = static_cast<float>((shape.kv_len + QuantKInt8::kBlockN - 1) / QuantKInt8::kBlockN) + kBlocksOfTile;
+  const int32_t odd = strips_of(call) % (tiling.tile_rows() / kStrip);
+  const float tile = static_cast<float>(key_blocks_of(call)) + kBlocksOfTile;
   struct Alike { int64_t tiles; float time; };
   Alike late{odd == 0 ? 0 : int64_t{shape.batch} * shape.q_heads, tile * share_of((odd + tiling.cluster - 1) / tiling.cluster, call.head_dim())};
   Alike early{tiling.tiles - late.tiles, tile * share_of(tiling.block_rows / kStrip, call.head_dim())};
@@ -101,28 +104,22 @@ float time_of_all(const Call& call, const Tiling& tiling, int32_t at_once) {
   return clusters.done();
 }
 
-// What share_of says of two warpgroups of three, with a margin, as what follows knows less.
-float with_two_of_three(const Call& call) { return call.head_dim() <= 64 ? 0.80f : 0.77f; }
-
 // time_of_all under a causal mask.
 float time_of_causal(const Call& call, const Tiling& tiling, int32_t at_once) {
-  const AttentionShape& shape = call.shape;
-  const CausalTiles tiles{(shape.qo_len + kStrip - 1) / kStrip, tiling.tile_rows() / kStrip, (shape.kv_len + QuantKInt8::kBlockN - 1) / QuantKInt8::kBlockN};
-  const int64_t heads = int64_t{shape.batch} * shape.q_heads;
+  const CausalTiles tiles{strips_of(call), tiling.tile_rows() / kStrip, key_blocks_of(call)};
+  const int64_t heads = int64_t{call.shape.batch} * call.shape.q_heads;
   // Of two for each that run at once a short one follows a long one.
-  const float time = tiling.tiles <= 2 * at_once ? causal_rounds(tiles, heads, at_once, kBlocksOfTile, 0.6f, 9.0f)
-                                                 : causal_rounds(tiles, heads, at_once, kBlocksOfTile, 0.45f);
-  return tiling.block_rows < call.kernel.block_m(call.head_dim()) ? with_two_of_three(call) * time : time;
+  return tiling.tiles <= 2 * at_once ? causal_rounds(tiles, heads, at_once, kBlocksOfTile, 0.6f, 9.0f)
+                                     : causal_rounds(tiles, heads, at_once, kBlocksOfTile, 0.45f);
 }
 
 // The same where a mask adds numbers: of whole rounds, of which a tile of few rows is half of one.
 float time_of_rounds(const Call& call, const Tiling& tiling, int32_t at_once) {
   const AttentionShape& shape = call.shape;
-  const int32_t rows = tiling.tile_rows(), blocks = (shape.kv_len + QuantKInt8::kBlockN - 1) / QuantKInt8::kBlockN;
+  const int32_t rows = tiling.tile_rows();
   const bool last_are_short = shape.qo_len > rows && (shape.qo_len - 1) % rows < rows / 2;
   const int64_t whole_tiles = tiling.tiles - (last_are_short ? int64_t{shape.batch} * shape.q_heads : 0) / 2;
-  const float time = static_cast<float>((whole_tiles + at_once - 1) / at_once) * (static_cast<float>(blocks) + kBlocksOfTile);
-  return tiling.block_rows < call.kernel.block_m(call.head_dim()) ? with_two_of_three(call) * time : time;
+  return static_cast<float>((whole_tiles + at_once - 1) / at_once) * (static_cast<float>(key_blocks_of(call)) + kBlocksOfTile);
 }
 
 // Shares items out among clusters that run all at once.
@@ -209,7 +206,7 @@ Tiling tiling_of(const Call& call, int32_t multiprocessors, MaskForm mask) {
   if (most <= kFewer || call.packed()) return tiling;
   // Two warpgroups of three take three quarters of the time for two thirds of the rows: less, where such tiles need few rounds.
   Tiling fewer = shared_out(tiling_with(call, kFewer, 1), multiprocessors);
-  fewer.time = time(fewer, multiprocessors);
+  fewer.time = (call.head_dim() <= 64 ? 0.80f : 0.77f) * time(fewer, multiprocessors);  // as share_of has it, with a margin
   return (known ? fewer.time < tiling.time : fewer.tiles <= multiprocessors) ? fewer : tiling;
 }
 
