@@ -164,15 +164,21 @@ def _(gradient: torch.Tensor, sizes: list[int], operator: str) -> torch.Tensor:
 class _NotDifferentiable(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
     """Going back is an error, not silence. ATen's own way to say so takes 10 µs of each call; LibTorch's stable ABI has none."""
 
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(ctx: Any, name: str, operator: Any, *arguments: Any) -> Any:
-        ctx.name = name
+    def forward(name: str, *arguments: Any) -> Any:
+        return (_attention if name == ATTENTION else _attention_varlen)(*arguments)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        del output
+        ctx.name, *arguments = inputs
         ctx.sizes = [x.shape if isinstance(x, torch.Tensor) else None for x in arguments]
-        return operator(*arguments)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        return None, None, *(None if sizes is None else _no_derivative(gradients[0], sizes, ctx.name) for sizes in ctx.sizes)
+        return None, *(None if sizes is None else _no_derivative(gradients[0], sizes, ctx.name) for sizes in ctx.sizes)
 
 
 # From here on as Python calls them: layouts and kernels by name.
@@ -208,8 +214,10 @@ def run(
     """The same with the number of its options."""
     if _within_forward_ad():
         _refuse_tangents(_attention, q, k, v, attn_mask)
-    if torch.is_grad_enabled() and _any_requires_grad(q, k, v, attn_mask):
-        return _NotDifferentiable.apply(ATTENTION, _attention, q, k, v, attn_mask, sm_scale, options)  # type: ignore[no-any-return, unused-ignore]
+    if torch.is_grad_enabled() and (
+        may_require_grad(q) or may_require_grad(k) or may_require_grad(v) or may_require_grad(attn_mask)
+    ):
+        return _NotDifferentiable.apply(ATTENTION, q, k, v, attn_mask, sm_scale, options)  # type: ignore[no-any-return, unused-ignore]
     return _attention(q, k, v, attn_mask, sm_scale, options)  # type: ignore[no-any-return, unused-ignore]
 
 
@@ -231,13 +239,19 @@ def attention_varlen(
     arguments = (q, k, v, cu_seqlens_q, cu_seqlens_k, sm_scale, options)
     if _within_forward_ad():
         _refuse_tangents(_attention_varlen, q, k, v)
-    if torch.is_grad_enabled() and _any_requires_grad(q, k, v, None):
-        return _NotDifferentiable.apply(VARLEN, _attention_varlen, *arguments)  # type: ignore[no-any-return, unused-ignore]
+    if torch.is_grad_enabled() and (may_require_grad(q) or may_require_grad(k) or may_require_grad(v)):
+        return _NotDifferentiable.apply(VARLEN, *arguments)  # type: ignore[no-any-return, unused-ignore]
     return _attention_varlen(*arguments)  # type: ignore[no-any-return, unused-ignore]
 
 
-def _any_requires_grad(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, attn_mask: torch.Tensor | None) -> bool:
-    return q.requires_grad or k.requires_grad or v.requires_grad or (attn_mask is not None and attn_mask.requires_grad)
+def is_batched(x: torch.Tensor) -> bool:
+    """Whether it is what `torch.vmap` makes of a tensor, which says that it wants no gradients though that does."""
+    return bool(torch._C._functorch.is_batchedtensor(x))
+
+
+def may_require_grad(x: torch.Tensor | None) -> bool:
+    """Whether a gradient may be wanted of a tensor."""
+    return x is not None and (x.requires_grad or is_batched(x))
 
 
 def _within_forward_ad() -> bool:

@@ -218,6 +218,11 @@ def gpu_of(device: str, index: int | None) -> tuple[Gpu, frozenset[str] | None]:
     """
     if device != "cuda":
         return CPU, None
+    if torch.version.hip is not None:  # which calls its GPUs "cuda" too
+        raise RuntimeError(
+            f"{_library.build.package}: the kernels are for NVIDIA's GPUs, and this PyTorch is for AMD's (ROCm {torch.version.hip}); "
+            f"{ELSEWHERE}"
+        )
     index = torch.cuda.current_device() if index is None else index
     name = torch.cuda.get_device_name(index)
     gpu = Gpu(torch.cuda.get_device_capability(index), "GeForce" in name)

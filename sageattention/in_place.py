@@ -34,7 +34,7 @@ def scaled_dot_product_attention(
 
     PyTorch's are: tensors that are not on a GPU of compute capability 8.0 or later, gradients, dropout, head_dims over 256, float64,
     other than four dimensions, nested tensors and other classes of tensors, heads that are broadcast, a last dimension with strides,
-    models that are exported to ONNX.
+    models that are exported to ONNX, calls within `torch.vmap`.
 
     Args:
         query: [batch, q_heads, qo_len, head_dim].
@@ -98,7 +98,7 @@ def _layout_of(query: torch.Tensor) -> str:
 
 def _serves(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, attn_mask: torch.Tensor | None) -> bool:
     mask = q if attn_mask is None else attn_mask
-    # Other classes have a way of their own with PyTorch's function; a compiler's only stand for tensors.
+    # Other classes have a way of their own with PyTorch's function.
     if not (_is_tensor(q) and _is_tensor(k) and _is_tensor(v) and _is_tensor(mask)):
         return False
     if (q.requires_grad or k.requires_grad or v.requires_grad or mask.requires_grad) and torch.is_grad_enabled():
@@ -126,8 +126,10 @@ def _serves(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, attn_mask: torch.
     return bool(0 < head_dim <= validation.LARGEST_HEAD_DIM and 0 < v_head_dim <= validation.LARGEST_HEAD_DIM)
 
 
-def _is_tensor(x: object) -> bool:
-    return type(x) is torch.Tensor or type(x) is torch.nn.Parameter or torch.compiler.is_compiling()
+def _is_tensor(x: torch.Tensor) -> bool:
+    # Dynamo's have the type of what they stand for, an export's do not.
+    exports = torch.compiler.is_compiling() and not torch.compiler.is_dynamo_compiling()
+    return (type(x) is torch.Tensor or type(x) is torch.nn.Parameter or exports) and not _ops.is_batched(x)
 
 
 def _is_4d(x: torch.Tensor) -> bool:
@@ -137,7 +139,7 @@ def _is_4d(x: torch.Tensor) -> bool:
 @dispatch.constant
 def has_kernels(device: str, index: int | None) -> bool:
     """Whether there are kernels for a device. A CPU's tensors `sageattn` would answer by a reference, slowly."""
-    return device == "cuda" and _is_served(index)
+    return device == "cuda" and torch.version.hip is None and _is_served(index)
 
 
 @functools.cache

@@ -137,6 +137,30 @@ def test_gradients_are_not_pretended() -> None:
     assert torch.equal(written.mul_(2), 2 * out)
 
 
+def test_gradients_are_not_pretended_within_vmap() -> None:
+    """Where tensors deny that they want any."""
+    q, k, v = (torch.stack([x, 2 * x]) for x in qkv(1, 2, 20, 64))
+    lengths = torch.tensor([0, 20], dtype=torch.int32)
+    expected = torch.stack([sageattn(*each) for each in zip(q, k, v, strict=True)])
+
+    def packed(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
+        return sageattn_varlen(q[0], k[0], v[0], lengths, lengths, 20, 20)
+
+    for function in (sageattn, packed):
+        many: Any = torch.func.vmap(function)
+        compiled = torch.compile(lambda *qkv, many=many: many(*qkv), backend="aot_eager")
+        for program in (many, compiled) if function is sageattn else (many,):
+            out = program(q.clone().requires_grad_(), k, v)
+            assert function is packed or torch.equal(out, expected)
+            with pytest.raises(RuntimeError, match=r"derivative for sageattention::attention(_varlen)? is not implemented"):
+                out.float().sum().backward()
+            with torch.no_grad():
+                assert torch.equal(program(q, k, v), out)
+        with pytest.raises(RuntimeError):
+            torch.func.grad(lambda q, many=many: many(q, k, v).float().sum())(q)
+    torch._dynamo.reset()
+
+
 def test_forward_derivatives_are_not_pretended() -> None:
     """PyTorch would take the output for a constant."""
     q, k, v = qkv(1, 2, 20, 64)

@@ -15,7 +15,7 @@ from accuracy import TOLERANCES
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import sageattention
-from sageattention import _library, _ops, dispatch, explain, reference, sageattn
+from sageattention import _library, _ops, dispatch, explain, in_place, reference, sageattn
 
 F16, F8, HOPPER = "sm80_qk_int8_pv_f16", "sm89_qk_int8_pv_f8", "sm90_qk_int8_pv_f16"
 F16_SUMS, F8_SUMS = F16 + "_accum_f16", F8 + "_accum_f16"
@@ -364,3 +364,12 @@ def test_a_call_costs_little_python(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_ops, "attention", lambda *_, **__: nothing)
     best = min(timeit.repeat(lambda: sageattn(Q, K, V, is_causal=True, return_lse=True), number=200, repeat=50)) / 200
     assert best < 30e-6
+
+
+def test_amds_gpus_are_pytorchs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ROCm calls them "cuda", and says a compute capability."""
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    assert not in_place.has_kernels("cuda", 0)
+    with pytest.raises(RuntimeError, match=r"for NVIDIA's GPUs, and this PyTorch is for AMD's \(ROCm 6\.4\)"):
+        dispatch.gpu_of("cuda", 0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -103,11 +103,53 @@ def test_what_pytorch_computes(
     assert torch.equal(out.nan_to_num(7), expected.nan_to_num(7))
 
 
+class Listener(torch.Tensor):  # type: ignore[misc, unused-ignore]
+    """One with a way of its own."""
+
+    heard: ClassVar[list[str]] = []
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+        if func is exact:
+            cls.heard.append(func.__name__)
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_class_of_tensors_is_asked(attention: Callable[..., torch.Tensor], compiled: bool) -> None:
+    def program(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return attention(q, k, v)
+
+    Listener.heard.clear()
+    function = torch.compile(program, backend="eager", fullgraph=True) if compiled else program
+    assert torch.equal(function(Q.as_subclass(Listener), K, V), exact(Q, K, V))
+    assert Listener.heard
+    assert torch.equal(function(Q, K, V), sageattn(Q, K, V))
+
+
 @pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_nested_tensors(attention: Callable[..., torch.Tensor], layout: torch.layout) -> None:
     x = _nested(layout)
     assert all(torch.equal(*pair) for pair in zip(attention(x, x, x).unbind(), exact(x, x, x).unbind(), strict=True))
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_gradients_within_vmap(attention: Callable[..., torch.Tensor], compiled: bool) -> None:
+    """Where tensors deny that they want any: as of an ensemble of models, whose parameters are stacked."""
+    many = [torch.stack([x, 2 * x]).float() for x in (Q, K, V)]
+
+    def loss(function: Callable[..., torch.Tensor], q: torch.Tensor) -> torch.Tensor:
+        return torch.func.vmap(function)(q, *many[1:]).square().sum()
+
+    wanted = many[0].clone().requires_grad_()
+    (expected,) = torch.autograd.grad(loss(exact, wanted), wanted)
+    here = torch.compile(loss, backend="aot_eager") if compiled else loss
+    (grad,) = torch.autograd.grad(here(attention, wanted), wanted)
+    assert torch.allclose(grad, expected, rtol=1e-4, atol=1e-6)
+    transformed = torch.func.grad(lambda q: loss(attention, q))
+    found = (torch.compile(transformed, backend="aot_eager") if compiled else transformed)(many[0])
+    assert torch.allclose(found, expected, rtol=1e-4, atol=1e-6)
 
 
 def test_gradients(attention: Callable[..., torch.Tensor]) -> None:
