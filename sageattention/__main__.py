@@ -1,10 +1,12 @@
-"""`python -m` and the package's name: what is installed, whether it works, and what to do where it does not."""
+"""Say what is installed, whether it works, and what to do where it does not."""
 
 from __future__ import annotations
 
+import argparse
 import sys
 
-from .doctor import main
+from .doctor import NAME, main
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(prog=f"python -m {NAME}", description=__doc__).parse_args()
     sys.exit(main())

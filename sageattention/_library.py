@@ -66,8 +66,8 @@ def source_of(build: Build, series: str, cuda: str) -> str:
     for address in (url.partition(", ")[2] for url in urls if url.startswith("Index, ")):
         return f"`pip install --upgrade {build.package} --index-url {address}cu{cuda.partition('.')[0]}/`"
     return (
-        "from the index that this one was installed from, if it was, or in a checkout by "
-        f"`python3 scripts/run.py build --package {build.package} --cuda {cuda} --torch {series}.0`"
+        "from the index that this one was installed from, if it was, or in a checkout, where "
+        f"`python3 scripts/run.py matrix --package {build.package} --torch {series}.0` lists what can be built for it"
     )
 
 

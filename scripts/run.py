@@ -8,11 +8,6 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-if sys.version_info < (3, 11):  # noqa: UP036 - this line is for the reader who has an older one
-    sys.exit(
-        f"error: scripts/run.py needs Python 3.11 or newer, this is {sys.version.split()[0]}. Run it as python3.11 or newer"
-    )
-
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # not there by itself under PYTHONSAFEPATH
 from sage_factory.with_what.tasks import main
 

@@ -128,6 +128,12 @@ def test_however_the_report_is_asked_for(package: Path, words: tuple[str, ...]) 
     assert "Problem 1: import sageattention fails: sageattention: " in done.stdout, done.stderr
 
 
+def test_other_words_are_refused(package: Path) -> None:
+    done = run(package.parent, words=("-m", "sageattention", "doctor"))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "usage: python -m sageattention" in done.stderr
+
+
 def test_kernels_of_another_version(package: Path) -> None:
     """As where conda's two packages were upgraded apart. The report imports for a second time what failed."""
     (package / "cubins").mkdir()

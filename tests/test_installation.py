@@ -65,8 +65,8 @@ CONDA = "`conda install sageattention pytorch=2.9`"
         ("12.8", "pip", [INDEX], "`pip install --upgrade sageattention --index-url https://example.org/pages/cu12/`"),
         ("13.0", "uv", ["Homepage, https://example.org", INDEX], "`pip install --upgrade sageattention --index-url https://example.org/pages/cu13/`"),
         ("12.8", "conda", [], CONDA),
-        ("12.8", "pip", [], "from the index that this one was installed from, if it was, or in a checkout by "
-                            "`python3 scripts/run.py build --package sageattention --cuda 12.8 --torch 2.9.0`"),
+        ("12.8", "pip", [], "from the index that this one was installed from, if it was, or in a checkout, where "
+                            "`python3 scripts/run.py matrix --package sageattention --torch 2.9.0` lists what can be built for it"),
     ],
 )  # fmt: skip
 def test_another_build_is_where_this_one_came_from(

@@ -5,7 +5,15 @@ A folder for each stage, in the order in which data goes through them: `what` is
 the folders are what every stage uses.
 """
 
+from __future__ import annotations
+
+import sys
 from pathlib import Path
+
+if sys.version_info < (3, 11):  # noqa: UP036 - this line is for the reader who has an older one
+    sys.exit(
+        f"error: what is in scripts/ needs Python 3.11 or newer, this is {sys.version.split()[0]}. Run it as python3.11 or newer"
+    )
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -9,7 +9,7 @@ import argparse
 
 from rich.console import Console
 
-from sage_factory import ROOT, alone
+from sage_factory import ROOT, FactoryError, alone
 from sage_factory.what import matrix
 from sage_factory.with_what import channel
 
@@ -22,6 +22,10 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.cuda is None and args.torch is None:
+        raise FactoryError(
+            "say what the channel is for: --cuda, a CUDA version, for kernels, --torch, a PyTorch version, for operators, or both"
+        )
     say = Console(stderr=True).print
     # A build lays channels too.
     with alone.alone(ROOT / "build" / "build.lock", "a build in this checkout", say):

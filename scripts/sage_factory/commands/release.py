@@ -30,7 +30,7 @@ def run(args: argparse.Namespace) -> int:
         raise FactoryError("say where pip's indexes are: --index-url or $INDEX_URL")
     files = collect.collect(args.dist, args.profile, args.platform)
     made = release.prepare(args.tag, files, args.index_url, args.channel_url, args.repository)
-    ready = release.write(made, args.dist / "release")
+    ready = (release.write_again if args.publish else release.write)(made, args.dist / "release")
     print(made.notes())
     if args.publish:
         new = release.publish(args.tag, ready, args.dist / "release" / "NOTES.md")

@@ -36,6 +36,11 @@ class Release:
     def package(self) -> matrix.Package:
         return matrix.load().packages[self.files.builds[0].package]
 
+    @property
+    def bill(self) -> str:
+        """The name of its bill of materials."""
+        return f"{self.package.name}-{self.tag.removeprefix(self.package.tags)}.cdx.json"
+
     def notes(self) -> str:
         """Markdown: what there is for whom, how it is installed and checked."""
         groups = offers.rows(self.files.builds)
@@ -113,6 +118,26 @@ def prepare(tag: str, files: collect.Collection, index_url: str, channel_url: st
     return release
 
 
+def write_again(release: Release, folder: Path) -> list[Path]:
+    """`write` after a run that made the same release, if one did, and perhaps was signed for: the same files, or ReleaseError.
+
+    A wheel is packed for the indexes each time, and another Python's zlib may pack it otherwise.
+    """
+    built = folder / "BUILT"
+    before = built.read_text(encoding="utf-8") if built.exists() else ""
+    files = write(release, folder)
+    again = built.read_text(encoding="utf-8")
+    same_release = release.bill in before
+    if same_release and (changed := sorted(set(before.splitlines()) - set(again.splitlines()))):
+        put(built, before.encode())
+        names = ", ".join(line.split()[1] for line in changed)
+        raise ReleaseError(
+            f"an earlier run has made {release.tag} ready with other content: {names}. If that was signed for, "
+            f"publish with the Python of that run, whose zlib packs as it did; if not, delete {folder} and begin again"
+        )
+    return files
+
+
 def write(release: Release, folder: Path) -> list[Path]:
     """Notes, the wheels as pip's indexes have them, and sums; all files of the release."""
     put(folder / "NOTES.md", release.notes().encode())
@@ -131,7 +156,7 @@ def write(release: Release, folder: Path) -> list[Path]:
     others = [path for path in release.files.files if path.name not in names]
     files = [*others, *offered, *(metadata_of(path, out) for path in new)]
     package = release.package
-    bill = folder / f"{package.name}-{release.tag.removeprefix(package.tags)}.cdx.json"
+    bill = folder / release.bill
     put(bill, sbom.of_release(package.name, package.version, release.tag, files))
     files.append(bill)
     put(folder / "SHA256SUMS", sums(files).encode())

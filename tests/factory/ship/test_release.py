@@ -146,6 +146,24 @@ def test_a_release_is_a_draft_until_all_of_it_is_there(
     assert (github.asked("release create"), github.asked("release edit"), github.asked("release upload")) == (1, 1, 11)
 
 
+def test_what_was_signed_for_is_what_is_published(
+    dist: Path, github: github_stand_in.GitHub, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Another Python's zlib may pack the indexes' wheels otherwise: as another level does here."""
+    assert run(dist) == 0
+    built = (dist / "release" / "BUILT").read_bytes()
+    with monkeypatch.context() as other:
+        other.setattr(wheels, "LEVEL", 1)
+        for _ in range(2):
+            assert run(dist, "v2.2.0", "--publish") == 1
+            said = capsys.readouterr().err
+            assert "an earlier run has made v2.2.0 ready with other content" in said
+            assert BUILDS[0].index_name in said
+            assert (dist / "release" / "BUILT").read_bytes() == built
+        assert github.releases == []
+    assert run(dist, "v2.2.0", "--publish") == 0
+
+
 def test_an_upload_whose_answer_was_lost_is_done(dist: Path, github: github_stand_in.GitHub) -> None:
     github.lost.write_text(BUILDS[1].wheel_name)
     assert run(dist, "v2.2.0", "--publish") == 0

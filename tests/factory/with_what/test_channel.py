@@ -141,6 +141,11 @@ def test_as_a_command_it_waits_for_a_build(monkeypatch: pytest.MonkeyPatch, tmp_
     assert held == []
 
 
+def test_what_a_channel_is_for_is_to_be_said(capsys: pytest.CaptureFixture[str]) -> None:
+    assert commands.main(["channel"]) == 1
+    assert "say what the channel is for: --cuda" in capsys.readouterr().err
+
+
 def test_a_failure_leaves_no_half_channel(pypi: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_args: object, **_kwargs: object) -> None:
         raise OSError(28, "No space left on device")

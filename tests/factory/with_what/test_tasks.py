@@ -129,8 +129,9 @@ def test_an_unknown_task_is_said_with_what_was_meant() -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_an_old_python_is_told_so() -> None:
-    code = f"import sys, runpy; sys.version_info = (3, 10, 1, 'final', 0); runpy.run_path({str(RUN)!r}, run_name='__main__')"
+@pytest.mark.parametrize("door", [RUN, RUN.parent])
+def test_an_old_python_is_told_so(door: Path) -> None:
+    code = f"import sys, runpy; sys.version_info = (3, 10, 1, 'final', 0); runpy.run_path({str(door)!r}, run_name='__main__')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert "needs Python 3.11 or newer" in done.stderr
