@@ -2,12 +2,12 @@
 
     python bench/models.py [--output FILE.json]
 
-Each shape is a layer of a model, named with it. PyTorch's cuDNN, FlashAttention-2 and memory-efficient backends and its own choice
-are tried; the fastest counts. Times are medians: between events around each call, as a program sees them that does nothing else, launching
+Each shape is a layer of a model, named with it. PyTorch's cuDNN, FlashAttention-2 and memory-efficient backends and its own choice are
+tried; the fastest counts. Times are medians: between events around each call, as a program sees them that does nothing else, launching
 included; and of a CUDA graph of the call, replayed; of a card under load. Short calls are several in a graph, since the host takes longer
-to start one than the GPU for it, and are measured in turn, since a host is not always as fast. Where few queries read many keys these are a
-cache, of which a model has one in each layer: calls take turns with as many as a graph has calls at most, so that they are read from
-memory, not from what the L2 cache kept of the call before. Beside the JSON file a plot of the same name is drawn.
+to start one than the GPU for it, and are measured in turns, since a host that others use is slow for seconds at a time. Where few queries
+read many keys these are a cache, of which a model has one in each layer: calls take turns with as many as a graph has calls at most, so
+that they are read from memory, not from what the L2 cache kept of the call before. Beside the JSON file a plot of the same name is drawn.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ ROOT = Path(__file__).resolve().parent.parent
 SECONDS = 0.1  # that a call is repeated for, each time, after half as long: a card that has just been idle runs above its sustained clocks
 GRAPH = 0.2  # milliseconds that a graph takes at least, if TOGETHER calls do
 TOGETHER = 10  # calls of a graph, at most
-SHORT, ROUNDS = 0.1, 3  # calls of fewer milliseconds, and how often they are measured
+SHORT = 0.2  # milliseconds of a call up to which the methods take TURNS turns
+TURNS = 5
 BACKENDS = {
     "cuDNN": SDPBackend.CUDNN_ATTENTION,
     "FlashAttention-2": SDPBackend.FLASH_ATTENTION,
@@ -232,17 +233,17 @@ def calls(layer: Layer) -> Iterator[tuple[str, Callable[[], object]]]:
 
 def measured(layer: Layer) -> dict[str, Any]:
     """Microseconds of each method, and ratios of PyTorch's fastest to ours: by events, and in graphs."""
-    methods, rounds = dict(calls(layer)), {}
+    methods, turns = dict(calls(layer)), {}
     for name, call in methods.items():
         with warnings.catch_warnings(action="ignore"):  # why a backend cannot do it
             first = tried(name, partial(milliseconds, call))
         if first is not None:
-            rounds[name] = [first]
-    for _ in range(ROUNDS - 1):
-        for name, done in rounds.items():
+            turns[name] = [first]
+    for _ in range(TURNS - 1):
+        for name, done in turns.items():
             if done[0][0] <= SHORT:
                 done.append(milliseconds(methods[name]))
-    times = {name: [statistics.median(kind) for kind in zip(*done, strict=True)] for name, done in rounds.items()}
+    times = {name: [statistics.median(kind) for kind in zip(*done, strict=True)] for name, done in turns.items()}
     ours, others = times["sageattn"], {name: time for name, time in times.items() if name != "sageattn"}
     best = [min(others, key=lambda name: others[name][i]) for i in range(2)]
     return {

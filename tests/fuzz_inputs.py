@@ -17,8 +17,9 @@ NAN = 0xFF
 ALIGNMENT = 256
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
-# Kinds of keys whose errors of rounding are alike from key to key, or go with the values: they do not average out.
-ALIKE = {"constant", "zero", "half zero", "trend", "grid", "repeated", "huge", "overlapping"}
+# Kinds of keys whose errors of rounding are alike from key to key, or go with the values: they do not average out. In the group of a loud
+# token others become zero, so that each loses the same mean.
+ALIKE = {"constant", "zero", "half zero", "trend", "grid", "repeated", "huge", "loud token", "overlapping"}
 # Kinds of values of which one error moves a whole row: of one key, in one channel, or in all channels together.
 V_ALIKE = {"loud token", "outlier channels", "offset", "constant", "trend", "huge", "overlapping"}
 # Kinds of queries and keys whose errors of rounding are alike from row to row of a head: rows have the same weights, or a part in common.

@@ -57,6 +57,12 @@ def test_a_mean_of_q(kernel: str, mean: float, channels: int, limit: float) -> N
     model_inputs.check_mean_of_q(kernel, "cpu", mean, channels, limit)
 
 
+@kernels
+@pytest.mark.parametrize(("of", "limit"), model_inputs.LARGE_CHANNELS)
+def test_channels_that_are_larger(kernel: str, of: str, limit: float) -> None:
+    model_inputs.check_large_channels(kernel, "cpu", of, limit)
+
+
 @pytest.mark.parametrize(("spread", "most"), [(1.0, 0.0), (1.4, 0.05), (2.0, 0.15), (2.8, 0.15), (4.0, 0.15)])
 def test_scores_far_apart_are_seldom_gone_through_twice(spread: float, most: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """By a warp: where one of its rows takes a block in two the warp does, and others wait for it."""

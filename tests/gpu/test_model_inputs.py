@@ -55,6 +55,11 @@ def test_a_mean_of_q(kernel: str, mean: float, channels: int, limit: float) -> N
     model_inputs.check_mean_of_q(kernel, "cuda", mean, channels, limit)
 
 
+@pytest.mark.parametrize(("of", "limit"), model_inputs.LARGE_CHANNELS)
+def test_channels_that_are_larger(kernel: str, of: str, limit: float) -> None:
+    model_inputs.check_large_channels(kernel, "cuda", of, limit)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_masks_that_hide_with_numbers(kernel: str, dtype: torch.dtype) -> None:
     inputs = Inputs(*(model_inputs.randn(1, 2, n, 64, seed=n + i) for i, n in enumerate((150, 700, 700)))).to("cuda", dtype)
