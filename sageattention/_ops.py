@@ -244,14 +244,9 @@ def attention_varlen(
     return _attention_varlen(*arguments)  # type: ignore[no-any-return, unused-ignore]
 
 
-def is_batched(x: torch.Tensor) -> bool:
-    """Whether it is what `torch.vmap` makes of a tensor, which says that it wants no gradients though that does."""
-    return bool(torch._C._functorch.is_batchedtensor(x))
-
-
 def may_require_grad(x: torch.Tensor | None) -> bool:
-    """Whether a gradient may be wanted of a tensor."""
-    return x is not None and (x.requires_grad or is_batched(x))
+    """Whether a gradient may be wanted of a tensor. What `torch.vmap` makes of one says that none is, though that be."""
+    return x is not None and (x.requires_grad or torch._C._functorch.is_batchedtensor(x))
 
 
 def _within_forward_ad() -> bool:

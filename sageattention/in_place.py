@@ -34,7 +34,8 @@ def scaled_dot_product_attention(
 
     PyTorch's are: tensors that are not on a GPU of compute capability 8.0 or later, gradients, dropout, head_dims over 256, float64,
     other than four dimensions, nested tensors and other classes of tensors, heads that are broadcast, a last dimension with strides,
-    models that are exported to ONNX, calls within `torch.vmap`.
+    models that are exported to ONNX. Within `torch.vmap` tensors do not say whether they want gradients: unless nothing does, as within
+    `torch.no_grad()`, those calls are PyTorch's too.
 
     Args:
         query: [batch, q_heads, qo_len, head_dim].
@@ -101,7 +102,7 @@ def _serves(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, attn_mask: torch.
     # Other classes have a way of their own with PyTorch's function.
     if not (_is_tensor(q) and _is_tensor(k) and _is_tensor(v) and _is_tensor(mask)):
         return False
-    if (q.requires_grad or k.requires_grad or v.requires_grad or mask.requires_grad) and torch.is_grad_enabled():
+    if torch.is_grad_enabled() and any(map(_ops.may_require_grad, (q, k, v, mask))):
         return False
     if torch.onnx.is_in_onnx_export() or _ops._within_forward_ad():
         return False
@@ -129,7 +130,7 @@ def _serves(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, attn_mask: torch.
 def _is_tensor(x: torch.Tensor) -> bool:
     # Dynamo's have the type of what they stand for, an export's do not.
     exports = torch.compiler.is_compiling() and not torch.compiler.is_dynamo_compiling()
-    return (type(x) is torch.Tensor or type(x) is torch.nn.Parameter or exports) and not _ops.is_batched(x)
+    return type(x) is torch.Tensor or type(x) is torch.nn.Parameter or exports
 
 
 def _is_4d(x: torch.Tensor) -> bool:

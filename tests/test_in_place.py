@@ -150,6 +150,11 @@ def test_gradients_within_vmap(attention: Callable[..., torch.Tensor], compiled:
     transformed = torch.func.grad(lambda q: loss(attention, q))
     found = (torch.compile(transformed, backend="aot_eager") if compiled else transformed)(many[0])
     assert torch.allclose(found, expected, rtol=1e-4, atol=1e-6)
+    with torch.no_grad():
+        served = (torch.compile(torch.func.vmap(attention), backend="aot_eager") if compiled else torch.func.vmap(attention))(
+            *many
+        )
+    assert torch.equal(served, torch.stack([sageattn(*each) for each in zip(*many, strict=True)]))
 
 
 def test_gradients(attention: Callable[..., torch.Tensor]) -> None:
