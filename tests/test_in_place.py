@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch
@@ -103,16 +103,13 @@ def test_what_pytorch_computes(
     assert torch.equal(out.nan_to_num(7), expected.nan_to_num(7))
 
 
-class Listener(torch.Tensor):  # type: ignore[misc, unused-ignore]
-    """One with a way of its own."""
-
-    heard: ClassVar[list[str]] = []
+class Negative(torch.Tensor):  # type: ignore[misc, unused-ignore]
+    """One with an attention of its own."""
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
-        if func is exact:
-            cls.heard.append(func.__name__)
-        return super().__torch_function__(func, types, args, kwargs or {})
+        found = super().__torch_function__(func, types, args, kwargs or {})
+        return torch.neg(found) if func is exact else found
 
 
 @pytest.mark.parametrize("compiled", [False, True])
@@ -120,10 +117,8 @@ def test_a_class_of_tensors_is_asked(attention: Callable[..., torch.Tensor], com
     def program(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         return attention(q, k, v)
 
-    Listener.heard.clear()
     function = torch.compile(program, backend="eager", fullgraph=True) if compiled else program
-    assert torch.equal(function(Q.as_subclass(Listener), K, V), exact(Q, K, V))
-    assert Listener.heard
+    assert torch.equal(function(Q.as_subclass(Negative), K, V), -exact(Q, K, V))
     assert torch.equal(function(Q, K, V), sageattn(Q, K, V))
 
 
