@@ -57,8 +57,8 @@ def check(
     instead_of: str = INSTEAD_OF,
     seed: int = 0,
     **options: Any,
-) -> None:
-    """Hold output and log-sum-exp to float64."""
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Output and log-sum-exp, held to float64."""
     out, lse = attention(kernels, q, k, v, **options, instead_of=instead_of, seed=seed)
     assert out.isfinite().all()
     assert error_by_size(out, q, k, v, **options) <= LIMITS[q.dtype] * max(1.0, k.shape[2] / 96) ** 0.5
@@ -67,6 +67,7 @@ def check(
     assert torch.equal(lse.isfinite(), seen)
     assert ((lse - expected).abs() <= 1e-4 + 1e-6 * expected.abs())[seen].all()
     assert not out[~seen].any()
+    return out, lse
 
 
 def of_type(head_dim: int, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -158,8 +159,7 @@ def test_warps_that_add_up_wait_for_each_other(tmp_path: Path) -> None:
     """tests/on_cpu/races.h looks at what they share; without one of the barriers it says so."""
     kernels = Kernels(tmp_path / "whole", "sm_80", races=True)
     case = of_type(64, inputs(1, 4, 1, 4, 700, 64, 64))
-    for seed in (0, 1):
-        check(kernels, *case, seed=seed)
+    check(kernels, *case, seed=1)
     faulty = kernels.copy(tmp_path / "faulty", "sm80_qk_f16_pv_f16_split_kv")
     faulty.change(SPLIT_KV, "    __syncthreads();\n    if (warp < half) {", "    if (warp < half) {")
     with pytest.raises(RuntimeError, match="sm80_qk_f16_pv_f16_split_kv"):
@@ -170,8 +170,7 @@ def test_what_is_added_up_comes_after_q(tmp_path: Path) -> None:
     """Where that lay, of heads too wide for registers to hold it."""
     kernels = Kernels(tmp_path / "whole", "sm_80", races=True)
     case = of_type(256, inputs(15, 1, 1, 16, 60, 256, 256))
-    for seed in (0, 1):
-        check(kernels, *case, seed=seed)
+    check(kernels, *case, seed=1)
     faulty = kernels.copy(tmp_path / "faulty", "sm80_qk_f16_pv_f16_split_kv")
     faulty.change(
         SPLIT_KV, "if constexpr (kStaged || !Config::kAhead) __syncthreads();", "if constexpr (kStaged) __syncthreads();"
@@ -442,10 +441,9 @@ def test_clusters_add_up_their_parts(judged: Kernels, sizes: tuple[int, ...], bl
     for attn_mask in (None, mask):
         results = []
         for seed in range(3):
-            check(judged, q, k, v, attn_mask=attn_mask, instead_of=HOPPERS, seed=seed)
+            results.append(check(judged, q, k, v, attn_mask=attn_mask, instead_of=HOPPERS, seed=seed))
             strips = -(-sizes[1] // sizes[2] * sizes[3] // 16) * sizes[0] * sizes[2]
             assert judged.launches() == [("sm80_qk_f16_pv_f16_split_kv", strips * blocks, 128, blocks)]
-            results.append(attention(judged, q, k, v, attn_mask, instead_of=HOPPERS, seed=seed))
         for out, lse in results[1:]:
             assert torch.equal(fuzz.bits(out), fuzz.bits(results[0][0]))
             assert torch.equal(fuzz.bits(lse), fuzz.bits(results[0][1]))
