@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch.autograd import forward_ad
+from torch.torch_version import TorchVersion
 
 from . import reference
 from ._library import build, library, operators
@@ -148,7 +149,10 @@ def _(
     return out, lse if asked.return_lse else lse.new_empty(0)
 
 
-@torch.library.custom_op(f"{build.namespace}::no_derivative", mutates_args=())  # type: ignore[untyped-decorator, unused-ignore]
+# With a schema: PyTorch 2.6 infers none of list[int].
+@torch.library.custom_op(  # type: ignore[untyped-decorator, unused-ignore]
+    f"{build.namespace}::no_derivative", mutates_args=(), schema="(Tensor gradient, SymInt[] sizes, str operator) -> Tensor"
+)
 def _no_derivative(gradient: torch.Tensor, sizes: list[int], operator: str) -> torch.Tensor:
     """An operator, so that graphs that never go back can be compiled."""
     del gradient, sizes
@@ -244,9 +248,14 @@ def attention_varlen(
     return _attention_varlen(*arguments)  # type: ignore[no-any-return, unused-ignore]
 
 
+_COMPILES_BATCHED = torch.__version__ >= TorchVersion("2.8")  # what asks for what torch.vmap makes of a tensor
+
+
 def may_require_grad(x: torch.Tensor | None) -> bool:
     """Whether a gradient may be wanted of a tensor. What `torch.vmap` makes of one says that none is, though that be."""
-    return x is not None and (x.requires_grad or torch._C._functorch.is_batchedtensor(x))
+    if x is None or x.requires_grad:
+        return x is not None
+    return (_COMPILES_BATCHED or not torch.compiler.is_dynamo_compiling()) and torch._C._functorch.is_batchedtensor(x)
 
 
 def _within_forward_ad() -> bool:

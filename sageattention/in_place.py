@@ -124,7 +124,10 @@ def _serves(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, attn_mask: torch.
     (_, heads, _, head_dim), (_, kv_heads, kv_len, _), (_, v_heads, v_len, v_head_dim) = q.shape, k.shape, v.shape
     if kv_heads == 0 or kv_len == 0 or heads % kv_heads != 0 or v_heads != kv_heads or v_len != kv_len:
         return False
-    return bool(0 < head_dim <= validation.LARGEST_HEAD_DIM and 0 < v_head_dim <= validation.LARGEST_HEAD_DIM)
+    # A branch: of `bool` PyTorch 2.6 compiles none that depends on sizes.
+    if 0 < head_dim <= validation.LARGEST_HEAD_DIM and 0 < v_head_dim <= validation.LARGEST_HEAD_DIM:  # noqa: SIM103
+        return True
+    return False
 
 
 def _is_tensor(x: torch.Tensor) -> bool:

@@ -16,6 +16,7 @@ import wrong_arguments
 from functions import FUNCTIONS
 from tensors import qkv, randn
 from torch.autograd import forward_ad
+from torch.torch_version import TorchVersion
 from wrong_arguments import CU, PACKED
 
 import sageattention
@@ -149,7 +150,8 @@ def test_gradients_are_not_pretended_within_vmap() -> None:
     for function in (sageattn, packed):
         many: Any = torch.func.vmap(function)
         compiled = torch.compile(lambda *qkv, many=many: many(*qkv), backend="aot_eager")
-        for program in (many, compiled) if function is sageattn else (many,):
+        tells = torch.__version__ >= TorchVersion("2.8")  # what is within vmap, where it compiles
+        for program in (many, compiled) if function is sageattn and tells else (many,):
             out = program(q.clone().requires_grad_(), k, v)
             assert function is packed or torch.equal(out, expected)
             with pytest.raises(RuntimeError, match=r"derivative for sageattention::attention(_varlen)? is not implemented"):

@@ -11,12 +11,16 @@ from accuracy import relative_l1
 from torch.autograd import forward_ad
 from torch.nn.attention import bias
 from torch.overrides import TorchFunctionMode
+from torch.torch_version import TorchVersion
 from torch.utils.checkpoint import checkpoint
 
 import sageattention
 from sageattention import in_place, sageattn
 
 exact = torch.nn.functional.scaled_dot_product_attention
+since_2_8 = pytest.mark.skipif(
+    torch.__version__ < TorchVersion("2.8"), reason="before, torch.compile knows neither such classes nor what is within vmap"
+)
 
 
 @pytest.fixture
@@ -112,7 +116,7 @@ class Negative(torch.Tensor):  # type: ignore[misc, unused-ignore]
         return torch.neg(found) if func is exact else found
 
 
-@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=since_2_8)])
 def test_a_class_of_tensors_is_asked(attention: Callable[..., torch.Tensor], compiled: bool) -> None:
     def program(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         return attention(q, k, v)
@@ -129,7 +133,7 @@ def test_nested_tensors(attention: Callable[..., torch.Tensor], layout: torch.la
     assert all(torch.equal(*pair) for pair in zip(attention(x, x, x).unbind(), exact(x, x, x).unbind(), strict=True))
 
 
-@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=since_2_8)])
 def test_gradients_within_vmap(attention: Callable[..., torch.Tensor], compiled: bool) -> None:
     """Where tensors deny that they want any: as of an ensemble of models, whose parameters are stacked."""
     many = [torch.stack([x, 2 * x]).float() for x in (Q, K, V)]
