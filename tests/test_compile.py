@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -266,3 +268,13 @@ def test_layers_with_scales_of_their_own(call: Callable[..., Any], dynamic: bool
         layer = Layer(scale)
         out = torch.compile(layer, fullgraph=True, backend="aot_eager", dynamic=dynamic)(q, *lengths)
         assert torch.equal(out, layer(q, *lengths))
+
+
+def test_what_python_registers_states_its_schema() -> None:
+    """Beside PyTorch 2.6, which these tests do not run with, an import ended where it was to infer one of `list[int]`."""
+    tree = ast.parse(Path(_ops.__file__).read_text(encoding="utf-8"))
+    made = [
+        call for call in ast.walk(tree) if isinstance(call, ast.Call) and ast.unparse(call.func) == "torch.library.custom_op"
+    ]
+    assert made
+    assert all("schema" in {keyword.arg for keyword in call.keywords} for call in made)
