@@ -218,9 +218,7 @@ def run(
     """The same with the number of its options."""
     if _within_forward_ad():
         _refuse_tangents(_attention, q, k, v, attn_mask)
-    if torch.is_grad_enabled() and (
-        may_require_grad(q) or may_require_grad(k) or may_require_grad(v) or may_require_grad(attn_mask)
-    ):
+    if _may_go_back(q, k, v, attn_mask):
         return _NotDifferentiable.apply(ATTENTION, q, k, v, attn_mask, sm_scale, options)  # type: ignore[no-any-return, unused-ignore]
     return _attention(q, k, v, attn_mask, sm_scale, options)  # type: ignore[no-any-return, unused-ignore]
 
@@ -243,7 +241,7 @@ def attention_varlen(
     arguments = (q, k, v, cu_seqlens_q, cu_seqlens_k, sm_scale, options)
     if _within_forward_ad():
         _refuse_tangents(_attention_varlen, q, k, v)
-    if torch.is_grad_enabled() and (may_require_grad(q) or may_require_grad(k) or may_require_grad(v)):
+    if _may_go_back(q, k, v):
         return _NotDifferentiable.apply(VARLEN, *arguments)  # type: ignore[no-any-return, unused-ignore]
     return _attention_varlen(*arguments)  # type: ignore[no-any-return, unused-ignore]
 
@@ -253,9 +251,23 @@ _COMPILES_BATCHED = torch.__version__ >= TorchVersion("2.8")  # what asks for wh
 
 def may_require_grad(x: torch.Tensor | None) -> bool:
     """Whether a gradient may be wanted of a tensor. What `torch.vmap` makes of one says that none is, though that be."""
-    if x is None or x.requires_grad:
-        return x is not None
+    return x is not None and (x.requires_grad or _is_batched(x))
+
+
+def _is_batched(x: torch.Tensor) -> bool:
     return (_COMPILES_BATCHED or not torch.compiler.is_dynamo_compiling()) and torch._C._functorch.is_batchedtensor(x)
+
+
+def _may_go_back(*tensors: torch.Tensor | None) -> bool:
+    """Whether a gradient may be asked for, which is to be an error."""
+    if not torch.is_grad_enabled():
+        return False
+    for x in tensors:
+        if may_require_grad(x):
+            if torch.compiler.is_dynamo_compiling() and x is not None and _is_batched(x):
+                torch._dynamo.graph_break()  # PyTorch 2.15 would compile it, and forget the error
+            return True
+    return False
 
 
 def _within_forward_ad() -> bool:
