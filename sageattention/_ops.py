@@ -262,12 +262,10 @@ def _may_go_back(*tensors: torch.Tensor | None) -> bool:
     """Whether a gradient may be asked for, which is to be an error."""
     if not torch.is_grad_enabled():
         return False
-    for x in tensors:
-        if may_require_grad(x):
-            if torch.compiler.is_dynamo_compiling() and x is not None and _is_batched(x):
-                torch._dynamo.graph_break()  # PyTorch 2.15 would compile it, and forget the error
-            return True
-    return False
+    for x in tensors if torch.compiler.is_dynamo_compiling() else ():
+        if x is not None and _is_batched(x):
+            torch._dynamo.graph_break()  # PyTorch 2.15 would compile the call, and forget the error
+    return any(map(may_require_grad, tensors))
 
 
 def _within_forward_ad() -> bool:
