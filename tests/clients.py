@@ -55,7 +55,8 @@ class Transformer:
                 timestep=torch.full((2,), 0.5, dtype=torch.bfloat16, device=self.device),
                 img_ids=torch.zeros(150, 3, device=self.device),
                 txt_ids=torch.zeros(20, 3, device=self.device),
-            ).sample
+                return_dict=False,  # diffusers' context parallelism gathers tensors alone
+            )[0]
         return torch.as_tensor(answer)
 
     def error(self, backend: str) -> float:
