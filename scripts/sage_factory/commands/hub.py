@@ -1,6 +1,6 @@
-"""Lay builds out as a kernel of the Hugging Face hub: `hub` writes dist/hub/build/VARIANT for every package of operators in dist/conda.
+"""Lay builds out as kernels of the Hugging Face hub: `hub` writes dist/hub/KERNEL/build/VARIANT for all operators' packages in dist/conda.
 
-`kernels.get_local_kernel(Path("dist/hub"))` loads the one that fits; the folder is what a kernel repository of the hub holds.
+`kernels.get_local_kernel(Path("dist/hub/sage-attention"))` loads the one that fits: KERNEL is what a repository of the hub holds.
 """
 
 from __future__ import annotations
@@ -12,15 +12,18 @@ from sage_factory import ROOT, FactoryError
 from sage_factory.inspect import verify
 from sage_factory.make import hub
 from sage_factory.ship import collect
+from sage_factory.what import matrix
 
 
 def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dist", type=Path, default=ROOT / "dist", help="where the conda packages are (default: dist)")
-    parser.add_argument("--out", type=Path, default=ROOT / "dist" / "hub", help="the kernel repository (default: dist/hub)")
+    parser.add_argument(
+        "--out", type=Path, default=ROOT / "dist" / "hub", help="where a folder for each kernel goes (default: dist/hub)"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
-    packages = sorted(args.dist.glob("conda/*/sageattention-*-torch*.conda"))
+    packages = sorted(path for name in matrix.load().packages for path in args.dist.glob(f"conda/*/{name}-*-torch*.conda"))
     if not packages:
         raise FactoryError(f"{args.dist} holds no conda package of operators: `build` makes them")
     pairs = [(operators, collect.kernels_of(operators)) for operators in packages]

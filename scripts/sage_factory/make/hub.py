@@ -14,10 +14,10 @@ PROCESSORS = {"amd64": "x86_64"}  # that Windows names otherwise
 
 
 def lay(operators: Path, cubins: Path, folder: Path) -> Path:
-    """Write `folder`/build/VARIANT, whole or not at all, in place of one that is there, and return its path."""
+    """Write `folder`/KERNEL/build/VARIANT, whole or not at all, in place of one that is there, and return its path."""
     build = wheels.find_build(operators)
     variant, files = content(operators, cubins, build)
-    target = folder / "build" / variant
+    target = folder / matrix.load().packages[build.package].hub / "build" / variant
     partial, old = (target.with_name(f".{variant}.{what}") for what in ("partial", "old"))
     if old.is_dir() and not target.exists():  # of one that was killed between its two renames
         old.rename(target)
@@ -60,10 +60,9 @@ def variant(build: matrix.Build, *, cxx11_abi: bool) -> str:
 
 def metadata(identity: str, build: matrix.Build) -> dict[str, Any]:
     """What `kernels` reads of a build: the name that its module gets, and which GPUs it runs on."""
-    table = matrix.load()
     archs = [*build.architectures, *(f"{name}+PTX" for name in build.ptx)]
     return {
-        "name": table.hub["name"],
+        "name": matrix.load().packages[build.package].hub,
         "id": identity,
         "version": int(build.version.split(".")[0]),
         "license": "Apache-2.0",

@@ -31,6 +31,7 @@ class Package:
     sources: tuple[str, ...]
     tags: str
     profile: str
+    hub: str
     architectures: tuple[str, ...] = ()
     local_version: bool = False
 
@@ -251,7 +252,7 @@ class Matrix:
     build_python: str
     pytorch: Mapping[str, PyTorch]
     tools: tuple[str, ...]
-    hub: Mapping[str, str]
+    kernels: str
     rows: tuple[Mapping[str, Any], ...]
     profiles: Mapping[str, tuple[Mapping[str, Any], ...]]
 
@@ -387,7 +388,7 @@ def load(path: Path = TABLE) -> Matrix:
                 for n, p in raw["pytorch"].items()
             },
             tools=tuple(raw["tools"]),
-            hub={"name": raw["hub"]["name"], "kernels": raw["hub"]["kernels"]},
+            kernels=raw["kernels"],
             rows=tuple(raw["rows"]),
             profiles={n: tuple(rules) for n, rules in raw["profiles"].items()},
         )

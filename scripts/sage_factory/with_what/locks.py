@@ -50,7 +50,7 @@ def locks(table: matrix.Matrix | None = None) -> Iterator[Lock]:
         yield Lock(_recipe(f"cuda-{cuda.version}"), pins, closure=False)
     yield Lock(_recipe("tools"), table.tools)
     # Laid beside the tests' own packages, which have what it requires.
-    yield Lock(ROOT / "scripts" / "locks" / "hub.txt", (f"kernels=={table.hub['kernels']}",), closure=False)
+    yield Lock(ROOT / "scripts" / "locks" / "hub.txt", (f"kernels=={table.kernels}",), closure=False)
 
 
 def _recipe(name: str) -> Path:

@@ -17,7 +17,7 @@ from sage_factory.what import matrix
 def test_the_same_files_but_for_the_namespace(tmp_path: Path) -> None:
     operators, cubins = samples.operators_conda(tmp_path / "linux-64"), samples.cubins_conda(tmp_path / "noarch")
     laid = hub.lay(operators, cubins, tmp_path / "hub")
-    assert laid == tmp_path / "hub" / "build" / "torch28-cxx11-cu128-x86_64-linux"
+    assert laid == tmp_path / "hub" / "sage-attention" / "build" / "torch28-cxx11-cu128-x86_64-linux"
     files = {path.relative_to(laid).as_posix(): path.read_bytes() for path in laid.rglob("*") if path.is_file()}
     made, metadata = (json.loads(files.pop(name)) for name in ("_build.json", "metadata.json"))
     packed = {f"sageattention/{name}": data for name, data in files.items() if name != "LICENSE"}
@@ -32,6 +32,26 @@ def test_the_same_files_but_for_the_namespace(tmp_path: Path) -> None:
         "python-depends": [],
         "backend": {"type": "cuda", "archs": ["8.0", "8.6", "8.9", "9.0a", "10.0", "12.0", "8.0+PTX"]},
     }
+
+
+def test_each_package_is_a_kernel_of_its_own(tmp_path: Path) -> None:
+    """`hub` lays all that there are; FP4's has a version of its own, and says that it runs on no other GPUs."""
+    for package in matrix.load().packages:
+        samples.operators_conda(tmp_path / "conda" / "linux-64", package=package)
+        samples.cubins_conda(tmp_path / "conda" / "noarch", package=package)
+    assert commands.main(["hub", "--dist", str(tmp_path), "--out", str(tmp_path / "hub")]) == 0
+    laid = tmp_path / "hub" / "sage-blackwell" / "build" / "torch28-cxx11-cu128-x86_64-linux"
+    assert (laid.parents[2] / "sage-attention" / "build" / laid.name / "metadata.json").is_file()
+    metadata = json.loads((laid / "metadata.json").read_text())
+    assert metadata == {
+        "name": "sage-blackwell",
+        "id": "sageattn3_torch280_cu128_h2",
+        "version": 1,
+        "license": "Apache-2.0",
+        "python-depends": [],
+        "backend": {"type": "cuda", "archs": ["12.0a"]},
+    }
+    assert json.loads((laid / "_build.json").read_text())["namespace"] == metadata["id"]
 
 
 def test_laid_again_in_place_of_what_was_there(tmp_path: Path) -> None:
@@ -90,7 +110,7 @@ def test_nothing_is_laid_of_a_faulty_package(tmp_path: Path, capsys: pytest.Capt
     dist = samples.a_dist(tmp_path / "dist")
     arguments = ["hub", "--dist", str(dist), "--out", str(tmp_path / "hub")]
     assert commands.main(arguments) == 0
-    (laid,) = (tmp_path / "hub" / "build").iterdir()
+    (laid,) = (tmp_path / "hub" / "sage-attention" / "build").iterdir()
     assert capsys.readouterr().out == f"{laid}\n"
     (operators,) = dist.glob("conda/linux-64/*.conda")
     operators.write_bytes(operators.read_bytes()[:-40])
