@@ -1,4 +1,4 @@
-"""What the operators need besides their CUDA kernels: shapes for `torch.compile`, and the reference on CPU tensors."""
+"""What the operators need besides their CUDA kernels: shapes for `torch.compile`, the reference on CPU tensors, what a profiler counts."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.autograd import forward_ad
 from torch.torch_version import TorchVersion
+from torch.utils.flop_counter import register_flop_formula
 
 from . import reference
 from ._library import build, library, operators
@@ -147,6 +148,45 @@ def _(
             kernel=asked.kernel,
         )
     return out, lse if asked.return_lse else lse.new_empty(0)
+
+
+# For `FlopCounterMode`, which else counts nothing: two products, as of PyTorch's own attention, whatever a mask or `is_causal` hides.
+@register_flop_formula(operators.attention, get_raw=True)  # type: ignore[untyped-decorator, unused-ignore]
+def _(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    attn_mask: torch.Tensor | None,
+    sm_scale: float,
+    options: int,
+    *,
+    out_val: Any = None,
+) -> int:
+    del attn_mask, sm_scale, out_val
+    keys = k.shape[2 if options_of(options).heads_first else 1]
+    flops: int = q.shape[:3].numel() * keys * 2 * (q.shape[3] + v.shape[3])
+    return flops
+
+
+@register_flop_formula(operators.attention_varlen, get_raw=True)  # type: ignore[untyped-decorator, unused-ignore]
+def _(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    cu_seqlens_k: torch.Tensor,
+    sm_scale: float,
+    options: int,
+    *,
+    out_val: Any = None,
+) -> int:
+    del sm_scale, options, out_val
+    if type(cu_seqlens_q) is torch.Tensor and not cu_seqlens_q.is_meta:
+        pairs = int((cu_seqlens_q.diff().long() * cu_seqlens_k.diff()).sum())
+    else:  # a compiler's, without numbers: as if all sequences were alike
+        pairs = q.shape[0] * k.shape[0] // max(cu_seqlens_q.shape[0] - 1, 1)
+    flops: int = pairs * q.shape[1] * 2 * (q.shape[2] + v.shape[2])
+    return flops
 
 
 # With a schema: PyTorch 2.6 infers none of list[int].

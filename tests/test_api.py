@@ -15,8 +15,10 @@ import torch
 import wrong_arguments
 from functions import FUNCTIONS
 from tensors import qkv, randn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.torch_version import TorchVersion
+from torch.utils.flop_counter import FlopCounterMode
 from wrong_arguments import CU, PACKED
 
 import sageattention
@@ -311,3 +313,25 @@ def test_other_names(function: Callable[..., Any], name: str, other: str, value:
 def test_errors_come_through_compile() -> None:
     with pytest.raises(ValueError, match="k: expected head_dim 64 as q, got 32"):
         torch.compile(sageattn, backend="eager")(Q, K[..., :32], V[..., :32])
+
+
+def test_flops_are_counted_as_of_pytorchs_own() -> None:
+    """An operator without a formula counts as nothing, without a word."""
+
+    def counted(function: Callable[..., Any], *arguments: Any, **options: Any) -> int:
+        with FlopCounterMode(display=False) as counter, torch.no_grad():
+            function(*arguments, **options)
+        return int(counter.get_total_flops())
+
+    q, k, v = randn(2, 4, 30, 64), randn(2, 4, 50, 64), randn(2, 4, 50, 64)
+    own = 2 * 4 * 30 * 50 * (64 + 64) * 2
+    assert counted(sageattn, q, k, v) == counted(sageattn, q, k, v, is_causal=True) == own
+    assert counted(sageattn, *(x.transpose(1, 2) for x in (q, k, v)), tensor_layout="NHD") == own
+    assert counted(sageattn, q, k[:, :2], v[:, :2]) == own
+    cu_seqlens = torch.tensor([0, 10, 40], dtype=torch.int32)
+    packed = randn(40, 4, 64), randn(40, 4, 64), randn(40, 4, 64), cu_seqlens, cu_seqlens, 30, 30
+    assert counted(sageattn_varlen, *packed) == (10 * 10 + 30 * 30) * 4 * (64 + 64) * 2
+    with FakeTensorMode():
+        fake: list[Any] = [torch.empty(40, 4, 64, dtype=torch.float16) for _ in range(3)]
+        fake += [torch.empty(3, dtype=torch.int32) for _ in range(2)]
+        assert counted(sageattn_varlen, *fake, 30, 30) == 20 * 20 * 2 * 4 * (64 + 64) * 2
