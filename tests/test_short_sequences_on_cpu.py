@@ -242,6 +242,33 @@ def test_references_that_rise(hopper: Kernels, head_dim: int, blocks: list[float
     check(hopper, q, k, v)
 
 
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize(
+    ("dtype", "size", "sm_scale"),
+    [(torch.float16, 12000, None), (torch.float16, 65504, None), (torch.float16, 1, 1e30), (torch.bfloat16, 3e4, None), (torch.bfloat16, 1e17, None)],
+)  # fmt: skip
+def test_scores_beyond_measure(hopper: Kernels, dtype: torch.dtype, size: float, sm_scale: float | None, masked: bool) -> None:
+    """Numbers yet, but ones whose last bit is many powers of two: of each row one key is all there is."""
+    head_dim = next(head_dim for head_dim, its_dtype in TYPES.items() if its_dtype == dtype)
+    q, k = ((randn(1, 2, tokens, head_dim, seed=tokens).clamp(-1, 1) * size).to(dtype) for tokens in (70, 200))
+    v = randn(1, 2, 200, head_dim, seed=1).to(dtype)
+    mask = torch.ones(70, 200, dtype=torch.bool) if masked else None
+    out, lse = attend(hopper, q, k, v, mask, sm_scale=sm_scale)
+    expected, expected_lse = exact(q, k, v, sm_scale=sm_scale)
+    assert relative_l1(out, expected) <= LIMITS[dtype]
+    assert ((lse - expected_lse).abs() <= 1e-5 * expected_lse.abs()).all()
+
+
+def test_values_beyond_measure(hopper: Kernels) -> None:
+    """Of a row whose largest score has risen by less than the headroom, which leaves probabilities as large as they get."""
+    q, k = torch.zeros(1, 1, 70, 128), torch.zeros(1, 1, 1000, 128)
+    q[..., 0] = 1.0
+    k[:, :, 64:, 0] = 29.0 * math.log(2.0) * math.sqrt(128.0)
+    v = torch.full_like(k, 1e38)
+    out, _ = attend(hopper, *(x.bfloat16() for x in (q, k, v)))
+    assert ((out.float() - 1e38).abs() <= 1e36).all()
+
+
 def test_scores_beyond_float32(hopper: Kernels) -> None:
     """Of keys that are infinitely far below others nothing is left, wherever they stand."""
     q, k, v = tensors((1, 1, 1, 70, 200, 128, 128))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from functools import partial
 
@@ -269,6 +271,26 @@ def test_kernels_load_during_capture() -> None:
         out = sageattn(q, k, v)
     graph.replay()
     assert torch.equal(out, sageattn(q, k, v))
+
+
+@pytest.mark.parametrize(
+    ("queries", "keys", "masked"), [(100, 100, False), (4096, 4096, True), (1, 4096, True), (1, 100000, False)]
+)
+def test_a_process_may_begin_with_a_capture(queries: int, keys: int, masked: bool) -> None:
+    """The driver loads code when it is first launched, unless asked before: of kernels for masks and for few queries too."""
+    code = f"""
+import torch
+from sageattention import sageattn
+q, k, v = (torch.randn(1, 8, n, 128, device="cuda", dtype=torch.bfloat16) for n in ({queries}, {keys}, {keys}))
+mask = torch.rand({queries}, {keys}, device="cuda") < 0.5 if {masked} else None
+graph = torch.cuda.CUDAGraph()
+with torch.cuda.graph(graph):
+    out = sageattn(q, k, v, attn_mask=mask)
+graph.replay()
+assert torch.equal(out, sageattn(q, k, v, attn_mask=mask))
+"""
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_compile_fullgraph() -> None:

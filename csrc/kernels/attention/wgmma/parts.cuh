@@ -35,6 +35,7 @@ __device__ __forceinline__ bool add_parts(const Config::Params& p, const Work& w
     before = ptx::atomic_add_acq_rel(p.arrived + work.left * warps + place, 1);
   }
   if (__shfl_sync(0xffffffffu, before, 0) != work.parts - 1) return false;
+  __syncwarp();  // what lane 0 has seen arrive is there for the others too
 
   // All at once: each load takes as long as a dozen.
   float sum[kParts][2], factor[kParts][2], q_scale[kParts][2];

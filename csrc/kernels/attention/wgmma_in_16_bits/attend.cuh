@@ -66,7 +66,8 @@ __device__ __forceinline__ void load(const Config::Params& p, int team, const Me
 
 // What a lane keeps of its two rows (lane / 4 and lane / 4 + 8 of the warp's 16) from block to block of keys.
 struct Rows {
-  float reference[2];  // in log2 units, less kLevel: what probabilities are relative to
+  float scale[2];      // of scores to log2 units, or to larger ones
+  float reference[2];  // in these units, less kLevel: what probabilities are relative to
   float sum[2];        // this lane's columns only
 };
 
@@ -82,7 +83,7 @@ __device__ __forceinline__ void hide_past_end(bool causal, int kv_len, int first
 
 // Raises references that a block's largest scores exceed by more than the headroom. Whether any rises, the same in all lanes; then what was added up
 // under the old ones is to be multiplied by `factor`.
-__device__ __forceinline__ bool raise_references(const Scores& scores, float scale_log2, Rows& rows, float (&factor)[2]) {
+__device__ __forceinline__ bool raise_references(const Scores& scores, Rows& rows, float (&factor)[2]) {
   float largest[2];
   bool exceeded = false;
 #pragma unroll
@@ -90,7 +91,7 @@ __device__ __forceinline__ bool raise_references(const Scores& scores, float sca
     float score = -INFINITY;
 #pragma unroll
     for (int i = row * 2; i < Config::kBlockN / 2; i += 4) score = fmaxf(score, fmaxf(scores[i], scores[i + 1]));
-    largest[row] = score * scale_log2 - Config::kLevel;
+    largest[row] = score * rows.scale[row] - Config::kLevel;
     exceeded |= largest[row] > rows.reference[row] + Config::kHeadroom;
   }
   if (!__any_sync(0xffffffffu, exceeded)) return false;
@@ -98,8 +99,12 @@ __device__ __forceinline__ bool raise_references(const Scores& scores, float sca
   for (int row = 0; row < 2; ++row) {
     const float of_row = max_of_quad(largest[row]);
     const bool rises = of_row > rows.reference[row] + Config::kHeadroom;
-    factor[row] = rises ? ptx::ex2(rows.reference[row] - of_row) : 1.0f;
-    if (rises) rows.reference[row] = of_row;
+    // Where scores are beyond measure, one outweighs all others in a larger unit too. Without a branch, as code takes time where calls are short.
+    const float smaller = rises ? fminf(ptx::rcp(fabsf(of_row) * (1.0f / Config::kLargestScore)), 1.0f) : 1.0f;
+    rows.scale[row] *= smaller;
+    const float reference = rises ? of_row * smaller : rows.reference[row];
+    factor[row] = ptx::ex2(rows.reference[row] * smaller - reference);
+    rows.reference[row] = reference;
     rows.sum[row] *= factor[row];
   }
   return true;
@@ -107,19 +112,21 @@ __device__ __forceinline__ bool raise_references(const Scores& scores, float sca
 
 // Replaces a block's scores by their unnormalised probabilities. Left to itself the compiler computes all exponents before the first exponential, and the warp
 // then waits eight clocks for each: so half of the factors are made to depend on exponentials of two chunks before.
-__device__ __forceinline__ void make_probabilities(float scale_log2, const Rows& rows, Scores& scores) {
+__device__ __forceinline__ void make_probabilities(const Rows& rows, Scores& scores) {
   constexpr int kChunk = 8;  // scores, of both rows
   constexpr int kChunks = Config::kBlockN / 2 / kChunk;
-  float scale[kChunks + 2];
-  scale[0] = scale[1] = scale_log2;
+  float scale[kChunks + 2][2];
+#pragma unroll
+  for (int row = 0; row < 2; ++row) scale[0][row] = scale[1][row] = rows.scale[row];
 #pragma unroll
   for (int chunk = 0; chunk < kChunks; ++chunk) {
-    scale[chunk + 2] = scale_log2;
+#pragma unroll
+    for (int row = 0; row < 2; ++row) scale[chunk + 2][row] = rows.scale[row];
 #pragma unroll
     for (int i = 0; i < kChunk; ++i) {
       float& score = scores[chunk * kChunk + i];
-      score = ptx::ex2(__fmaf_rn(score, scale[chunk], -rows.reference[i / 2 % 2]));
-      if (i % 4 == 3) scale[chunk + 2] = fmaxf(scale[chunk + 2], -score);
+      score = ptx::ex2(__fmaf_rn(score, scale[chunk][i / 2 % 2], -rows.reference[i / 2 % 2]));
+      if (i == 1 || i == 7) scale[chunk + 2][i / 4] = fmaxf(rows.scale[i / 4], -score);
     }
   }
 }
@@ -213,6 +220,7 @@ __device__ __forceinline__ void compute(const Config::Params& p, int team, const
       start_qk();
 #pragma unroll
       for (int row = 0; row < 2; ++row) {
+        rows.scale[row] = scale_log2;
         rows.reference[row] = Config::kNoReference;
         rows.sum[row] = 0.0f;
       }
@@ -224,8 +232,8 @@ __device__ __forceinline__ void compute(const Config::Params& p, int team, const
       ptx::wgmma_hold(scores);
       float factor[2];
       hide(0);
-      raise_references(scores, scale_log2, rows, factor);
-      make_probabilities(scale_log2, rows, scores);
+      raise_references(scores, rows, factor);
+      make_probabilities(rows, scores);
       pack(scores, rows, probabilities);
 #pragma unroll 1
       for (int block = 1; block < blocks; ++block) {
@@ -236,8 +244,8 @@ __device__ __forceinline__ void compute(const Config::Params& p, int team, const
         ptx::wgmma_wait<1>();
         ptx::wgmma_hold(scores);
         hide(block);
-        const bool rises = raise_references(scores, scale_log2, rows, factor);
-        make_probabilities(scale_log2, rows, scores);
+        const bool rises = raise_references(scores, rows, factor);
+        make_probabilities(rows, scores);
         ptx::wgmma_wait<0>();
         ptx::wgmma_hold(out);
         leave_stage();
@@ -258,7 +266,10 @@ __device__ __forceinline__ void compute(const Config::Params& p, int team, const
         const int token = warp_row + lane / 4 + row * 8;
         const float sum = sum_of_quad(rows.sum[row]);
         inverse[row] = kMasked && sum == 0.0f ? 0.0f : ptx::rcp(sum);  // of a row that sees no key
-        if (p.lse != nullptr && lane % 4 == 0 && token < qo_len) p.lse[tile.lse + token] = (rows.reference[row] + ptx::lg2(sum)) * static_cast<float>(kLn2);
+        if (p.lse != nullptr && lane % 4 == 0 && token < qo_len) {
+          const float unit = rows.scale[row] == scale_log2 ? 1.0f : scale_log2 * ptx::rcp(rows.scale[row]);
+          p.lse[tile.lse + token] = (rows.reference[row] + ptx::lg2(sum)) * unit * static_cast<float>(kLn2);
+        }
       }
       // The rows of Q are the output's, once no product of this warpgroup reads them.
       ptx::named_barrier(1 + team * Config::kConsumers + group, 128);
