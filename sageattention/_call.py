@@ -62,10 +62,9 @@ def attend(
     validation.one_of("qk_quant_gran", asked.qk_quant_gran, ("per_thread", "per_warp"))
     if allowed := dispatch.ACCUMULATORS[asked.function]:
         validation.one_of("pv_accum_dtype", asked.pv_accum_dtype, allowed)
-    more = {} if asked.per_block_mean is None else {"per_block_mean": asked.per_block_mean}
-    is_causal = validation.decided(asked.is_causal)
-    smooth_k, return_lse = validation.decided(asked.smooth_k), validation.decided(asked.return_lse)
-    validation.flags(is_causal, smooth_k, asked.smooth_v, return_lse, **more)
+    is_causal, smooth_k, smooth_v, return_lse, per_block_mean = _decided(asked)
+    more = {} if per_block_mean is None else {"per_block_mean": per_block_mean}
+    validation.flags(is_causal, smooth_k, smooth_v, return_lse, **more)
     attn_mask, is_causal = aliases.written_out(attn_mask, is_causal, q)
     came, (q, k, v) = (q, k, v), aliases.alike(q, k, v)
     if q is not came[0] or k is not came[1] or v is not came[2]:
@@ -173,6 +172,7 @@ def _attend(
     asked: Asked, is_causal: bool, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, attn_mask: torch.Tensor | None
 ) -> Result:
     """is_causal: in the place of what was asked, where a mask came that says so."""
+    _, smooth_k, smooth_v, return_lse, per_block_mean = _decided(asked)
     factor = q.shape[-1] ** -0.5 if asked.sm_scale is None else validation.number("sm_scale", asked.sm_scale)
     dtype = q.dtype
     if dtype == torch.float32:
@@ -180,14 +180,20 @@ def _attend(
     kernel, or_16_bit = _choice(asked.function, asked.pv_accum_dtype, q, v, attn_mask, packed=False)
     try:
         out, lse = _ops.attention(
-            q, k, v, attn_mask, asked.tensor_layout, is_causal, factor, validation.decided(asked.smooth_k), asked.smooth_v,
-            validation.decided(asked.return_lse), kernel, per_block_mean=asked.per_block_mean is not False, or_16_bit=or_16_bit,
+            q, k, v, attn_mask, asked.tensor_layout, is_causal, factor, smooth_k, smooth_v, return_lse, kernel,
+            per_block_mean=per_block_mean is not False, or_16_bit=or_16_bit,
         )  # fmt: skip
     except RuntimeError as error:
         _raise_if_out_of_memory(error, q.device)
         raise
     out = out.float() if dtype == torch.float32 else out
-    return (out, lse) if asked.return_lse else out
+    return (out, lse) if return_lse else out
+
+
+def _decided(asked: Asked) -> tuple[bool, bool, bool, bool, bool | None]:
+    flags = asked.is_causal, asked.smooth_k, asked.smooth_v, asked.return_lse, asked.per_block_mean
+    is_causal, smooth_k, smooth_v, return_lse, per_block_mean = map(validation.decided, flags)
+    return is_causal, smooth_k, smooth_v, return_lse, per_block_mean
 
 
 def attend_packed(
@@ -218,7 +224,7 @@ def attend_packed(
     # Grids are sized without them: csrc/kernels/sequences.h.
     validation.length("max_seqlen_q", max_seqlen_q)
     validation.length("max_seqlen_k", max_seqlen_k)
-    is_causal = validation.decided(is_causal)
+    is_causal, smooth_k, smooth_v, return_lse = map(validation.decided, (is_causal, smooth_k, smooth_v, return_lse))
     validation.flags(is_causal, smooth_k, smooth_v, return_lse)
     factor = q.shape[-1] ** -0.5 if sm_scale is None else validation.number("sm_scale", sm_scale)
     dtype = q.dtype

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from . import validation
+from . import table, validation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -43,6 +43,7 @@ OPTIONS: dict[str, tuple[tuple[object, ...], str]] = {
     # Of sageattn_varlen; to others it is an argument of their own.
     "tensor_layout": (("NHD",), "packed sequences have one layout, [tokens, heads, head_dim]"),
     "enable_gqa": ((False, True), "grouped heads need no permission"),
+    **table.OPTIONS,
 }
 
 
@@ -92,7 +93,8 @@ def resolved(
 
 
 def _refuse(function: Callable[..., object], name: str) -> NoReturn:
-    known = list(inspect.signature(function).parameters)[:-1]
+    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    known = [parameter.name for parameter in inspect.signature(function).parameters.values() if parameter.kind in named]
     near = difflib.get_close_matches(name, known, 1)
     meant = f"did you mean {near[0]!r}?" if near else f"it takes {', '.join(known)}"
     raise TypeError(f"{function.__name__}() has no argument {name!r}: {meant}")

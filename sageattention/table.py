@@ -86,5 +86,8 @@ FEW_TOKENS = FewTokens(
     short="sm90_qk_f16_pv_f16",
 )
 
+# Options of other functions that ask nothing of these: as `aliases.OPTIONS`.
+OPTIONS: dict[str, tuple[tuple[object, ...], str]] = {}
+
 # What to do where none of these kernels runs.
 ELSEWHERE = "use a GPU of compute capability 8.0 or later"

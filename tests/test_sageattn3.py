@@ -82,10 +82,38 @@ def test_nothing_is_swallowed() -> None:
     for by_name in (0.0, 0.3):
         with pytest.raises(ValueError, match=r"dropout_p: expected 0, got 0\.3"):
             function(Q, K, V, None, 0.3 - by_name, False, dropout_p=by_name)
+    with pytest.raises(TypeError, match=r"it takes q, k, v, attn_mask, is_causal, per_block_mean, tensor_layout, sm_scale"):
+        function(Q, K, V, unheard=1)
+    with pytest.raises(ValueError, match=r"pv_accum_dtype: expected 'fp32' or .*, got 'fp16'; sums are in float32 here"):
+        function(Q, K, V, pv_accum_dtype="fp16")
+    options = {"pv_accum_dtype": "fp32", "qk_quant_gran": "per_warp"}  # of sageattention's functions
+    assert torch.equal(function(Q, K, V, **options), function(Q, K, V))
     with pytest.raises(TypeError, match="per_block_mean: given twice, sixth and by name"):
         function(Q, K, V, None, False, True, per_block_mean=True)
     with pytest.raises(TypeError, match=r"sageattn3_blackwell\(\) takes up to 6 arguments by position, got 7"):
         function(Q, K, V, None, False, True, True)
+
+
+def test_options_that_a_length_decides() -> None:
+    """In a compiled program a length is kept open; for each graph the one at hand decides."""
+    function: Any = sageattn3_blackwell
+
+    def layer(x: torch.Tensor) -> Any:
+        tokens = x.shape[2]
+        return function(x, x, x, None, tokens > 150, tokens > 100, smooth_v=tokens > 70, smooth_k=tokens > 40)
+
+    def packed(x: torch.Tensor, cu_seqlens: torch.Tensor) -> Any:
+        few = x.shape[0] < 100
+        return sageattn3_varlen(x, x, x, cu_seqlens, cu_seqlens, 200, 200, few, smooth_v=few, smooth_k=not few, return_lse=few)
+
+    torch._dynamo.reset()
+    one, other = (torch.compile(f, fullgraph=True, dynamic=True, backend="aot_eager") for f in (layer, packed))
+    for tokens in (30, 60, 90, 120, 180):
+        x = randn(1, 2, tokens, 64)
+        assert torch.equal(one(x), layer(x))
+        packing = randn(tokens, 2, 64), torch.tensor([0, 10, tokens], dtype=torch.int32)
+        for mine, plain in zip(other(*packing), packed(*packing), strict=True):
+            assert torch.equal(mine, plain)
 
 
 # ── Against exact attention ──────────────────────────────────────────────────────────────────────────────────────────
