@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -43,6 +44,16 @@ def files(names: Iterable[str], root: Path = ROOT) -> list[Path]:
     found = {p for p in found if "__pycache__" not in p.parts and p.suffix not in {".pyc", ".so"}}
     # By name as text: Windows would sort paths without regard to case, and make another digest.
     return sorted(found, key=lambda path: path.relative_to(root).as_posix())
+
+
+def copy(names: Iterable[str], folder: Path, root: Path = ROOT) -> None:
+    """Have these paths' files in `folder`, and nothing else."""
+    if folder.exists():
+        shutil.rmtree(folder)
+    for path in files(names, root):
+        target = folder / path.relative_to(root)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, target)
 
 
 def digest(names: Iterable[str], facts: Iterable[str], root: Path = ROOT) -> str:
