@@ -45,8 +45,11 @@ def verify_wheel(path: Path) -> list[str]:
     faults += _wheel_file_faults(wheel.files, info, build, tagged=tagged)
     faults += _bill_faults(wheel.files, info, version, build)
     said = content.Said(build.package, build.version, build.torch, build.cuda, build.platform, build.python)
-    faults += content.operator_faults(content.below(wheel.files, inside), said)
-    faults += content.cubin_faults(content.below(wheel.files, f"{inside}cubins/"), said.package, said.version, said.cuda)
+    kernels = f"{inside}cubins/"
+    own = {name: data for name, data in wheel.files.items() if not name.startswith(kernels)}
+    faults += content.operator_faults(content.below(own, inside), said)
+    faults += content.description_faults(content.below(wheel.files, f"{info}/"))
+    faults += content.cubin_faults(content.below(wheel.files, kernels), said.package, said.version, said.cuda)
     return faults
 
 
@@ -269,6 +272,7 @@ def _operator_package_faults(
         yield f"{described}METADATA says {metadata['Name']} {metadata['Version']}, expected {package.name} {version}"
     said = content.Said(package.name, version, made.torch, cuda, platform)
     yield from content.operator_faults(content.below(conda.payload, own), said)
+    yield from content.description_faults(content.below(conda.payload, described))
 
 
 # What conda-forge's compilers have a package require beside what the recipe says: the runtime libraries of C and C++.

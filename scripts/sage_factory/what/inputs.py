@@ -34,14 +34,20 @@ def operators(package: str) -> tuple[str, ...]:
 
 
 def files(names: Iterable[str], root: Path = ROOT) -> list[Path]:
-    """The files under these paths, but for what running and compiling leave behind."""
+    """The files under these paths, but for what running and compiling leave behind and, where there is a commit of them, what git
+    ignores: it says nothing of that.
+    """
+    names = tuple(names)
     found: set[Path] = set()
     for name in names:
         path = root / name
         if not path.exists():
             raise FileNotFoundError(2, "an input of the build is missing", str(path))
-        found.update(p for p in ([path] if path.is_file() else path.rglob("*")) if p.is_file())
-    found = {p for p in found if "__pycache__" not in p.parts and p.suffix not in {".pyc", ".so"}}
+        found.update([path] if path.is_file() else path.rglob("*"))
+    if _commit(names, root):
+        listed = _git(root, "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", *names)
+        found &= {root / name for name in listed.split("\0")}
+    found = {p for p in found if p.is_file() and "__pycache__" not in p.parts and p.suffix not in {".pyc", ".so"}}
     # By name as text: Windows would sort paths without regard to case, and make another digest.
     return sorted(found, key=lambda path: path.relative_to(root).as_posix())
 
@@ -83,8 +89,12 @@ def commit(names: Iterable[str], root: Path = ROOT) -> str:
     Not the checkout's own: that would make other bytes of the same sources.
     """
     names = tuple(names)
-    said = _git(root, "log", "-1", "--format=%H", "--", *names)
+    said = _commit(names, root)
     return said + "+" if said and _git(root, "status", "--porcelain", "--untracked-files=normal", "--", *names) else said
+
+
+def _commit(names: Iterable[str], root: Path) -> str:
+    return _git(root, "log", "-1", "--format=%H", "--", *names)
 
 
 def _git(root: Path, *command: str) -> str:
