@@ -17,7 +17,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 
 from sage_factory.files import sha256
-from sage_factory.inspect import content
+from sage_factory.inspect import content, sealed
 from sage_factory.make import archives, sbom
 from sage_factory.what import matrix, variant
 
@@ -69,6 +69,7 @@ def verify_conda(path: Path) -> list[str]:
         if index.get(key) != expected:
             faults.append(f"info/index.json says {key} {index.get(key)!r}, expected {expected!r} as the file name does")
     faults += _paths_faults(conda)
+    faults += sealed.faults(path, conda.info, index, python=not name.endswith("-cubins"))
     for package in matrix.load().packages.values():
         if name == package.cubins:
             return [*faults, *_cubin_package_faults(conda, index, package.name, version, build)]
