@@ -203,4 +203,8 @@ def _why(error: child.ChildError, channel_kind: str) -> str:
     ):
         return (f"the channel {channel_kind} cannot be reached: check the network, or build from PyPI with "
                 f"`--channel pypi` (`python3 scripts/run.py` does); log: {error.log}")  # fmt: skip
+    ours = re.escape(WORK.as_uri())  # channels that have no packages at first
+    if lacking := re.search(rf"(?m)^subdir (\S+) of channel (?!{ours})(.+) was not found, ignoring", text):
+        return (f"the channel {lacking[2]} was not found, or has no {lacking[1]}: give --channel conda-forge, a mirror of it, or "
+                f"pypi; log: {error.log}")  # fmt: skip
     return f"{error}\n" + "\n".join(error.telling())
