@@ -59,6 +59,8 @@ def compile_kernels(package: str, cuda: str, architectures: list[str], *, proof:
     # Who asks for 9.0 means 9.0a, where kernels are for that alone.
     spelled = [next((a for a in (*compiled, *table.architectures) if a.rstrip("a") == name), name) for name in architectures]
     wanted = spelled or list(compiled)
+    for name in wanted:
+        matrix.check_architecture(table, cuda, name)
     targets = [name.removeprefix("sm_") for name in matrix.targets(wanted)]
     nvcc, environment = compiler(cuda)
     whose = "" if package == next(iter(table.packages)) else f"{package}-"

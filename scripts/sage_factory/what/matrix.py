@@ -440,9 +440,7 @@ def _check(matrix: Matrix) -> None:
     for cuda in matrix.cuda.values():
         known("PyTorch", cuda.pytorch, matrix.pytorch)
         for name in (*cuda.architectures, *cuda.ptx):
-            first = known("architecture", name, matrix.architectures).cuda
-            if Version(cuda.version) < Version(first):
-                raise MatrixError(f"CUDA {cuda.version} cannot compile architecture {name}: that takes CUDA {first} or newer")
+            check_architecture(matrix, cuda.version, name)
     keys = {"package", "cuda", "pytorch", "python", "platforms", "build"}
     for row in matrix.rows:
         if unknown := set(row) - keys:
@@ -477,6 +475,13 @@ def _check(matrix: Matrix) -> None:
     for name in matrix.profiles:
         if not matrix.in_profile(name):
             raise MatrixError(f"profile {name} selects nothing: its predicates match no row")
+
+
+def check_architecture(matrix: Matrix, cuda: str, name: str) -> None:
+    """MatrixError where the compiler of a CUDA version does not know an architecture."""
+    first = known("architecture", name, matrix.architectures).cuda
+    if Version(cuda) < Version(first):
+        raise MatrixError(f"CUDA {cuda} cannot compile architecture {name}: that takes CUDA {first} or newer")
 
 
 def _check_version(what: str, text: str) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from sage_factory import alone, files
 from sage_factory.make import kernels
+from sage_factory.what import matrix
 from sage_factory.with_what import channel, venvs
 
 
@@ -22,6 +23,22 @@ def test_kernels_are_not_compiled_by_another_release(tmp_path: Path, monkeypatch
     assert kernels.compiler("12.8")[0] == str(nvcc)
     with pytest.raises(kernels.KernelsError, match=r"is CUDA 12\.8, not 13\.0: run `pixi run -e cu130 kernels --cuda 13\.0`"):
         kernels.compiler("13.0")
+
+
+@pytest.mark.parametrize(
+    ("package", "cuda", "architecture", "said"),
+    [
+        ("sageattention", "12.6", "12.0", r"CUDA 12\.6 cannot compile architecture 12\.0: that takes CUDA 12\.8 or newer"),
+        ("sageattn3", "12.8", "12.1", r"CUDA 12\.8 cannot compile architecture 12\.1: that takes CUDA 12\.9 or newer"),
+        ("sageattention", "12.6", "7.5", r"unknown architecture '7\.5'"),
+    ],
+)
+def test_what_a_compiler_does_not_know_is_refused_before_there_is_one(
+    package: str, cuda: str, architecture: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernels, "compiler", None)
+    with pytest.raises(matrix.MatrixError, match=said):
+        kernels.compile_kernels(package, cuda, [architecture])
 
 
 @pytest.fixture
