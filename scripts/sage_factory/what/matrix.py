@@ -529,8 +529,10 @@ def builds(
         for one in wanted:
             if one not in there:
                 of = f"PyTorch {torch}" if torch else "any PyTorch chosen"
-                raise MatrixError(f"no build for Python {one} of {of} with {said}: "
-                                  f"there Python is {', '.join(there)}")  # fmt: skip
+                what = f"there Python is {', '.join(there)}"
+                if there and all(b.stable_abi for b in chosen):
+                    what = f"one wheel serves every Python from {there[0]} on, so leave --python out"
+                raise MatrixError(f"no build for Python {one} of {of} with {said}: {what}")
         chosen = tuple(b for b in chosen if b.python in wanted)
     if not chosen:
         raise MatrixError(f"nothing to build with {said}: `matrix` lists every build")
