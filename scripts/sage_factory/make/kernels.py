@@ -38,7 +38,7 @@ def compiler(cuda: str) -> tuple[str, dict[str, str]]:
         for place, text in package.texts.items():
             # What CMake compares is the wrapper: it changes with the toolkit behind it, whose paths do not, and then alone.
             stamped = text.replace("\n", f"\n# {package.digest()}\n", 1) if place.startswith("bin/") else text
-            put(folder / place, stamped.encode())
+            put(folder / place, os.fsencode(stamped))
             (folder / place).chmod(0o755)
     commands = os.pathsep.join([str(venvs.bin_dir("tools")), os.environ["PATH"]])
     return str(folder / "bin" / "nvcc"), os.environ | {"PATH": commands}
