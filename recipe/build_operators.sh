@@ -18,7 +18,8 @@ export LDFLAGS="${LDFLAGS//-Wl,-rpath,$PREFIX\/lib/}"
 # Activated environments name another one.
 export CMAKE_GENERATOR=Ninja
 
-# In two steps, because pip notes where it installed a folder or file from: that is no part of the package.
+# In two steps, because pip notes where it installed a folder or file from: that is no part of the package. Sources without git
+# have no commit, and rattler-build leaves a variable out that is empty.
 "$PYTHON" -m pip wheel "./$SAGE_PROJECT" --no-deps --no-build-isolation --no-index -v -w dist \
   -C cmake.source-dir="$SRC_DIR/csrc/torch" \
   -C wheel.install-dir="$SAGE_PACKAGE" \
@@ -27,6 +28,6 @@ export CMAKE_GENERATOR=Ninja
   -C cmake.define.SAGE_TORCH_PREFIX="$PREFIX" \
   -C cmake.define.SAGE_TORCH_RELEASE="$SAGE_TORCH_RELEASE" \
   -C cmake.define.SAGE_VERSION="$SAGE_VERSION" \
-  -C cmake.define.SAGE_COMMIT="$SAGE_COMMIT" \
+  -C cmake.define.SAGE_COMMIT="${SAGE_COMMIT:-}" \
   -C cmake.define.SAGE_CUDA_VERSION="$SAGE_CUDA_VERSION"
 "$PYTHON" -m pip install "$SAGE_PACKAGE==$SAGE_VERSION" --no-deps --no-compile --no-index --find-links dist

@@ -25,7 +25,8 @@ SIGNS = (
     r"\s*(FAILED:|CMake Error|ninja: error:)",
     r"\s*\S+:\d+:(\d+:)? (fatal )?error:",
     r"Traceback \(most recent call last\)",
-    r"\s*(error|ERROR)\b(?!: subprocess-exited)",
+    r"\S+\.sh: line \d+: ",
+    r"\s*(error|ERROR)\b(?!: (subprocess-exited|PyRattlerBuildError: Script failed))",
 )
 END = r"\s*(ninja: build stopped|Script (failed|execution failed)|note: This error originates)"
 
@@ -59,8 +60,9 @@ class ChildError(FactoryError):
     def telling(self) -> list[str]:
         """The few lines that say what was wrong."""
         said = self.tail
-        first = next((i for sign in SIGNS for i, line in enumerate(said) if re.match(sign, line)), max(0, len(said) - 15))
-        last = next((i for i, line in enumerate(said[first:], first) if i > first and re.match(END, line)), len(said))
+        ends = [i for i, line in enumerate(said) if re.match(END, line)] + [len(said)]
+        first = next((i for sign in SIGNS for i, line in enumerate(said) if re.match(sign, line)), max(0, ends[0] - 15))
+        last = next(i for i in ends if i > first or i == len(said))
         return list(said[first:last][:40])
 
 

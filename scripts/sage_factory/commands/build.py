@@ -56,6 +56,7 @@ def run(args: argparse.Namespace) -> int:
     if foreign := {group[0].platform for group in wanted} - {matrix.host_platform()}:
         # The operators take that platform's compiler, and their tests that platform.
         raise BuildError(f"packages for {', '.join(foreign)} are built there, not on {matrix.host_platform()}")
+    place.check(output)
     packages = Packages(args.channel, console, clock, verify.verify_conda)
     with (
         alone.alone(ROOT / "build" / "build.lock", "another build in this checkout", console.print),

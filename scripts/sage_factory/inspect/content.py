@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,9 @@ from sage_factory.inspect import elf, pe
 from sage_factory.what import matrix
 
 LIBRARIES = (".so", ".dll", ".pyd")
+# What a Python package of this project holds besides its library, and what lies beside it: all that pip and `wheels` write there.
+OWN = re.compile(r"[A-Za-z_]\w*\.py|py\.typed|_build\.json", re.ASCII)
+DESCRIBED = re.compile(r"METADATA|WHEEL|RECORD|INSTALLER|REQUESTED|licenses/LICENSE|sboms/\w+\.cdx\.json", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,15 @@ def operator_faults(files: Mapping[str, bytes], said: Said) -> Iterator[str]:
                 yield from pe.library_faults(name, data, platform.wheel)
         elif name.endswith(LIBRARIES):
             yield f"{name} is a second library: expected {platform.extension} alone"
+        elif not OWN.fullmatch(name):
+            yield f"{said.package}/{name} is neither a module nor anything else that belongs there: was it left among the sources?"
+
+
+def description_faults(files: Mapping[str, bytes]) -> Iterator[str]:
+    """What lies in .dist-info, paths relative to it."""
+    for name in sorted(files):
+        if not DESCRIBED.fullmatch(name):
+            yield f"{name} does not belong in .dist-info: no tool of this project writes it"
 
 
 def cubin_faults(files: Mapping[str, bytes], package: str, version: str, cuda: str) -> Iterator[str]:

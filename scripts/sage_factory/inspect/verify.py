@@ -17,7 +17,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 
 from sage_factory.files import sha256
-from sage_factory.inspect import content
+from sage_factory.inspect import content, sealed
 from sage_factory.make import archives, sbom
 from sage_factory.what import matrix, variant
 
@@ -45,8 +45,11 @@ def verify_wheel(path: Path) -> list[str]:
     faults += _wheel_file_faults(wheel.files, info, build, tagged=tagged)
     faults += _bill_faults(wheel.files, info, version, build)
     said = content.Said(build.package, build.version, build.torch, build.cuda, build.platform, build.python)
-    faults += content.operator_faults(content.below(wheel.files, inside), said)
-    faults += content.cubin_faults(content.below(wheel.files, f"{inside}cubins/"), said.package, said.version, said.cuda)
+    kernels = f"{inside}cubins/"
+    own = {name: data for name, data in wheel.files.items() if not name.startswith(kernels)}
+    faults += content.operator_faults(content.below(own, inside), said)
+    faults += content.description_faults(content.below(wheel.files, f"{info}/"))
+    faults += content.cubin_faults(content.below(wheel.files, kernels), said.package, said.version, said.cuda)
     return faults
 
 
@@ -66,6 +69,7 @@ def verify_conda(path: Path) -> list[str]:
         if index.get(key) != expected:
             faults.append(f"info/index.json says {key} {index.get(key)!r}, expected {expected!r} as the file name does")
     faults += _paths_faults(conda)
+    faults += sealed.faults(path, conda.info, index, python=not name.endswith("-cubins"))
     for package in matrix.load().packages.values():
         if name == package.cubins:
             return [*faults, *_cubin_package_faults(conda, index, package.name, version, build)]
@@ -269,6 +273,7 @@ def _operator_package_faults(
         yield f"{described}METADATA says {metadata['Name']} {metadata['Version']}, expected {package.name} {version}"
     said = content.Said(package.name, version, made.torch, cuda, platform)
     yield from content.operator_faults(content.below(conda.payload, own), said)
+    yield from content.description_faults(content.below(conda.payload, described))
 
 
 # What conda-forge's compilers have a package require beside what the recipe says: the runtime libraries of C and C++.

@@ -84,7 +84,8 @@ def build(one: RenderedVariant, channels: Sequence[str], output: Path) -> Path:
         package_format="conda",
         no_include_recipe=True,
     )
-    return Path(result.packages[0])
+    made = Path(result.packages[0])  # text, whatever the locale: the folder has the name here that Python gives it
+    return output / made.parent.name / made.name
 
 
 def test(package: Path, channels: Sequence[str]) -> list[str]:

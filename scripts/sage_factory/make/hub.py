@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from sage_factory import alone
 from sage_factory.make import wheels
 from sage_factory.what import matrix
 
@@ -18,7 +20,13 @@ def lay(operators: Path, cubins: Path, folder: Path) -> Path:
     build = wheels.find_build(operators)
     variant, files = content(operators, cubins, build)
     target = folder / matrix.load().packages[build.package].hub / "build" / variant
-    partial, old = (target.with_name(f".{variant}.{what}") for what in ("partial", "old"))
+    with alone.alone(folder / ".lock", f"another process that lays kernels into {folder}"):
+        _lay(files, target)
+    return target
+
+
+def _lay(files: Mapping[str, bytes], target: Path) -> None:
+    partial, old = (target.with_name(f".{target.name}.{what}") for what in ("partial", "old"))
     if old.is_dir() and not target.exists():  # of one that was killed between its two renames
         old.rename(target)
     for left in (partial, old):
@@ -31,7 +39,6 @@ def lay(operators: Path, cubins: Path, folder: Path) -> Path:
         target.rename(old)
     partial.rename(target)
     shutil.rmtree(old, ignore_errors=True)
-    return target
 
 
 def content(operators: Path, cubins: Path, build: matrix.Build) -> tuple[str, dict[str, bytes]]:

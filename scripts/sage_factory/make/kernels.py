@@ -38,7 +38,7 @@ def compiler(cuda: str) -> tuple[str, dict[str, str]]:
         for place, text in package.texts.items():
             # What CMake compares is the wrapper: it changes with the toolkit behind it, whose paths do not, and then alone.
             stamped = text.replace("\n", f"\n# {package.digest()}\n", 1) if place.startswith("bin/") else text
-            put(folder / place, stamped.encode())
+            put(folder / place, os.fsencode(stamped))
             (folder / place).chmod(0o755)
     commands = os.pathsep.join([str(venvs.bin_dir("tools")), os.environ["PATH"]])
     return str(folder / "bin" / "nvcc"), os.environ | {"PATH": commands}
@@ -59,6 +59,8 @@ def compile_kernels(package: str, cuda: str, architectures: list[str], *, proof:
     # Who asks for 9.0 means 9.0a, where kernels are for that alone.
     spelled = [next((a for a in (*compiled, *table.architectures) if a.rstrip("a") == name), name) for name in architectures]
     wanted = spelled or list(compiled)
+    for name in wanted:
+        matrix.check_architecture(table, cuda, name)
     targets = [name.removeprefix("sm_") for name in matrix.targets(wanted)]
     nvcc, environment = compiler(cuda)
     whose = "" if package == next(iter(table.packages)) else f"{package}-"

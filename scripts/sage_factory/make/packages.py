@@ -25,6 +25,7 @@ from sage_factory.with_what import channel, venvs
 
 WORK = ROOT / "build"
 PACKAGES = WORK / "conda"  # the channel that packages are built into, and found in again
+SOURCES = WORK / "sources"  # what is built, a copy: it is what the digests are of, whoever edits the checkout meanwhile
 
 
 class BuildError(FactoryError):
@@ -39,7 +40,7 @@ class Planned:
     of: str
     name: str
     path: Path
-    inputs: tuple[str, ...]
+    seconds: int  # its time
     settings: Mapping[str, list[str]] = field(hash=False)
 
 
@@ -55,7 +56,7 @@ class Packages:
 
     def of(self, build: matrix.Build, *, kernels_only: bool = False) -> list[Path]:
         """The kernels' and the operators' package of a build, built if they are not there yet."""
-        planned = self._planned(build)[: 1 if kernels_only else 2]
+        planned = self._copied(build)[: 1 if kernels_only else 2]
         if self.channel_kind == "pypi" and not kernels_only:
             channel.check_operators(channel.compiler())  # before the kernels, which take minutes
         for one in planned:
@@ -76,23 +77,32 @@ class Packages:
                 raise BuildError(f"rattler-build made another package than {one.path.name}: see {log}")
         return [one.path for one in planned]
 
-    def _planned(self, build: matrix.Build) -> tuple[Planned, Planned]:
-        """The two packages of a build by name, so that what is there already can be found."""
+    def _copied(self, build: matrix.Build) -> tuple[Planned, Planned]:
+        """The two packages of a build, whose sources are copied."""
+        inputs.copy([*inputs.KERNELS, *inputs.operators(build.package), matrix.TABLE.name], SOURCES)
+        planned = self._planned(build, SOURCES)
+        if planned != self._planned(build):
+            raise BuildError("the sources changed while they were copied, so nothing was built of them: run it again")
+        return planned
+
+    def _planned(self, build: matrix.Build, root: Path = ROOT) -> tuple[Planned, Planned]:
+        """The two packages of a build by name, so that what is there already can be found. `root` is where the sources lie."""
         system = channel.compiler() if self.channel_kind == "pypi" else None
         sources = inputs.operators(build.package)
         commit = inputs.commit(sources)
         pin = f"{channel.PYTHON}.*" if system else _conda_forge_python()
         settings = variant.of(build, python_pin=pin, gcc=system.major if system else None)
         facts = self._facts(build, system, commit, settings)
-        kernels = inputs.digest(inputs.KERNELS, facts["kernels"])
-        operators = inputs.digest(sources, facts["operators"])
+        kernels = inputs.digest(inputs.KERNELS, facts["kernels"], root)
+        operators = inputs.digest(sources, facts["operators"], root)
         digests = {"kernels_digest": kernels, "operators_digest": operators, "sage_commit": commit}
         settings |= {key: [value] for key, value in digests.items()}
         cubins = PACKAGES / "noarch" / f"{build.cubins_stem}{kernels}_0.conda"
         package = PACKAGES / build.platform / f"{build.operators_stem}{operators}_{build.number}.conda"
+        times = inputs.seconds(inputs.KERNELS), inputs.seconds(sources)
         return (
-            Planned("kernels", f"CUDA {build.cuda}", build.cubins, cubins, inputs.KERNELS, settings),
-            Planned("operators", f"PyTorch {build.torch}", build.package, package, sources, settings),
+            Planned("kernels", f"CUDA {build.cuda}", build.cubins, cubins, times[0], settings),
+            Planned("operators", f"PyTorch {build.torch}", build.package, package, times[1], settings),
         )
 
     def _facts(
@@ -139,7 +149,8 @@ class Packages:
         file = WORK / f"{one.name}.variant.json"
         file.write_text(json.dumps(one.settings, indent=1), encoding="utf-8")
         command: list[str | Path] = [sys.executable, ROOT / "scripts", "_package", one.name, "--child"]
-        command += ["--variant", file, "--channel", source, "--output", PACKAGES, "--seconds", str(inputs.seconds(one.inputs))]
+        command += ["--recipe", SOURCES / "recipe" / "recipe.yaml", "--variant", file]
+        command += ["--channel", source, "--output", PACKAGES, "--seconds", str(one.seconds)]
         environment = dict(os.environ)
         if self.channel_kind == "pypi":
             environment["RATTLER_CACHE_DIR"] = str(WORK / "rattler")
@@ -192,4 +203,8 @@ def _why(error: child.ChildError, channel_kind: str) -> str:
     ):
         return (f"the channel {channel_kind} cannot be reached: check the network, or build from PyPI with "
                 f"`--channel pypi` (`python3 scripts/run.py` does); log: {error.log}")  # fmt: skip
+    ours = re.escape(WORK.as_uri())  # channels that have no packages at first
+    if lacking := re.search(rf"(?m)^subdir (\S+) of channel (?!{ours})(.+) was not found, ignoring", text):
+        return (f"the channel {lacking[2]} was not found, or has no {lacking[1]}: give --channel conda-forge, a mirror of it, or "
+                f"pypi; log: {error.log}")  # fmt: skip
     return f"{error}\n" + "\n".join(error.telling())

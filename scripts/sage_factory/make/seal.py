@@ -24,12 +24,22 @@ def seal(package: Path, seconds: int) -> None:
     with zipfile.ZipFile(package) as old:
         # pkg, metadata, info: readers want the last one last.
         members = [(name, old.read(name)) for name in sorted(old.namelist(), reverse=True)]
-    sealed = ((name, 0o644, _tarball(data, seconds) if name.endswith(".tar.zst") else data) for name, data in members)
-    put(package, archives.zipped(sealed, datetime.fromtimestamp(seconds, UTC).timetuple()[:6]))
+    sealed = ((name, 0o644, _packed(data, seconds) if name.endswith(".tar.zst") else data) for name, data in members)
+    put(package, archives.zipped(sealed, time(seconds)))
 
 
-def _tarball(content: bytes, seconds: int) -> bytes:
+def time(seconds: int) -> archives.Time:
+    """Seconds since 1970 as a zip states them."""
+    return datetime.fromtimestamp(seconds, UTC).timetuple()[:6]
+
+
+def _packed(content: bytes, seconds: int) -> bytes:
     plain = zstandard.ZstdDecompressor().stream_reader(io.BytesIO(content)).read()
+    return zstandard.ZstdCompressor(level=19).compress(tarball(plain, seconds))
+
+
+def tarball(plain: bytes, seconds: int) -> bytes:
+    """A tar archive as it is sealed; one that was sealed with these seconds stays as it is."""
     answer = io.BytesIO()
     with (
         tarfile.open(fileobj=io.BytesIO(plain)) as old,
@@ -43,10 +53,11 @@ def _tarball(content: bytes, seconds: int) -> bytes:
             elif member.name == "info/about.json":
                 data = _json(data, channels=None)
             member.size, member.mtime, member.pax_headers = len(data), seconds, {}
+            member.mode = 0o755 if member.mode & 0o100 else 0o644
             member.uid = member.gid = 0
             member.uname = member.gname = ""
             new.addfile(member, io.BytesIO(data))
-    return zstandard.ZstdCompressor(level=19).compress(answer.getvalue())
+    return answer.getvalue()
 
 
 def _json(data: bytes, **changes: object) -> bytes:

@@ -29,7 +29,7 @@ JOURNAL = ".placing.json"
 
 
 class PlaceError(FactoryError):
-    """What was to be placed is not there any more; the message says what."""
+    """What was to be placed is not there any more, or has no place; the message says what."""
 
 
 @contextlib.contextmanager
@@ -38,6 +38,16 @@ def staging() -> Iterator[Path]:
     WORK.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="staging-", dir=WORK, ignore_cleanup_errors=True) as name:
         yield Path(name)
+
+
+def check(output: Path) -> None:
+    """PlaceError where nothing can be put, which is better known before minutes of compiling. Nothing is left there."""
+    try:
+        there = next(path for path in (output, *output.parents) if path.exists())
+        with tempfile.TemporaryDirectory(prefix=".", dir=there):
+            pass
+    except OSError as error:
+        raise PlaceError(f"no files can be put into {output} ({error.strerror}): name another folder with --output") from error
 
 
 def destination(path: Path, output: Path) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -33,16 +34,32 @@ def operators(package: str) -> tuple[str, ...]:
 
 
 def files(names: Iterable[str], root: Path = ROOT) -> list[Path]:
-    """The files under these paths, but for what running and compiling leave behind."""
+    """The files under these paths, but for what running and compiling leave behind and, where there is a commit of them, what git
+    ignores: it says nothing of that.
+    """
+    names = tuple(names)
     found: set[Path] = set()
     for name in names:
         path = root / name
         if not path.exists():
             raise FileNotFoundError(2, "an input of the build is missing", str(path))
-        found.update(p for p in ([path] if path.is_file() else path.rglob("*")) if p.is_file())
-    found = {p for p in found if "__pycache__" not in p.parts and p.suffix not in {".pyc", ".so"}}
+        found.update([path] if path.is_file() else path.rglob("*"))
+    if _commit(names, root):
+        listed = _git(root, "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", *names)
+        found &= {root / name for name in listed.split("\0")}
+    found = {p for p in found if p.is_file() and "__pycache__" not in p.parts and p.suffix not in {".pyc", ".so"}}
     # By name as text: Windows would sort paths without regard to case, and make another digest.
     return sorted(found, key=lambda path: path.relative_to(root).as_posix())
+
+
+def copy(names: Iterable[str], folder: Path, root: Path = ROOT) -> None:
+    """Have these paths' files in `folder`, and nothing else."""
+    if folder.exists():
+        shutil.rmtree(folder)
+    for path in files(names, root):
+        target = folder / path.relative_to(root)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, target)
 
 
 def digest(names: Iterable[str], facts: Iterable[str], root: Path = ROOT) -> str:
@@ -72,8 +89,12 @@ def commit(names: Iterable[str], root: Path = ROOT) -> str:
     Not the checkout's own: that would make other bytes of the same sources.
     """
     names = tuple(names)
-    said = _git(root, "log", "-1", "--format=%H", "--", *names)
+    said = _commit(names, root)
     return said + "+" if said and _git(root, "status", "--porcelain", "--untracked-files=normal", "--", *names) else said
+
+
+def _commit(names: Iterable[str], root: Path) -> str:
+    return _git(root, "log", "-1", "--format=%H", "--", *names)
 
 
 def _git(root: Path, *command: str) -> str:

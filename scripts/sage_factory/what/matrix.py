@@ -440,9 +440,7 @@ def _check(matrix: Matrix) -> None:
     for cuda in matrix.cuda.values():
         known("PyTorch", cuda.pytorch, matrix.pytorch)
         for name in (*cuda.architectures, *cuda.ptx):
-            first = known("architecture", name, matrix.architectures).cuda
-            if Version(cuda.version) < Version(first):
-                raise MatrixError(f"CUDA {cuda.version} cannot compile architecture {name}: that takes CUDA {first} or newer")
+            check_architecture(matrix, cuda.version, name)
     keys = {"package", "cuda", "pytorch", "python", "platforms", "build"}
     for row in matrix.rows:
         if unknown := set(row) - keys:
@@ -477,6 +475,13 @@ def _check(matrix: Matrix) -> None:
     for name in matrix.profiles:
         if not matrix.in_profile(name):
             raise MatrixError(f"profile {name} selects nothing: its predicates match no row")
+
+
+def check_architecture(matrix: Matrix, cuda: str, name: str) -> None:
+    """MatrixError where the compiler of a CUDA version does not know an architecture."""
+    first = known("architecture", name, matrix.architectures).cuda
+    if Version(cuda) < Version(first):
+        raise MatrixError(f"CUDA {cuda} cannot compile architecture {name}: that takes CUDA {first} or newer")
 
 
 def _check_version(what: str, text: str) -> None:
@@ -524,8 +529,10 @@ def builds(
         for one in wanted:
             if one not in there:
                 of = f"PyTorch {torch}" if torch else "any PyTorch chosen"
-                raise MatrixError(f"no build for Python {one} of {of} with {said}: "
-                                  f"there Python is {', '.join(there)}")  # fmt: skip
+                what = f"there Python is {', '.join(there)}"
+                if there and all(b.stable_abi for b in chosen):
+                    what = f"one wheel serves every Python from {there[0]} on, so leave --python out"
+                raise MatrixError(f"no build for Python {one} of {of} with {said}: {what}")
         chosen = tuple(b for b in chosen if b.python in wanted)
     if not chosen:
         raise MatrixError(f"nothing to build with {said}: `matrix` lists every build")

@@ -77,7 +77,7 @@ class Thin:
         for place, text in self.texts.items():
             path = folder / place
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, encoding="utf-8")
+            path.write_bytes(os.fsencode(text))  # it names paths
             path.chmod(0o755 if place.startswith("bin/") else 0o644)
         for place, source in self.links.items():
             path = folder / place
@@ -92,7 +92,7 @@ class Thin:
             *map(str, sorted(self.links.items())),
             *map(str, sorted(self.texts.items())),
         ]
-        return sha256("\n".join(content).encode())
+        return sha256(os.fsencode("\n".join(content)))
 
 
 def compiler() -> Compiler:

@@ -24,7 +24,7 @@ from pathlib import Path
 
 from sage_factory import ROOT, FactoryError, alone, child
 
-VENVS = ROOT / ".venvs"
+VENVS = (ROOT / ".venvs").resolve()  # by the name that what is written there has, whichever link leads to it
 PARTS = ROOT / "recipe" / "pypi"  # of the channel made from PyPI, or to lie beside: nobody works in them
 LOCKS = (ROOT / "scripts" / "locks", PARTS)
 STAMP = ".complete"

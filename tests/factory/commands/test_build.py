@@ -91,8 +91,10 @@ def test_errors_are_one_message_and_a_status(tmp_path: Path) -> None:
         (["--profile", "nope"], "unknown profile 'nope'"),
         (["--cuda", "12.8", "--torch", "2.6.0"], "no build of PyTorch 2.6.0"),
         (["--cuda", "12.8", "--platform", "win-64", "--python", "3.12"], "packages for win-64 are built there"),
+        (["--cuda", "12.8", "--kernels", "--output", __file__], f"no files can be put into {__file__} (Not a directory)"),
+        (["--cuda", "12.8", "--kernels", "--output", "/proc/x/y"], "no files can be put into /proc/x/y (No such file"),
     ):
-        command = [sys.executable, str(ROOT / "scripts"), "build", *wrong, "--output", str(tmp_path / "dist")]
+        command = [sys.executable, str(ROOT / "scripts"), "build", "--output", str(tmp_path / "dist"), *wrong]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 1
         assert said in done.stderr

@@ -48,7 +48,9 @@ def test_where_two_wheels_differ(change: Callable[[dict[str, bytes]], dict[str, 
 def test_two_packages_with_the_same_content(tmp_path: Path) -> None:
     one, other = samples.operators_conda(tmp_path / "one"), samples.operators_conda(tmp_path / "other")
     seal.seal(other, 1_700_000_000)
-    assert any("info/index.json: timestamp is null and 1700000000000" in line for line in compare.differences(one, other))
+    assert any(
+        "info/index.json: timestamp is 1600000000000 and 1700000000000" in line for line in compare.differences(one, other)
+    )
     seal.seal(one, 1_700_000_000)
     assert compare.differences(one, other) == []
     wheel, other = samples.a_wheel(tmp_path / "one"), samples.a_wheel(tmp_path / "other")

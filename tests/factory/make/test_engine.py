@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from rattler_build import RattlerBuildError
 
+from sage_factory import ROOT
 from sage_factory.make import engine
 from sage_factory.what import matrix
 
@@ -33,3 +37,24 @@ tests: [{{package_contents: {{files: ["{"made" if passes else "missing"}"]}}}}, 
         with pytest.raises((engine.TestError, RattlerBuildError)):
             engine.make(one, [], tmp_path / "conda", 1_600_000_000)
     assert len(list((tmp_path / "conda").rglob("*.conda"))) == passes
+
+
+@pytest.mark.skipif(os.name == "nt", reason="there every path is text")
+def test_a_package_is_found_below_a_path_that_the_locale_does_not_know(tmp_path: Path) -> None:
+    folder = tmp_path / "ünï"
+    folder.mkdir()
+    (folder / "recipe.yaml").write_text(
+        "package: {name: tiny, version: '1'}\nbuild: {noarch: generic, script: 'touch $PREFIX/a'}\n"
+    )
+    code = f"""
+import sys
+from pathlib import Path
+from sage_factory.make import engine
+folder = Path(sys.argv[1])
+(one,) = engine.render({{"target_platform": [{HERE!r}]}}, folder / "recipe.yaml").values()
+engine.make(one, [], folder / "conda", 1_600_000_000)
+"""
+    locale = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONPATH": str(ROOT / "scripts")}
+    done = subprocess.run([sys.executable, "-c", code, folder], env=os.environ | locale, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr.decode()
+    assert len(list((folder / "conda" / "noarch").glob("tiny-*.conda"))) == 1

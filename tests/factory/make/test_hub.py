@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import samples
 
-from sage_factory import commands
+from sage_factory import alone, commands
 from sage_factory.make import hub, wheels
 from sage_factory.what import matrix
 
@@ -61,6 +61,22 @@ def test_laid_again_in_place_of_what_was_there(tmp_path: Path) -> None:
     assert hub.lay(*packages, tmp_path / "hub") == first
     assert not (first / "stale.py").exists()
     assert [path.name for path in first.parent.iterdir()] == [first.name]
+
+
+def test_two_at_once_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    packages = samples.operators_conda(tmp_path / "linux-64"), samples.cubins_conda(tmp_path / "noarch")
+    held: list[bool] = []
+
+    def renamed(path: Path, target: Path) -> Path:
+        with (tmp_path / "hub" / ".lock").open("a+", encoding="utf-8") as handle:
+            held.append(not alone._locked(handle))
+        return rename(path, target)
+
+    rename = Path.rename
+    monkeypatch.setattr(Path, "rename", renamed)
+    for _ in range(2):
+        hub.lay(*packages, tmp_path / "hub")
+    assert held == [True] * 3, "what one writes no other removes"
 
 
 @pytest.mark.parametrize("step", ["renaming", "removing"])

@@ -13,12 +13,13 @@ from rich.console import Console
 from sage_factory import child
 from sage_factory.clock import Clock
 from sage_factory.make import packages
-from sage_factory.what import matrix
+from sage_factory.what import inputs, matrix
 from sage_factory.with_what import channel
 
 
 def test_packages_already_there_are_not_built_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packages, "PACKAGES", tmp_path)
+    monkeypatch.setattr(packages, "SOURCES", tmp_path / "sources")
     built: list[str] = []
 
     def fake(_self: packages.Packages, one: packages.Planned, *_rest: object) -> None:
@@ -48,6 +49,68 @@ def test_packages_already_there_are_not_built_again(tmp_path: Path, monkeypatch:
     assert built == ["sageattention-cubins", "sageattention", "sageattention"], "kernels serve every PyTorch"
     assert other[0] == first[0]
     assert found.of(by_torch["2.8.0"], kernels_only=True) == first[:1]
+
+
+@pytest.fixture
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Sources that are built of, for a test to edit."""
+    folder = tmp_path / "checkout"
+    inputs.copy(["csrc", "recipe", "LICENSE", "README.md", "pyproject.toml", "sageattention", "variants.yaml"], folder)
+    for function in (inputs.files, inputs.copy, inputs.digest, inputs.seconds, inputs.commit):
+        monkeypatch.setattr(function, "__defaults__", (folder,))
+    monkeypatch.setattr(packages.Packages._planned, "__defaults__", (folder,))
+    monkeypatch.setattr(packages, "WORK", tmp_path)
+    monkeypatch.setattr(packages, "PACKAGES", tmp_path / "conda")
+    monkeypatch.setattr(packages, "SOURCES", tmp_path / "sources")
+    return folder
+
+
+def test_what_is_built_is_what_the_digest_is_of_whoever_edits_meanwhile(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build = matrix.builds(platform=matrix.host_platform(), cuda="12.8", torch="2.8.0", python="3.12")[0]
+    found = packages.Packages("conda-forge", Console(quiet=True), Clock(), lambda _path: [])
+    kernel, module = (Path(name) for name in ("csrc/kernels/rotate.cuh", "sageattention/core.py"))
+    before = {name: (checkout / name).read_bytes() for name in (kernel, module)}
+    planned = found._planned(build)
+    built: list[str] = []
+
+    def run(_what: str, command: list[str | Path], **_options: object) -> None:
+        name, recipe = str(command[3]), Path(command[command.index("--recipe") + 1])
+        for one in before:
+            (checkout / one).write_text(f"edited while {name} is built")
+        assert (recipe.parents[1] / kernel).read_bytes() == before[kernel]
+        assert (recipe.parents[1] / module).read_bytes() == before[module]
+        path = planned[len(built)].path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+        built.append(name)
+
+    monkeypatch.setattr(child, "run", run)
+    assert found.of(build) == [one.path for one in planned]
+    assert built == ["sageattention-cubins", "sageattention"]
+    assert {one.path for one in found._planned(build)}.isdisjoint(one.path for one in planned), "those are built next"
+
+
+@pytest.mark.parametrize("changed", ["csrc/torch/ops.cpp", "commit", "seconds"])
+def test_sources_that_change_while_they_are_copied_are_not_built(
+    changed: str, checkout: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build = matrix.builds(platform=matrix.host_platform(), cuda="12.8", torch="2.8.0", python="3.12")[0]
+    found = packages.Packages("conda-forge", Console(quiet=True), Clock(), lambda _path: [])
+    if changed in ("commit", "seconds"):
+        answers = iter(range(10))
+        monkeypatch.setattr(inputs, changed, lambda _names: str(next(answers)) if changed == "commit" else next(answers))
+    else:
+        copy = inputs.copy
+
+        def edited(names: list[str], folder: Path) -> None:
+            copy(names, folder)
+            (checkout / changed).write_text("edited")
+
+        monkeypatch.setattr(inputs, "copy", edited)
+    with pytest.raises(packages.BuildError, match=r"the sources changed while they were copied.* run it again"):
+        found.of(build)
 
 
 def test_a_mirror_makes_the_packages_of_conda_forge() -> None:
@@ -104,6 +167,15 @@ def test_functions_bound_to_an_older_glibc_make_another_package(monkeypatch: pyt
          "a.cpp:4:1: error: expected ')'"),
         (["noise", "Traceback (most recent call last):", "RuntimeError: at import", "Script failed with status 1", "noise"], "pypi",
          "RuntimeError: at import"),
+        (["noise", "$SRC_DIR/conda_build.sh: line 34: X: unbound variable", "Script failed with status 1", "noise",
+          "error: PyRattlerBuildError: Script failed to execute"], "pypi", "conda_build.sh: line 34: X: unbound variable"),
+        (["a word of no known kind", "Script failed with status 1", "noise", "error: PyRattlerBuildError: Script failed to execute"],
+         "pypi", "a word of no known kind"),
+        ([f"subdir linux-64 of channel {packages.WORK.as_uri()}/making/ was not found, ignoring",
+          "subdir linux-64 of channel file:///does/not/exist/ was not found, ignoring", "error: Failed to resolve dependencies"],
+         "/does/not/exist", "the channel file:///does/not/exist/ was not found, or has no linux-64: give --channel conda-forge"),
+        ([f"subdir linux-64 of channel {packages.PACKAGES.as_uri()}/ was not found, ignoring", "error: Failed to resolve dependencies"],
+         "https://mirror.example/conda-forge", "error: Failed to resolve dependencies"),
         (["cc1plus: fatal error: No space left on device"], "pypi", "free some space"),
         (["Request failed after 3 retries", "error: Failed to resolve dependencies"], "conda-forge", "--channel pypi"),
         (["Retry attempt #2. Sleeping 2.6s before the next attempt", "error: Failed to resolve dependencies"], "conda-forge",

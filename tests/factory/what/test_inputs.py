@@ -73,6 +73,61 @@ def test_what_the_user_has_git_do_otherwise_is_no_matter(checkout: Path) -> None
     assert inputs.commit(["src"], checkout) == f"{commit}+", "a file that no commit holds"
 
 
+def built_of(root: Path) -> list[str]:
+    return [path.relative_to(root).as_posix() for path in inputs.files(["src"], root)]
+
+
+@pytest.mark.parametrize("kind", ["clone", "worktree", "submodule"])
+def test_what_git_ignores_is_no_input(kind: str, checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An editor's or a tool's: of a commit that is stated everybody has the same files."""
+    root = checkout
+    if kind == "worktree":
+        root = checkout.with_name(kind)
+        git("worktree", "add", "--quiet", str(root), root=checkout)
+    if kind == "submodule":
+        outer = checkout.with_name("outer")
+        git("init", "--quiet", str(outer), root=checkout)
+        git("-c", "protocol.file.allow=always", "submodule", "--quiet", "add", str(checkout), "inner", root=outer)
+        root = outer / "inner"
+    mine = checkout.with_name("ignore")
+    mine.write_text("*~\n")
+    git("config", "core.excludesFile", str(mine), root=root)
+    before = inputs.digest(["src"], [], root)
+    (root / ".gitignore").write_text(".mypy_cache/\n*.log\n")
+    (root / "src" / ".mypy_cache").mkdir()
+    for name in ("k.cu~", "a.log", ".mypy_cache/x.json"):
+        (root / "src" / name).write_text("of this machine")
+    assert built_of(root) == ["src/k.cu"]
+    assert (inputs.digest(["src"], [], root), inputs.commit(["src"], root)[40:]) == (before, "")
+    inputs.copy(["src"], root / "copy", root)
+    assert [path.name for path in (root / "copy").rglob("*") if path.is_file()] == ["k.cu"]
+    (root / "src" / "ä b.cu").write_text("new")
+    assert built_of(root) == ["src/k.cu", "src/ä b.cu"]
+    assert inputs.commit(["src"], root)[40:] == "+"
+    git("add", "--force", "src/a.log", root=root)
+    (root / "src" / "k.cu").unlink()
+    assert built_of(root) == ["src/a.log", "src/ä b.cu"], "what is held although it is ignored, and not what is gone"
+
+
+@pytest.mark.parametrize("held", [False, True])
+def test_sources_below_a_repository_that_ignores_them_are_built_whole(held: bool, checkout: Path) -> None:
+    """As in a home that is one: it has no commit of them. With a commit of its own it is as any."""
+    git("rm", "--quiet", "-r", "--cached", ".", root=checkout)
+    (checkout / ".gitignore").write_text("*\n")
+    git("add", "--force", ".gitignore", root=checkout)
+    git("commit", "--quiet", "-m", "another's", root=checkout)
+    root = checkout / "unpacked"
+    (root / "src").mkdir(parents=True)
+    for name in ("k.cu", "l.cu"):
+        (root / "src" / name).write_text("kernel")
+    if held:
+        git("init", "--quiet", root=root)
+        git("add", ".", root=root)
+        git("commit", "--quiet", "-m", "one", root=root)
+    assert built_of(root) == ["src/k.cu", "src/l.cu"]
+    assert len(inputs.commit(["src"], root)) == 40 * held
+
+
 def test_where_git_knows_nothing_there_is_no_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     monkeypatch.delenv("SOURCE_DATE_EPOCH", raising=False)

@@ -148,6 +148,11 @@ def test_names() -> None:
         ({"torch": "1.13"}, "unknown PyTorch '1.13'.*2.6.0"),
         ({"cuda": "12.8", "torch": "2.6.0"}, "no build of PyTorch 2.6.0.*there PyTorch is 2.7.0, 2.8.0"),
         ({"torch": "2.8.0", "python": "3.14"}, "no build for Python 3.14 of PyTorch 2.8.0.*3.9, 3.10"),
+        (
+            {"torch": "2.9+", "cuda": "12.8", "python": "3.12"},
+            "one wheel serves every Python from 3.10 on, so leave --python out",
+        ),
+        ({"profile": "stable-abi", "python": "3.9"}, "no build for Python 3.9 .*: one wheel serves every Python from 3.10 on"),
         ({"profile": "default", "cuda": "12.6"}, "nothing to build with profile default, CUDA 12.6"),
     ],
 )

@@ -52,6 +52,14 @@ def contents(laid: Path) -> dict[str, dict[str, object]]:
     return {record["name"]: record for record in repodata["packages.conda"].values()}
 
 
+@pytest.mark.skipif(os.name == "nt", reason="there every path is text")
+def test_a_path_may_be_of_bytes_that_the_locale_does_not_know(tmp_path: Path) -> None:
+    wrapper = channel.Thin("one", "1", texts={"bin/one": os.fsdecode(b"#!/bin/sh\nexec /\xc3\xbc\xff\n")})
+    wrapper.write(tmp_path)
+    assert (tmp_path / "bin" / "one").read_bytes() == b"#!/bin/sh\nexec /\xc3\xbc\xff\n"
+    assert len(wrapper.digest()) == 64
+
+
 def test_holds_what_the_recipe_asks_for_under_conda_forges_names(pypi: Path) -> None:
     here = matrix.host_platform()
     both = {"python", "cmake", "ninja", "pip", "scikit-build-core", *(f"{name}_{here}" for name in ("gcc", "gxx", "sysroot"))}

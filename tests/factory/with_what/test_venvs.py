@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -141,6 +142,20 @@ def test_where_it_was_moved_to_an_environment_is_made_anew(
     (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
     monkeypatch.setattr(venvs, "VENVS", tmp_path / "link" / ".venvs")
     assert venvs.complete("small"), "the same place by another name"
+
+
+@pytest.mark.skipif(os.name == "nt", reason="links are for administrators there")
+def test_environments_behind_a_link_are_those_of_the_place_that_it_leads_to(tmp_path: Path) -> None:
+    """Else what is written there names a link, which may go before they do."""
+    checkout, shared = tmp_path / "checkout", tmp_path / "shared"
+    shutil.copytree(ROOT / "scripts", checkout / "scripts", ignore=shutil.ignore_patterns("__pycache__"))
+    (checkout / ".venvs").symlink_to(shared)
+    code = "from sage_factory.with_what import venvs; venvs.keep('small', 'x', lambda: venvs.bin_dir('small').mkdir(parents=True)); "
+    code += "print(venvs.VENVS, venvs.python_of('small').parents[2], sep='\\n')"
+    environment = os.environ | {"PYTHONPATH": str(checkout / "scripts")}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == [str(shared)] * 2
+    assert (shared / "small" / venvs.STAMP).read_text() == "x", "a place that was not there is made"
 
 
 def test_an_interrupted_set_up_is_done_again(place: Path, quick: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
