@@ -62,10 +62,10 @@ def attend(
     validation.one_of("qk_quant_gran", asked.qk_quant_gran, ("per_thread", "per_warp"))
     if allowed := dispatch.ACCUMULATORS[asked.function]:
         validation.one_of("pv_accum_dtype", asked.pv_accum_dtype, allowed)
-    is_causal, smooth_k, smooth_v, return_lse, per_block_mean = _decided(asked)
-    more = {} if per_block_mean is None else {"per_block_mean": per_block_mean}
-    validation.flags(is_causal, smooth_k, smooth_v, return_lse, **more)
-    attn_mask, is_causal = aliases.written_out(attn_mask, is_causal, q)
+    asked = _decided(asked)
+    more = {} if asked.per_block_mean is None else {"per_block_mean": asked.per_block_mean}
+    validation.flags(asked.is_causal, asked.smooth_k, asked.smooth_v, asked.return_lse, **more)
+    attn_mask, is_causal = aliases.written_out(attn_mask, asked.is_causal, q)
     came, (q, k, v) = (q, k, v), aliases.alike(q, k, v)
     if q is not came[0] or k is not came[1] or v is not came[2]:
         key = None  # as they came the operator refuses them, which takes longer than this way
@@ -172,7 +172,6 @@ def _attend(
     asked: Asked, is_causal: bool, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, attn_mask: torch.Tensor | None
 ) -> Result:
     """is_causal: in the place of what was asked, where a mask came that says so."""
-    _, smooth_k, smooth_v, return_lse, per_block_mean = _decided(asked)
     factor = q.shape[-1] ** -0.5 if asked.sm_scale is None else validation.number("sm_scale", asked.sm_scale)
     dtype = q.dtype
     if dtype == torch.float32:
@@ -180,20 +179,31 @@ def _attend(
     kernel, or_16_bit = _choice(asked.function, asked.pv_accum_dtype, q, v, attn_mask, packed=False)
     try:
         out, lse = _ops.attention(
-            q, k, v, attn_mask, asked.tensor_layout, is_causal, factor, smooth_k, smooth_v, return_lse, kernel,
-            per_block_mean=per_block_mean is not False, or_16_bit=or_16_bit,
+            q, k, v, attn_mask, asked.tensor_layout, is_causal, factor, asked.smooth_k, asked.smooth_v, asked.return_lse, kernel,
+            per_block_mean=asked.per_block_mean is not False, or_16_bit=or_16_bit,
         )  # fmt: skip
     except RuntimeError as error:
         _raise_if_out_of_memory(error, q.device)
         raise
     out = out.float() if dtype == torch.float32 else out
-    return (out, lse) if return_lse else out
+    return (out, lse) if asked.return_lse else out
 
 
-def _decided(asked: Asked) -> tuple[bool, bool, bool, bool, bool | None]:
-    flags = asked.is_causal, asked.smooth_k, asked.smooth_v, asked.return_lse, asked.per_block_mean
-    is_causal, smooth_k, smooth_v, return_lse, per_block_mean = map(validation.decided, flags)
-    return is_causal, smooth_k, smooth_v, return_lse, per_block_mean
+def _decided(asked: Asked) -> Asked:
+    """The same with flags that no compiler keeps open."""
+    decided = validation.decided
+    return Asked(
+        asked.function,
+        asked.pv_accum_dtype,
+        asked.tensor_layout,
+        decided(asked.is_causal),
+        decided(asked.return_lse),
+        decided(asked.smooth_k),
+        decided(asked.smooth_v),
+        asked.qk_quant_gran,
+        decided(asked.per_block_mean),
+        asked.sm_scale,
+    )
 
 
 def attend_packed(
