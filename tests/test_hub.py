@@ -20,10 +20,10 @@ UNREACHED = re.compile(r"No matching distribution|NewConnectionError|name resolu
 
 @pytest.fixture(scope="module")
 def hub(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The kernel repositories of what is in dist/."""
+    """The kernel repository of what is in dist/, beside that of FP4."""
     out = tmp_path_factory.mktemp("hub")
     assert commands.main(["hub", "--dist", str(ROOT / "dist"), "--out", str(out)]) == 0
-    return out
+    return out / "sage-attention"
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +53,7 @@ def test_loaded_from_a_folder_beside_the_installed_package(hub: Path, library: P
     run(
         """
 from kernels import get_local_kernel
-kernel = get_local_kernel(Path(os.environ["HUB"], "sage-attention"))
+kernel = get_local_kernel(Path(os.environ["HUB"]))
 import sageattention
 assert Path(kernel.__file__).is_relative_to(os.environ["HUB"]), kernel.__file__
 namespace = kernel._library.build.namespace
@@ -81,7 +81,7 @@ import sys
 sys.modules["sageattention"] = None
 from kernels import get_local_kernel
 q = torch.ones(1, 1, 3, 64).half()
-assert torch.equal(get_local_kernel(Path(os.environ["HUB"], "sage-attention")).sageattn(q, q, q), q)
+assert torch.equal(get_local_kernel(Path(os.environ["HUB"])).sageattn(q, q, q), q)
 """,
         library, hub, tmp_path,
     )  # fmt: skip
@@ -93,7 +93,7 @@ def test_diffusers_hub_backend(hub: Path, library: Path, tmp_path: Path) -> None
         """
 from diffusers.models import attention_dispatch
 config = attention_dispatch._HUB_KERNELS_REGISTRY[attention_dispatch.AttentionBackendName.SAGE_HUB]
-os.environ["LOCAL_KERNELS"] = f"{config.repo_id}={os.environ['HUB']}/sage-attention"
+os.environ["LOCAL_KERNELS"] = f"{config.repo_id}={os.environ['HUB']}"
 import clients, sageattention
 transformer = clients.Transformer("cuda" if torch.cuda.is_available() else "cpu")
 error = transformer.error("sage_hub")
@@ -111,8 +111,8 @@ def test_diffusers_fp4_hub_backend(hub: Path, library: Path, tmp_path: Path) -> 
         """
 from diffusers.models import attention_dispatch
 config = attention_dispatch._HUB_KERNELS_REGISTRY[attention_dispatch.AttentionBackendName.SAGE_BLACKWELL_HUB]
-repository = Path(os.environ["HUB"], "sage-blackwell")
-os.environ["LOCAL_KERNELS"] = f"{config.repo_id}={repository}"
+repository = Path(os.environ["HUB"])
+os.environ["LOCAL_KERNELS"] = f"{config.repo_id}={repository.with_name('sage-blackwell')}"
 import clients, sageattn3
 from tensors import qkv
 error = clients.Transformer("cpu").error("sage_blackwell_hub")
@@ -121,7 +121,7 @@ assert clients.TOLERANCE < error <= 0.05, error
 q, k, v = qkv(1, 2, 200, 64)
 assert torch.equal(config.kernel_fn(q, k, v, is_causal=True), sageattn3.sageattn3_blackwell(q, k, v, is_causal=True))
 from kernels import get_local_kernel
-eight_bits = get_local_kernel(repository.with_name("sage-attention"))
+eight_bits = get_local_kernel(repository)
 assert eight_bits._library.build.namespace != config.kernel_fn.__module__.split(".")[0]
 assert torch.isfinite(eight_bits.sageattn(q, k, v)).all()
 """,
@@ -131,16 +131,14 @@ assert torch.isfinite(eight_bits.sageattn(q, k, v)).all()
 
 def test_a_kernel_for_another_pytorch_is_refused(hub: Path, library: Path, tmp_path: Path) -> None:
     """By `kernels`, which goes by the names of the folders."""
-    fitting = next(
-        (hub / "sage-attention").glob("build/torch[0-9]*-linux" if sys.platform == "linux" else "build/torch[0-9]*-windows")
-    )
+    fitting = next(hub.glob("build/torch[0-9]*-linux" if sys.platform == "linux" else "build/torch[0-9]*-windows"))
     repository = tmp_path / "repository"
-    shutil.copytree(fitting, repository / "sage-attention" / "build" / re.sub(r"^torch\d+", "torch99", fitting.name))
+    shutil.copytree(fitting, repository / "build" / re.sub(r"^torch\d+", "torch99", fitting.name))
     run(
         """
 from kernels import get_local_kernel
 try:
-    get_local_kernel(Path(os.environ["HUB"], "sage-attention"))
+    get_local_kernel(Path(os.environ["HUB"]))
 except FileNotFoundError as error:
     assert "does not match environment Torch version" in str(error), error
 else:

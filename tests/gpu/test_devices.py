@@ -64,9 +64,8 @@ def test_packed_sequences_there() -> None:
     cu_seqlens = torch.tensor([0, 700, 700, 2500], dtype=torch.int32)
     answers = []
     for device in (CURRENT, OTHER):
-        moved = [x.to(device) for x in (q, k, v)]
-        cu = cu_seqlens.to(device)
-        answers.append(sageattention.sageattn_varlen(moved[0], moved[1], moved[2], cu, cu, 1800, 1800).cpu())
+        there_q, there_k, there_v, cu = on(device, q, k, v, cu_seqlens)
+        answers.append(sageattention.sageattn_varlen(there_q, there_k, there_v, cu, cu, 1800, 1800).cpu())
     assert torch.equal(*answers)
 
 

@@ -10,10 +10,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import zstandard
-
 from sage_factory.inspect import content
-from sage_factory.make import seal
+from sage_factory.make import archives, seal
 from sage_factory.what import inputs
 
 LICENSE = "Apache-2.0"
@@ -59,7 +57,7 @@ def _archive_faults(path: Path, seconds: int) -> Iterator[str]:
                 yield f"{member.filename} is of another time than info/index.json says"
             if not member.filename.endswith(".tar.zst"):
                 continue
-            plain = zstandard.ZstdDecompressor().stream_reader(io.BytesIO(archive.read(member))).read()
+            plain = archives.decompressed(archive.read(member))
             found = list(_member_faults(plain, seconds))
             yield from found
             if not found and seal.tarball(plain, seconds) != plain:

@@ -153,10 +153,14 @@ def _member(path: Path, archive: zipfile.ZipFile, name: str) -> bytes:
         raise ArtifactError(f"{name} in {path.name} cannot be read ({error}): truncated or damaged") from error
 
 
+def decompressed(data: bytes) -> bytes:
+    """The tar archive in a .tar.zst."""
+    return zstandard.ZstdDecompressor().stream_reader(io.BytesIO(data)).read()
+
+
 def _untar(path: Path, data: bytes, faults: list[str]) -> dict[str, bytes]:
     try:
-        plain = zstandard.ZstdDecompressor().stream_reader(io.BytesIO(data)).read()
-        with tarfile.open(fileobj=io.BytesIO(plain)) as archive:
+        with tarfile.open(fileobj=io.BytesIO(decompressed(data))) as archive:
             return dict(_files(archive, faults))
     except Exception as error:
         raise ArtifactError(f"{path.name} cannot be unpacked ({error}): truncated or damaged") from error

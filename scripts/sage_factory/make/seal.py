@@ -34,8 +34,7 @@ def time(seconds: int) -> archives.Time:
 
 
 def _packed(content: bytes, seconds: int) -> bytes:
-    plain = zstandard.ZstdDecompressor().stream_reader(io.BytesIO(content)).read()
-    return zstandard.ZstdCompressor(level=19).compress(tarball(plain, seconds))
+    return zstandard.ZstdCompressor(level=19).compress(tarball(archives.decompressed(content), seconds))
 
 
 def tarball(plain: bytes, seconds: int) -> bytes:

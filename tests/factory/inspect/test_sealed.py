@@ -23,8 +23,7 @@ def changed(path: Path, change: Change) -> Path:
     """A conda package whose archives were changed after it was sealed."""
     members = samples.contents(path)
     for name in (name for name in members if name.endswith(".tar.zst")):
-        plain = zstandard.ZstdDecompressor().stream_reader(io.BytesIO(members[name])).read()
-        with tarfile.open(fileobj=io.BytesIO(plain)) as old:
+        with tarfile.open(fileobj=io.BytesIO(archives.decompressed(members[name]))) as old:
             found = [(one, source.read()) for one in old if (source := old.extractfile(one))]
         change(found)
         packed = io.BytesIO()
