@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -46,15 +47,13 @@ def test_a_package_is_found_below_a_path_that_the_locale_does_not_know(tmp_path:
     (folder / "recipe.yaml").write_text(
         "package: {name: tiny, version: '1'}\nbuild: {noarch: generic, script: 'touch $PREFIX/a'}\n"
     )
-    code = f"""
-import sys
-from pathlib import Path
-from sage_factory.make import engine
-folder = Path(sys.argv[1])
-(one,) = engine.render({{"target_platform": [{HERE!r}]}}, folder / "recipe.yaml").values()
-engine.make(one, [], folder / "conda", 1_600_000_000)
-"""
-    locale = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONPATH": str(ROOT / "scripts")}
-    done = subprocess.run([sys.executable, "-c", code, folder], env=os.environ | locale, capture_output=True, check=False)
-    assert done.returncode == 0, done.stderr.decode()
+    (folder / "variant.json").write_text(json.dumps({"target_platform": [HERE]}))
+    locale = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    done = subprocess.run(
+        [sys.executable, ROOT / "scripts", "_package", "tiny", "--recipe", folder / "recipe.yaml",
+         "--variant", folder / "variant.json", "--channel", (tmp_path / "none").as_uri(), "--seconds", "1600000000",
+         "--output", folder / "conda"],
+        env=os.environ | locale, capture_output=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, (done.stdout + done.stderr).decode()
     assert len(list((folder / "conda" / "noarch").glob("tiny-*.conda"))) == 1
