@@ -140,9 +140,8 @@ def round_to_int8(x: torch.Tensor, magnitude: torch.Tensor) -> torch.Tensor:
 
 
 def scale_of(magnitude: torch.Tensor, by: float | torch.Tensor) -> torch.Tensor:
-    """The unit in which numbers up to `magnitude` become integers; infinity and NaN stay what they are."""
-    scale = magnitude * by
-    return torch.where((scale > LARGEST_SCALE) & (magnitude < math.inf), LARGEST_SCALE, scale)
+    """The unit in which numbers up to `magnitude` become integers; NaN where that is infinite."""
+    return torch.where(magnitude < math.inf, (magnitude * by).clamp_max(LARGEST_SCALE), math.nan)
 
 
 def without_far_keys(attn_mask: torch.Tensor, *, is_causal: bool) -> torch.Tensor:

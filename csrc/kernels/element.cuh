@@ -102,10 +102,11 @@ __device__ __forceinline__ void unpack(float (&x)[N], const uint32_t (&bits)[N /
 }
 
 // The unit in which numbers up to `magnitude` become integers up to 127: magnitude * by. At most 2^50, so that products of two of them
-// and a score are numbers; what bfloat16 holds beyond is no less far from all else. Infinity and NaN stay what they are.
+// and a score are numbers; what bfloat16 holds beyond is no less far from all else. Beside an infinite one
+// nothing is left of the others' codes, and of its own not even the sign: such a unit is NaN, and all that is made of it.
 __device__ __forceinline__ float scale_of(float magnitude, float by) {
   const float scale = magnitude * by;
-  return scale > 0x1p50f && magnitude < INFINITY ? 0x1p50f : scale;
+  return !(magnitude < INFINITY) ? __int_as_float(0x7fffffff) : scale > 0x1p50f ? 0x1p50f : scale;
 }
 
 // x * factor, within [-127, 127], rounded to nearest even, as four signed bytes. Adding 1.5 * 2^23 leaves the rounded integer

@@ -544,7 +544,11 @@ inline int __dp4a(int x, int y, int sum) {
 inline float __fdividef(float x, float y) { return std::fabs(y) > 0x1p126f && std::fabs(y) < INFINITY ? x * 0.0f : x / y; }
 inline float __frcp_rn(float x) { return 1.0f / x; }
 inline float __fmul_rn(float x, float y) { return x * y; }
-inline float __fmaf_rn(float x, float y, float z) { return std::fma(x, y, z); }
+// NaN as GPUs make it, whose bits kernels may take for a number's.
+inline float __fmaf_rn(float x, float y, float z) {
+  const float sum = std::fma(x, y, z);
+  return sum != sum ? same_bits<float>(0x7fffffff) : sum;
+}
 template <typename T>
 T __ldcs(const T* pointer) { return *pointer; }
 template <typename T>
