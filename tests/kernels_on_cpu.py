@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import fuzz
+import ptx_to_cpp
 import pytest
 import tensors
 import torch
@@ -31,6 +32,8 @@ from fuzz_bounds import Exact
 from fuzz_inputs import Problem
 from torch.utils import cpp_extension
 
+from sage_factory.what import matrix
+from sage_factory.with_what import nvrtc_nvcc, venvs
 from sageattention import _ops, reference
 
 TESTS = Path(__file__).resolve().parent
@@ -62,7 +65,7 @@ FIRST = {
 }
 # Of a kernel's source: where it waits for the kernels before it, and what waits when the thread has done all else.
 WAIT = "  ptx::grid_dependency_wait();"
-WAIT_AT_END = "  struct AtEnd { ~AtEnd() { ptx::grid_dependency_wait(); } } at_end;"
+WAIT_AT_END = "  struct AtEnd { __device__ ~AtEnd() { ptx::grid_dependency_wait(); } } at_end;"
 # Attention's is dynamic, mask's kernels have none; in quant/ variables are one for all threads.
 SHARED = {"attention": "", "quant": "static", "mask": ""}
 TYPES = {torch.float16: ("fp16", "__half"), torch.bfloat16: ("bf16", "__nv_bfloat16")}
@@ -92,6 +95,31 @@ def compile_for_cpu(source: Path, target: Path, options: list[str], *, races: bo
         pytest.skip("this g++ has no _Float16: install version 13 or later")
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)}\n{done.stderr}")
+
+
+def ptx_of(source: str, virtual: str, definitions: list[str], csrc: Path, target: Path) -> str:
+    """What NVRTC makes of a kernel's source, as packages are built here: the test is skipped where there is none."""
+    cuda = matrix.load().development_cuda
+    toolkit = venvs.site_packages(f"cuda-{cuda}")
+    if not (toolkit / "nvidia" / "cuda_nvrtc").is_dir():
+        pytest.skip(f"no CUDA {cuda} from PyPI here: `python3 scripts/run.py build-cu128` brings it")
+    options = ["-ptx", f"-arch={virtual}", "-std=c++17", f"-I{csrc}", *definitions, "-o", str(target)]
+    path = str(csrc / "kernels" / source)
+    if nvrtc_nvcc.run(toolkit, matrix.load().cuda[cuda].pypi["nvidia-cuda-nvrtc-cu12"], [*options, path]) != 0:
+        raise RuntimeError(f"{path} does not compile for {virtual}")
+    return target.read_text(encoding="utf-8")
+
+
+def compile_ptx(ptx: str, kernel: str, architecture: str, target: Path) -> None:
+    """Make a kernel's library, as Kernels has it, of its PTX. architecture: what `__CUDA_ARCH__` is."""
+    source = target.with_suffix(".cpp")
+    source.write_text(ptx_to_cpp.translate(ptx, kernel), encoding="utf-8")
+    given = {"__CUDA_ARCH__": architecture, "KERNEL": kernel, "KERNEL_SOURCE": f'"{source}"', "__shared__": ""}
+    # PTX says itself what is fused. Of so many lines, to optimise them takes longer than to run them.
+    options = ["-fvisibility=hidden", "-ffp-contract=off", "-O0", f"-I{CSRC}"]
+    compile_for_cpu(
+        TESTS / "on_cpu" / "launch.cpp", target, [*options, *(f"-D{name}={value}" for name, value in given.items())]
+    )
 
 
 def compile_once(source: str, target: Path, options: list[str], csrc: Path, *, races: bool = False) -> None:
@@ -176,12 +204,22 @@ class Kernels:
     folder: for what is compiled. architecture: sm_NN, whose `__CUDA_ARCH__` the sources see. csrc: where those are; the host's code is
     this checkout's in any case. races: accesses to shared memory that no barrier orders are errors too (tests/on_cpu/races.h), and
     a call takes twenty times as long. stable_abi: the host's code speaks to PyTorch by that, and outputs and workspace are not NaN before.
+    from_ptx: what runs is the PTX that NVIDIA's compiler makes of the sources, by ptx_to_cpp.py, which knows no instructions of Hopper's alone;
+    so all tests of these modules do where SAGEATTENTION_FROM_PTX is in the environment.
     """
 
     def __init__(
-        self, folder: Path, architecture: str, csrc: Path = CSRC, *, races: bool = False, stable_abi: bool = False
+        self,
+        folder: Path,
+        architecture: str,
+        csrc: Path = CSRC,
+        *,
+        races: bool = False,
+        stable_abi: bool = False,
+        from_ptx: bool = "SAGEATTENTION_FROM_PTX" in os.environ,
     ) -> None:
         self.folder, self.architecture, self.csrc, self.races, self.stable_abi = folder, architecture, csrc, races, stable_abi
+        self.from_ptx = from_ptx
 
     def compile(
         self,
@@ -220,16 +258,29 @@ class Kernels:
                     "KERNEL_SOURCE": f'"kernels/{source}"',
                     "__shared__": SHARED[source.split("/")[0]],
                 }
+                if self.from_ptx:
+                    waited_for.append(pool.submit(self._compile_ptx, stem, path, given))
+                    continue
                 options = ["-fvisibility=hidden", *(f"-D{name}={value}" for name, value in given.items())]
                 waited_for.append(pool.submit(compile_once, "launch.cpp", path, options, self.csrc, races=self.races))
             for done in waited_for:
                 done.result()
 
+    def _compile_ptx(self, stem: str, path: Path, given: dict[str, Any]) -> None:
+        entry = SOURCES[stem]
+        alone = f"{self.architecture}a" in entry.get("architectures", ())  # with instructions that only 12.0 and its like have
+        virtual = f"compute_{self.architecture[3:]}{'a' if alone else ''}"
+        instance = [f"-D{name}={given[name]}" for name in ("SAGE_HEAD_DIM", "SAGE_DTYPE")]
+        ptx = ptx_of(entry["source"], virtual, instance, self.csrc, path.with_suffix(".ptx"))
+        compile_ptx(ptx, stem, given["__CUDA_ARCH__"], path)
+
     def copy(self, folder: Path, *but: str) -> Kernels:
         """The same kernels in another folder, and a copy of their sources for the test to change, of which kernels `but` are compiled anew."""
         others = shutil.ignore_patterns(*(f"{kernel}*" for kernel in but))
         shutil.copytree(self.folder / self.architecture, folder / self.architecture, ignore=others)
-        return Kernels(folder, self.architecture, shutil.copytree(self.csrc, folder / "csrc"), races=self.races)
+        return Kernels(
+            folder, self.architecture, shutil.copytree(self.csrc, folder / "csrc"), races=self.races, from_ptx=self.from_ptx
+        )
 
     def change(self, file: str, text: str, other: str) -> None:
         """Of a source below kernels/ that has the text once."""
