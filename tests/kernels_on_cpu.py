@@ -204,8 +204,8 @@ class Kernels:
     folder: for what is compiled. architecture: sm_NN, whose `__CUDA_ARCH__` the sources see. csrc: where those are; the host's code is
     this checkout's in any case. races: accesses to shared memory that no barrier orders are errors too (tests/on_cpu/races.h), and
     a call takes twenty times as long. stable_abi: the host's code speaks to PyTorch by that, and outputs and workspace are not NaN before.
-    from_ptx: what runs is the PTX that NVIDIA's compiler makes of the sources, by ptx_to_cpp.py, which knows no instructions of Hopper's alone;
-    so all tests of these modules do where SAGEATTENTION_FROM_PTX is in the environment.
+    from_ptx: what runs is the PTX that NVIDIA's compiler makes of the sources, by ptx_to_cpp.py, which knows neither Hopper's own instructions nor
+    races; so all tests of these modules do where SAGEATTENTION_FROM_PTX is in the environment.
     """
 
     def __init__(
@@ -219,7 +219,7 @@ class Kernels:
         from_ptx: bool = "SAGEATTENTION_FROM_PTX" in os.environ,
     ) -> None:
         self.folder, self.architecture, self.csrc, self.races, self.stable_abi = folder, architecture, csrc, races, stable_abi
-        self.from_ptx = from_ptx
+        self.from_ptx = from_ptx and not races
 
     def compile(
         self,

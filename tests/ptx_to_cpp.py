@@ -19,6 +19,7 @@ TYPES = {
     "pred": "bool",
 }
 SPECIAL = {"%tid.x": "threadIdx.x", "%ctaid.x": "blockIdx.x", "%nctaid.x": "gridDim.x", "%ntid.x": "blockDim.x"}
+SPECIAL |= {"%clusterid.x": "cluster_index()", "%cluster_ctarank": "cluster_rank()", "%cluster_nctarank": "cluster_size()"}
 COMPARED = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}
 COMBINED = {"and": "&&", "or": "||"}
 ROUNDED = {"rni": "std::nearbyint", "rzi": "std::trunc", "rmi": "std::floor", "rpi": "std::ceil"}
@@ -242,6 +243,8 @@ class Function:
         size = width(kind) // 8
         if "shared" in words:
             at = f"shared_at({self.address(there, 'u32')}, {size * len(names)})"
+        elif "shared::cluster" in words:
+            at = f"gpu::at_cluster({self.address(there, 'u32')}, {size * len(names)}, {size * len(names)})"
         elif "param" in words and (base := re.match(rf"\[({NAME})", there)) and base[1] not in self.symbols:
             at = f"{local(base[1])} + {int(there.strip('[] ').partition('+')[2] or 0)}"
         else:
@@ -259,15 +262,21 @@ class Function:
             return "__syncwarp();"
         if words[:4] == ["bar", "red", "or", "pred"] and operands[1] == "0":
             return self.write(operands[0], "pred", f"__syncthreads_or({self.value(operands[2], 'pred')}) != 0")
+        if words[1] == "cluster":  # its wait stands right behind
+            relaxed = "_relaxed" if "relaxed" in words else ""
+            return f"sage::ptx::cluster_sync{relaxed}();" if words[2] == "arrive" else ""
         if words[1] != "sync" or operands != ("0",):
             raise UnknownPtxError(".".join(words))
         return "__syncthreads();"
 
     def shuffle(self, words: Sequence[str], to: str, x: str, lane: str, *_: str) -> str:
         name = {"bfly": "__shfl_xor_sync", "idx": "__shfl_sync"}[words[2]]
-        to, _, within = to.partition("|")  # a warp is whole here, so that each lane that is asked is within
-        shuffled = self.write(to, "u32", f"{name}(~0u, {self.value(x, 'u32')}, int({self.value(lane, 'u32')}))")
-        return f"{shuffled} {self.write(within, 'pred', 'true') if within else ''}"
+        number, *within = to.split("|")  # a warp is whole here, so that each lane that is asked is within
+        shuffled = self.write(number, "u32", f"{name}(~0u, {self.value(x, 'u32')}, int({self.value(lane, 'u32')}))")
+        return " ".join([shuffled, *(self.write(one, "pred", "true") for one in within)])
+
+    def of_cluster(self, _: Sequence[str], to: str, address: str, rank: str) -> str:
+        return self.write(to, "u32", f"cluster_address({self.value(address, 'u32')}, {self.value(rank, 'u32')})")
 
     def vote(self, words: Sequence[str], to: str, condition: str, *_: str) -> str:
         return self.write(to, words[-1], f"__{words[2]}_sync(~0u, {self.value(condition, 'pred')})")
@@ -353,6 +362,7 @@ class Function:
         "cvta": to_generic,
         "shfl": shuffle,
         **dict.fromkeys(("bar", "barrier"), barrier),
+        "mapa": of_cluster,
         "vote": vote,
         "redux": reduce,
         "ldmatrix": ldmatrix,

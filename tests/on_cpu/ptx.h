@@ -7,6 +7,7 @@
 #include "cuda_bf16.h"
 #include "cuda_fp16.h"
 #include "gpu.h"
+#include "kernels/ptx/cluster.cuh"
 #include "kernels/ptx/cp_async.cuh"
 #include "kernels/ptx/float8.cuh"
 #include "kernels/ptx/float4.cuh"
@@ -18,8 +19,10 @@
 
 namespace ptx_code {
 
-using std::abs;
-using std::fma;
+using sage::ptx::cluster_address;
+using sage::ptx::cluster_index;
+using sage::ptx::cluster_rank;
+using sage::ptx::cluster_size;
 
 union Register8 { uint8_t b8, u8; int8_t s8; };
 union Register16 { uint16_t b16, u16; int16_t s16; };
