@@ -66,7 +66,7 @@ def left(builds: Iterable[matrix.Build], there: Mapping[str, File]) -> tuple[mat
 
 
 def refuse_withdrawn(releases: Iterable[Mapping[str, Any]], builds: Iterable[matrix.Build], tag: str) -> None:
-    """EarlierError if a withdrawn release has a wheel or the operators of these builds: they are not taken, and what has a name keeps it."""
+    """EarlierError if a withdrawn release has a wheel or the operators of these builds: they are not taken, and names are kept."""
     gone = [one for one in releases if one["tag_name"] != tag and not one["draft"] and indexes.withdrawn(one) is not None]
     held = {asset["name"]: release["tag_name"] for release in gone for asset in release["assets"]}
     builds = tuple(builds)
