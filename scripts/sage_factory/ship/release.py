@@ -154,14 +154,15 @@ def write(release: Release, folder: Path) -> list[Path]:
     # Of a name there is one file in a release, and what an index has says where that is.
     names = {path.name for path in offered}
     others = [path for path in release.files.files if path.name not in names]
-    files = [*others, *offered, *(metadata_of(path, out) for path in new)]
+    # Of all of them: an index looks for it beside the wheel, in the newest release that has that.
+    files = [*others, *offered, *(metadata_of(path, out) for path in offered)]
     package = release.package
     bill = folder / release.bill
     put(bill, sbom.of_release(package.name, package.version, release.tag, files))
     files.append(bill)
     put(folder / "SHA256SUMS", sums(files).encode())
     # What this run can say of: provenance of the others is that of their own release.
-    put(folder / "BUILT", sums([path for path in files if path.name not in there]).encode())
+    put(folder / "BUILT", sums([path for path in files if path.name.removesuffix(".metadata") not in there]).encode())
     return [*files, folder / "SHA256SUMS"]
 
 

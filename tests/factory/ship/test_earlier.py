@@ -15,7 +15,7 @@ import samples
 from sage_factory import commands
 from sage_factory.files import sha256
 from sage_factory.make import wheels
-from sage_factory.ship import collect, earlier, tag
+from sage_factory.ship import collect, earlier, indexes, tag
 from sage_factory.what import matrix, variant
 
 PROFILE, BUILDS = samples.PROFILE, samples.BUILDS
@@ -75,6 +75,8 @@ def test_what_is_new_is_built_and_the_rest_taken_as_it_is(
         f"{NEW.index_name}.metadata",
         "sageattention-2.2.0-build.1.cdx.json",
     }, "this run built nothing else, and says so"
+    links = indexes.links(github.releases)
+    assert {link.name for link in links if link.metadata_sha256} == {build.index_name for build in samples.BUILDS}
 
 
 @pytest.mark.parametrize("withdrawn", [False, True])
