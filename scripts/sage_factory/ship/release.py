@@ -196,9 +196,11 @@ def publish(tag: str, files: Sequence[Path], notes: Path) -> int:
         gh("release", "create", tag, "--draft", "--verify-tag", "--title", tag, "--notes-file", str(notes))
         there = {"draft": True, "assets": []}
     published = {asset["name"]: asset for asset in there["assets"]}
-    for name in [name for name, asset in published.items() if asset["state"] != "uploaded"]:
-        gh("release", "delete-asset", tag, name, "--yes")  # an upload that was cut off
-        del published[name]
+    for name, asset in list(published.items()):
+        # An upload that was cut off; of a draft, which nobody has taken anything from, also what an earlier run made otherwise.
+        if asset["state"] != "uploaded" or (there["draft"] and asset["digest"] != expected.get(name)):
+            gh("release", "delete-asset", tag, name, "--yes")
+            del published[name]
     if changed := [n for n, asset in published.items() if n in expected and asset["digest"] != expected[n]]:
         raise ReleaseError(f"published files are never replaced, and release {tag} has other content: {', '.join(changed)}")
     if stray := sorted(published.keys() - expected.keys()):
@@ -210,7 +212,7 @@ def publish(tag: str, files: Sequence[Path], notes: Path) -> int:
         _upload(tag, path, expected[path.name])
         print(f"uploaded {path.name}", flush=True)
     if there["draft"]:
-        gh("release", "edit", tag, "--draft=false")
+        gh("release", "edit", tag, "--draft=false", "--notes-file", str(notes))
     return len(new)
 
 

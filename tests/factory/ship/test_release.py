@@ -221,6 +221,23 @@ def test_an_upload_that_was_cut_off_is_made_again(dist: Path, github: github_sta
     assert (there["draft"], {asset["state"] for asset in there["assets"]}) == (False, {"uploaded"})
 
 
+def test_a_draft_is_made_what_this_run_has(dist: Path, github: github_stand_in.GitHub) -> None:
+    """Nobody has taken anything from it: an earlier run may have made files otherwise, or others."""
+    assert run(dist, "v2.2.0", "--publish") == 0
+    (whole,) = github.releases
+    (there,) = github.releases
+    there |= {"draft": True, "body": "of another run"}
+    there["assets"][0]["digest"] = "sha256:0"
+    there["assets"].append({"name": "stray", "state": "uploaded", "digest": "sha256:0"})
+    github.set([there])
+    assert run(dist, "v2.2.0", "--publish") == 0
+
+    def shown(one: dict[str, Any]) -> object:
+        return one["draft"], one["body"], {asset["name"]: asset["digest"] for asset in one["assets"]}
+
+    assert [shown(one) for one in github.releases] == [shown(whole)]
+
+
 @pytest.mark.parametrize(
     ("harm", "said"),
     [
