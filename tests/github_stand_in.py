@@ -42,11 +42,9 @@ elif kind == "download":
     pathlib.Path(folder, name).write_bytes(pathlib.Path({state!r} + ".files", tag, name).read_bytes())
 elif kind == "delete-asset":
     mine[0]["assets"] = [asset for asset in mine[0]["assets"] if asset["name"] != arguments[3]]
-elif kind == "edit" and "--notes-file" in arguments:
-    mine[0]["body"] = pathlib.Path(arguments[arguments.index("--notes-file") + 1]).read_text()
 elif kind == "edit":
-    assert arguments[3] == "--draft=false"
-    mine[0]["draft"] = False
+    mine[0]["body"] = pathlib.Path(arguments[arguments.index("--notes-file") + 1]).read_text()
+    mine[0]["draft"] = mine[0]["draft"] and "--draft=false" not in arguments
 else:
     sys.exit("unknown " + kind)
 state.write_text(json.dumps(releases))

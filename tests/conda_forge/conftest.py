@@ -22,7 +22,13 @@ def forge(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="session")
 def channels(forge: str, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """What a user of the package has: a channel with all that variants.yaml builds, and conda-forge."""
-    return [model.lay(tmp_path_factory.mktemp("ours"), emitted.records()).as_uri(), forge]
+    return [model.lay(tmp_path_factory.mktemp("ours"), emitted.records(emitted.builds())).as_uri(), forge]
+
+
+@pytest.fixture(scope="session")
+def released(forge: str, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """The same of a channel with what is released alone."""
+    return [model.lay(tmp_path_factory.mktemp("released"), emitted.records(emitted.released())).as_uri(), forge]
 
 
 LAID = ROOT / "build" / "laid"

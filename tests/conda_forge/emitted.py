@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from conda_forge import model
@@ -23,16 +23,21 @@ def of(build: matrix.Build) -> dict[str, dict[str, Any]]:
     return {name: one.recipe.to_dict() for name, one in rendered.items()}
 
 
-def builds(package: str | None = None) -> list[matrix.Build]:
+def builds(package: str | None = None, profile: str | None = None) -> list[matrix.Build]:
     """One of each package and PyTorch × CUDA × platform: conda packages know no Python."""
-    every = matrix.builds(package=package)
+    every = matrix.builds(profile, package=package)
     return list({(build.package, build.platform, build.torch, build.cuda): build for build in every}.values())
 
 
-def records() -> Iterator[model.Record]:
-    """Every package of the table."""
+def released() -> list[matrix.Build]:
+    """What the released channel has: of each package the profile that its releases are made of."""
+    return [build for package in matrix.load().packages.values() for build in builds(package.name, package.profile)]
+
+
+def records(wanted: Iterable[matrix.Build]) -> Iterator[model.Record]:
+    """Every package of these builds."""
     kernels: dict[tuple[str, str], model.Record] = {}
-    for build in builds():
+    for build in wanted:
         outputs = of(build)
         cubins = _record(outputs[build.cubins], "noarch")
         kernels[build.package, build.cuda] = cubins | {"noarch": "generic"}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 from packaging.version import Version
 from rattler.exceptions import SolverError
@@ -77,13 +79,15 @@ def installed(channels: list[str], platform: str, driver: str | None, *specs: st
     """The CUDA of the kernels, and what the PyTorch beside them is for."""
     found = model.solved(channels, ["sageattention", *specs], platform, model.machine(platform, driver))
     ours, torch = found["sageattention"].split()[1], found["pytorch"]
-    assert ours.startswith(f"torch{torch.split('.')[0]}{torch.split('.')[1]}")
+    assert ours.startswith((f"torch{torch.split('.')[0]}{torch.split('.')[1]}", "torch29on_"))
     cuda = ours.split("_")[1]
     assert found["sageattention-cubins"].split()[1].startswith(f"{cuda}_")
     return f"{cuda[2:-1]}.{cuda[-1]}", cudas(torch.split()[1])
 
 
-def expected(pytorches: Pytorches, platform: str, driver: str | None, series: str) -> tuple[str, str] | None:
+def expected(
+    builds: Sequence[matrix.Build], pytorches: Pytorches, platform: str, driver: str | None, series: str
+) -> tuple[str, str] | None:
     """The newest CUDA that the driver runs and that this PyTorch is there for, and that PyTorch."""
 
     def key(cuda: str) -> tuple[int, ...]:
@@ -91,9 +95,9 @@ def expected(pytorches: Pytorches, platform: str, driver: str | None, series: st
 
     there = pytorches.get((platform, series), set()) - {"cpu"}
     majors = {key(cuda)[0] for cuda in there if driver is None or key(cuda)[0] <= key(driver)[0]}
-    ours = {
-        build.cuda for build in emitted.builds("sageattention") if (build.platform, build.torch_series) == (platform, series)
-    }
+    mine = [build for build in builds if build.package == "sageattention" and build.platform == platform]
+    pinned = {build.cuda for build in mine if build.torch_series == series and not build.stable_abi}
+    ours = pinned or {build.cuda for build in mine if build.stable_abi and Version(build.torch_series) <= Version(series)}
     fitting = sorted((cuda for cuda in ours if key(cuda)[0] in majors), key=key)
     if not fitting:
         return None
@@ -101,10 +105,13 @@ def expected(pytorches: Pytorches, platform: str, driver: str | None, series: st
     return fitting[-1], max(beside, key=key) if driver else "cpu"
 
 
+@pytest.mark.parametrize("offered", ["channels", "released"])
 def test_a_user_gets_the_newest_cuda_that_fits_driver_and_pytorch(
-    channels: list[str], pytorches: Pytorches, capsys: pytest.CaptureFixture[str]
+    offered: str, pytorches: Pytorches, capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest
 ) -> None:
-    """`conda install sageattention pytorch=X` on machines with each driver and with none."""
+    """`conda install sageattention pytorch=X` on machines with each driver and with none: where all is, and what is released."""
+    channels: list[str] = request.getfixturevalue(offered)
+    builds = emitted.released() if offered == "released" else emitted.builds()
     series = list(dict.fromkeys(build.torch_series for build in emitted.builds("sageattention")))
     lines = [f"{'platform':14} {'driver':7}" + "".join(f"{'PyTorch ' + torch:15}" for torch in series)]
     wrong = []
@@ -117,11 +124,11 @@ def test_a_user_gets_the_newest_cuda_that_fits_driver_and_pytorch(
                 except SolverError:
                     got = None
                 cells.append(" / ".join(got) if got else "–")
-                if got != (wanted := expected(pytorches, platform, driver, torch)):
+                if got != (wanted := expected(builds, pytorches, platform, driver, torch)):
                     wrong.append(f"{platform}, driver {driver}, PyTorch {torch}: {got} instead of {wanted}")
             lines.append(f"{platform:14} {driver or 'none':7}" + "".join(f"{cell:15}" for cell in cells))
     with capsys.disabled():
-        print("\nsageattention beside conda-forge's PyTorch: CUDA of the kernels / of PyTorch")
+        print(f"\nsageattention ({offered}) beside conda-forge's PyTorch: CUDA of the kernels / of PyTorch")
         print("\n".join(lines))
     assert wrong == []
 
@@ -149,6 +156,17 @@ def test_sageattn3_alone_and_beside_sageattention(
     assert found["sageattn3-cubins"].split()[1].startswith(f"{kernels}_")
     assert found["pytorch"].startswith("2.9.")
     assert {name for name in found if name.startswith("sageattention")} == {*beside, *(f"{name}-cubins" for name in beside)}
+
+
+@pytest.mark.parametrize("platform", ["linux-64", "win-64"])
+@pytest.mark.parametrize("driver", ["12.8", "13.0"])
+@pytest.mark.parametrize("specs", [["sageattention"], ["sageattn3"], ["sageattention", "sageattn3"]])
+def test_what_is_released_brings_a_driver_a_pytorch_for_it(
+    released: list[str], specs: list[str], driver: str, platform: str
+) -> None:
+    """Whoever names no PyTorch has to get one for their GPU."""
+    found = model.solved(released, specs, platform, model.machine(platform, driver))
+    assert cudas(found["pytorch"].split()[1]) != "cpu", found
 
 
 def test_every_python_that_conda_forge_has_that_pytorch_for(channels: list[str]) -> None:

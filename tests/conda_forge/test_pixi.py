@@ -21,7 +21,7 @@ TEXT = (ROOT / "pixi.toml").read_text(encoding="utf-8")
 def lonely(tmp_path_factory: pytest.TempPathFactory) -> Iterator[pixi.Pixi]:
     root = tmp_path_factory.mktemp("machine")
     served = pixi.offered(root / "served")
-    model.lay(served / "ours", emitted.records())
+    model.lay(served / "ours", emitted.records(emitted.builds()))
     with loopback.offering(served) as server:
         yield pixi.installed(root / "home", server.url)
 

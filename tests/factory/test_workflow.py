@@ -16,7 +16,7 @@ import pytest
 import tools
 import yaml
 
-from sage_factory import ROOT
+from sage_factory import ROOT, commands
 from sage_factory.make import packages
 from sage_factory.what import inputs, matrix, plan
 from sage_factory.with_what import tasks, venvs
@@ -435,6 +435,18 @@ def test_checkouts_have_the_same_bytes_on_every_runner() -> None:
     assert b"\r" not in b"".join(
         path.read_bytes() for path in inputs.files([*inputs.operators("sageattention"), *inputs.operators("sageattn3")])
     )
+
+
+def test_a_channel_that_the_workflow_cannot_publish_to_is_refused_before_anything_is_built(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("CHANNEL_URL", "s3://bucket/ours")
+    asked = ["plan", "--event", "push", "--releases", "", "--ref"]
+    assert commands.main([*asked, "refs/tags/v2.2.0"]) == 2
+    assert "the channel s3://bucket/ours takes the program `rattler-build`" in capsys.readouterr().err
+    assert commands.main([*asked, "refs/heads/main"]) == 0, "nothing is published"
+    monkeypatch.setenv("CHANNEL_URL", "https://prefix.dev/ours")
+    assert commands.main([*asked, "refs/tags/v2.2.0"]) == 0
 
 
 def test_plan_tells_the_workflow(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from sage_factory.ship import indexes
 def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("wheel", nargs="*", type=Path, help="wheels to add (default: all of dist/wheels)")
     parser.add_argument("--output", type=Path, default=ROOT / "dist" / "simple", help="default: dist/simple")
+    parser.add_argument("--index-url", default=indexes.address(), help="where that is served, for the wheels to state")
     parser.add_argument("--releases", metavar="OWNER/REPO", help="link to the wheels of this repository's releases instead")
 
 
@@ -34,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
     wheels = args.wheel or sorted((ROOT / "dist" / "wheels").glob("*.whl"))
     if not wheels:
         raise FactoryError("dist/wheels holds no wheel: `python3 scripts/run.py build-cu128` makes one")
-    new = indexes.add(wheels, args.output)
+    new = indexes.add(wheels, args.output, args.index_url)
     for path in new:
         print(indexes.target(path, args.output).relative_to(args.output))
     print(f"{len(new)} new, {len(wheels) - len(new)} there already: {args.output}")

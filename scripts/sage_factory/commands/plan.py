@@ -14,6 +14,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from sage_factory import FactoryError
 from sage_factory.ship import earlier, indexes, tag
 from sage_factory.what import plan
 
@@ -30,12 +31,22 @@ def options(parser: argparse.ArgumentParser) -> None:
         default=os.environ.get("GITHUB_REPOSITORY", ""),
         help="of a release: what this repository's earlier ones of the version hold is not built again",
     )
+    parser.add_argument(
+        "--channel-url",
+        default=os.environ.get("CHANNEL_URL", ""),
+        help="of a release: the channel that its conda packages go to",
+    )
     parser.add_argument("--platform", default="", help="one platform instead of those of the profile")
 
 
 def run(args: argparse.Namespace) -> int:
     found = plan.plan(args.event, args.ref, args.profile, args.platform)
     if found.release:
+        if args.channel_url.startswith("s3:"):  # now, not when the release is public
+            raise FactoryError(
+                f"the channel {args.channel_url} takes the program `rattler-build`, which the workflow's job has not: leave the "
+                f"variable CHANNEL_URL empty, and publish releases by hand, `pixi run publish --profile … --channel {args.channel_url}`"
+            )
         found = checked(found, args.ref.removeprefix("refs/tags/"), args.releases)
     show(found)
     if path := os.environ.get("GITHUB_OUTPUT"):

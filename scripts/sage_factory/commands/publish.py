@@ -16,7 +16,7 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from sage_factory import ROOT, FactoryError
-from sage_factory.ship import collect, publish
+from sage_factory.ship import collect, indexes, publish
 
 
 def options(parser: argparse.ArgumentParser) -> None:
@@ -28,6 +28,7 @@ def options(parser: argparse.ArgumentParser) -> None:
         help="https://prefix.dev/NAME, https://anaconda.org/OWNER, s3://BUCKET/NAME or a folder",
     )
     parser.add_argument("--index", type=Path, help="folder of pip's indexes")
+    parser.add_argument("--index-url", default=indexes.address(), help="where they are served, for the wheels to state")
     parser.add_argument("--dist", type=Path, default=ROOT / "dist", help="where the files are (default: dist)")
     parser.add_argument("--dry-run", action="store_true", help="show what would go where, and change nothing")
 
@@ -39,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
     found = collect.collect(args.dist, args.profile, args.platform)
     for path in found.others:
         print(f"not of profile {args.profile}: {path.name}", file=sys.stderr)
-    planned = publish.publish(found, to, args.index, show, dry_run=args.dry_run)
+    planned = publish.publish(found, to, args.index, show, dry_run=args.dry_run, index_url=args.index_url)
     would = "would be " if args.dry_run else ""
     print(f"{planned} {would}new, {len(found.files)} files of profile {args.profile} in all")
     return 0

@@ -132,8 +132,12 @@ class Packages:
         """Where the package's requirements come from: kernels ask for no PyTorch, operators for no CUDA."""
         if self.channel_kind != "pypi":
             return self.channel_kind
-        needs = {"cuda": build.cuda} if one.name.endswith("-cubins") else {"torch": _compiled_with(build)}
-        if "torch" in needs and matrix.load().pytorch[build.torch].old_abi_on_pypi:
+        of = (
+            {"cuda": build.cuda}
+            if one.name.endswith("-cubins")
+            else {"torch": _compiled_with(build), "beside": build.conda_first}
+        )
+        if "torch" in of and matrix.load().pytorch[build.torch].old_abi_on_pypi:
             self.console.print(
                 f"[yellow]note:[/] PyPI's PyTorch {build.torch} has libstdc++'s old ABI: these operators load beside that one, "
                 "not beside those of PyTorch's own index or conda-forge; for them build with --channel conda-forge",
@@ -141,7 +145,7 @@ class Packages:
             )
         with self.clock.step("channel"):
             return channel.lay(
-                build.platform, report=lambda text: self.console.print(f"[dim]channel: {text}[/]"), **needs
+                build.platform, report=lambda text: self.console.print(f"[dim]channel: {text}[/]"), **of
             ).as_uri()
 
     def _build(self, one: Planned, title: str, source: str) -> None:

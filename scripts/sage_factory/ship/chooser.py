@@ -19,6 +19,7 @@ from sage_factory.what import matrix
 
 TEMPLATE = Path(__file__).with_suffix(".html")
 SYSTEMS = {"linux_x86_64": "Linux x86-64", "linux_aarch64": "Linux ARM", "win_amd64": "Windows"}
+PICKED = ("package", "os", "python", "torch", "cuda")
 
 
 class Offer(NamedTuple):
@@ -55,7 +56,9 @@ def _pairs(first: str) -> Iterator[tuple[str, tuple[str, ...]]]:
 
 def page(offers: Iterable[Offer], folders: Iterable[str]) -> str:
     """The page for these wheels, with links to all indexes for who has no JavaScript."""
-    wheels = [one for offer in offers for one in described(offer)]
+    every = sorted((one for offer in offers for one in described(offer)), key=lambda one: Version(one["version"]))
+    # Of what is for the same, as after a repair, the newest.
+    wheels = list({tuple(one[key] for key in PICKED): one for one in every}.values())
     # The last is chosen at first.
     first = next(iter(matrix.load().packages))
     versions = ("torch", "cuda", "python")

@@ -35,15 +35,20 @@ class File:
 
 
 def published(releases: Iterable[Mapping[str, Any]], package: matrix.Package, tag: str) -> dict[str, File]:
-    """The files by name that public releases of the package's version have, but for the one of `tag`, which is being made."""
+    """The files by name that public releases of the package's version have, but for the one of `tag`, which is being made.
+
+    Of a withdrawn one these are the kernels alone: their name ends in the digest of what went in, so that the same sources would make
+    another file of that name, and what is mended another name.
+    """
     found: dict[str, File] = {}
     for release in releases:
         named = re.fullmatch(rf"{re.escape(package.tags + package.version)}(-build\.\d+)?", release["tag_name"])
         mine = named and release["tag_name"] != tag
-        if not mine or release["draft"] or indexes.withdrawn(release) is not None:
+        if not mine or release["draft"]:
             continue
+        begin = f"{package.cubins}-" if indexes.withdrawn(release) is not None else ""
         for asset in release["assets"]:
-            if asset["name"].endswith((".whl", ".conda")):
+            if asset["name"].startswith(begin) and asset["name"].endswith((".whl", ".conda")):
                 digest = str(asset.get("digest") or "").removeprefix("sha256:")
                 found.setdefault(asset["name"], File(release["tag_name"], asset["name"], digest))
     return found
@@ -61,10 +66,11 @@ def left(builds: Iterable[matrix.Build], there: Mapping[str, File]) -> tuple[mat
 
 
 def refuse_withdrawn(releases: Iterable[Mapping[str, Any]], builds: Iterable[matrix.Build], tag: str) -> None:
-    """EarlierError if a withdrawn release has a wheel of these builds: nothing of it is taken, and an index keeps what has its name."""
+    """EarlierError if a withdrawn release has a wheel or the operators of these builds: they are not taken, and names are kept."""
     gone = [one for one in releases if one["tag_name"] != tag and not one["draft"] and indexes.withdrawn(one) is not None]
     held = {asset["name"]: release["tag_name"] for release in gone for asset in release["assets"]}
-    taken = {name: held[name] for build in builds for name in (build.wheel_name, build.index_name) if name in held}
+    builds = tuple(builds)
+    taken = {name: tag for name, tag in held.items() if _is_of(name, builds)}
     if taken:
         name, of = next(iter(taken.items()))
         raise EarlierError(
@@ -76,14 +82,26 @@ def refuse_withdrawn(releases: Iterable[Mapping[str, Any]], builds: Iterable[mat
 
 def wanted(there: Mapping[str, File], builds: Sequence[matrix.Build]) -> list[File]:
     """Of these files those that belong to these builds: wheels in both forms, operators, and kernels of their CUDA versions."""
-    wheels = {name for build in builds for name in (build.wheel_name, build.index_name)}
-    operators = {(build.operators_stem, f"_{build.number}.conda") for build in builds}
     kernels = tuple({build.cubins_stem for build in builds})
-    return [
-        file
-        for name, file in there.items()
-        if name in wheels or name.startswith(kernels) or any(name.startswith(s) and name.endswith(e) for s, e in operators)
-    ]
+    return [file for name, file in there.items() if name.startswith(kernels) or _is_of(name, builds)]
+
+
+def _is_of(name: str, builds: Sequence[matrix.Build]) -> bool:
+    """Whether a file is a wheel or the operators of one of these builds, by its name."""
+    return any(
+        name in (build.wheel_name, build.index_name)
+        or (name.startswith(build.operators_stem) and name.endswith(f"_{build.number}.conda"))
+        for build in builds
+    )
+
+
+def differs(name: str, tag: str) -> str:
+    """What is wrong where a file is not the released one of its name, and what to do."""
+    if "-cubins-" in name:
+        todo = "`earlier --packages` fetches that one, which `build` then takes; if it is what is wrong, raise the version"
+    else:
+        todo = "give its row in variants.yaml a higher `build`, or raise the version"
+    return f"{name} was released as {tag} with other content, and what was published is never replaced: {todo}"
 
 
 def fetch(files: Iterable[File], folder: Path, repository: str) -> list[Path]:
@@ -112,10 +130,7 @@ def complete(files: Iterable[File], dist: Path, repository: str) -> list[Path]:
                 put(path, new.read_bytes())
                 placed.append(path)
             elif sha256(path.read_bytes()) != file.sha256:
-                raise EarlierError(
-                    f"{file.name} was released as {file.tag} with other content: what was published is never replaced. Give its row in "
-                    "variants.yaml a higher `build`"
-                )
+                raise EarlierError(differs(file.name, file.tag))
             lines.append(f"{file.sha256}  {path.relative_to(dist).as_posix()}\n")
     put(dist / LIST, "".join(sorted(lines)).encode())
     return placed

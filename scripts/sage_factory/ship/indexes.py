@@ -167,29 +167,36 @@ def target(wheel: Path, site: Path) -> Path:
     return site / link.folder / link.project / name
 
 
-def _as_offered(given: Iterable[Path], scratch: Path) -> dict[Path, Path]:
-    """The wheels by what the indexes have of them."""
-    return {wheel: wheels.for_index(wheel, build=build_of(wheel), out_dir=scratch) for wheel in given}
+def _as_offered(given: Iterable[Path], scratch: Path, index_url: str) -> dict[Path, Path]:
+    """The wheels by what the indexes have of them: where a release has made it, that very file."""
+    found = {}
+    for wheel in given:
+        build = build_of(wheel)
+        # A package's wheel may have one name in both forms; then the address tells them apart.
+        made = wheel.name == build.index_name and (wheel.name != build.wheel_name or wheels.index_url(wheel))
+        found[wheel] = wheel if made else wheels.for_index(wheel, build=build, out_dir=scratch, index_url=index_url)
+    return found
 
 
-def missing(given: Iterable[Path], site: Path) -> list[Path]:
+def missing(given: Iterable[Path], site: Path, index_url: str = "") -> list[Path]:
     """The wheels that a folder of indexes lacks; SiteError if it has one with other content."""
     with tempfile.TemporaryDirectory() as scratch:
-        planned = {wheel: (offered, target(wheel, site)) for wheel, offered in _as_offered(given, Path(scratch)).items()}
+        offered = _as_offered(given, Path(scratch), index_url)
+        planned = {wheel: (path, target(wheel, site)) for wheel, path in offered.items()}
         differ = [str(path) for made, path in planned.values() if path.is_file() and path.read_bytes() != made.read_bytes()]
     if differ:
         raise SiteError("published files are never replaced, and these have other content: " + ", ".join(differ))
     return [wheel for wheel, (_, path) in planned.items() if not path.is_file()]
 
 
-def add(given: Sequence[Path], site: Path) -> list[Path]:
-    """Add what is not there yet, by its local version, then write the pages anew; what was new."""
+def add(given: Sequence[Path], site: Path, index_url: str = "") -> list[Path]:
+    """Add what is not there yet, by its local version and with the address of the indexes, then write the pages anew; what was new."""
     with (
         alone.alone(site / ".lock", f"another process that adds to {site}"),
         tempfile.TemporaryDirectory() as scratch,
     ):
-        new = missing(given, site)
-        for wheel, offered in _as_offered(given, Path(scratch)).items():
+        new = missing(given, site, index_url)
+        for wheel, offered in _as_offered(given, Path(scratch), index_url).items():
             content = archives.read_wheel(offered).files
             metadata = next(data for name, data in content.items() if name.endswith(".dist-info/METADATA"))
             path = target(wheel, site)

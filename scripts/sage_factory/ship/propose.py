@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 from pathlib import Path
 
@@ -42,6 +43,8 @@ def propose(base: str) -> str:
         return f"{LOCK} is what HEAD has: nothing to propose"
     gh("auth", "setup-git", root=ROOT)
     git("push", "--force", "origin", f"{made}:refs/heads/{BRANCH}", root=ROOT)
-    if gh("pr", "list", "--head", BRANCH, "--state", "open", "--json", "url", "--jq", ".[].url", root=ROOT):
+    # A fork may have a branch of that name, and anybody a fork.
+    said = gh("pr", "list", "--head", BRANCH, "--state", "open", "--json", "url,isCrossRepository", root=ROOT)
+    if any(not one["isCrossRepository"] for one in json.loads(said)):
         return f"the open pull request of {BRANCH} has the new {LOCK}"
     return gh("pr", "create", "--head", BRANCH, "--base", base, "--title", TITLE, "--body", BODY, root=ROOT)

@@ -196,17 +196,23 @@ def missing(packages: Sequence[Path], to: Channel) -> list[Path]:
 
 
 def publish(
-    found: collect.Collection, to: Channel | None, site: Path | None, show: Callable[[Sequence[Row]], None], *, dry_run: bool
+    found: collect.Collection,
+    to: Channel | None,
+    site: Path | None,
+    show: Callable[[Sequence[Row]], None],
+    *,
+    dry_run: bool,
+    index_url: str = "",
 ) -> int:
     """Show what goes where, then bring the channel and the indexes up to date; the number of files that are new."""
     with to.lock() if to and not dry_run else contextlib.nullcontext():
         packages = missing(found.packages, to) if to else []
-        wheels = indexes.missing(found.wheels, site) if site else []
+        wheels = indexes.missing(found.wheels, site, index_url) if site else []
         rows = [(path.name, f"{to.name}/{path.parent.name}", path in packages) for path in found.packages] if to else []
         rows += [(path.name, str(indexes.target(path, site).parent), path in wheels) for path in found.wheels] if site else []
         show(rows)
         if to and not dry_run:
             to.put(packages)
         if site and not dry_run:
-            indexes.add(found.wheels, site)
+            indexes.add(found.wheels, site, index_url)
     return len(packages) + len(wheels)

@@ -13,7 +13,7 @@ from sage_factory.files import put, sha256
 from sage_factory.gh import GhError, gh
 from sage_factory.inspect import verify
 from sage_factory.make import archives, sbom, wheels
-from sage_factory.ship import collect, indexes
+from sage_factory.ship import collect, earlier, indexes
 from sage_factory.ship import tag as tags
 from sage_factory.what import matrix, offers
 
@@ -141,27 +141,28 @@ def write_again(release: Release, folder: Path) -> list[Path]:
 def write(release: Release, folder: Path) -> list[Path]:
     """Notes, the wheels as pip's indexes have them, and sums; all files of the release."""
     put(folder / "NOTES.md", release.notes().encode())
-    out, offered, earlier = folder / "index", [], release.files.earlier
+    out, offered, there = folder / "index", [], release.files.earlier
     for group in release.files.groups:
         for build, path in zip(group.builds, group.wheels, strict=True):
-            if build.index_name in earlier:
+            if build.index_name in there:
                 offered.append(path if build.index_name == path.name else out / build.index_name)
             else:
                 offered.append(wheels.for_index(path, build=build, out_dir=out, index_url=release.index_url))
-    new = [path for path in offered if path.name not in earlier]
+    new = [path for path in offered if path.name not in there]
     if faults := [f"  {path.name}: {fault}" for path in new for fault in verify.verify_wheel(path)]:
         raise ReleaseError("the wheels for pip's indexes have faults:\n" + "\n".join(faults))
     # Of a name there is one file in a release, and what an index has says where that is.
     names = {path.name for path in offered}
     others = [path for path in release.files.files if path.name not in names]
-    files = [*others, *offered, *(metadata_of(path, out) for path in new)]
+    # Of all of them: an index looks for it beside the wheel, in the newest release that has that.
+    files = [*others, *offered, *(metadata_of(path, out) for path in offered)]
     package = release.package
     bill = folder / release.bill
     put(bill, sbom.of_release(package.name, package.version, release.tag, files))
     files.append(bill)
     put(folder / "SHA256SUMS", sums(files).encode())
     # What this run can say of: provenance of the others is that of their own release.
-    put(folder / "BUILT", sums([path for path in files if path.name not in earlier]).encode())
+    put(folder / "BUILT", sums([path for path in files if path.name.removesuffix(".metadata") not in there]).encode())
     return [*files, folder / "SHA256SUMS"]
 
 
@@ -186,23 +187,22 @@ def publish(tag: str, files: Sequence[Path], notes: Path) -> int:
     """Bring the GitHub release of a tag up to date and make it public; the number of files that were new."""
     releases = indexes.releases()
     expected = {path.name: f"sha256:{sha256(path.read_bytes())}" for path in files}
-    for earlier in (release for release in releases if release["tag_name"] != tag and not release["draft"]):
-        for name in (asset["name"] for asset in earlier["assets"] if asset["digest"] != expected.get(asset["name"])):
+    for other in (release for release in releases if release["tag_name"] != tag and not release["draft"]):
+        for name in (asset["name"] for asset in other["assets"] if asset["digest"] != expected.get(asset["name"])):
             if name in expected and name.endswith((".whl", ".conda")):
-                raise ReleaseError(
-                    f"{name} was released as {earlier['tag_name']} with other content, and an index can have one of that "
-                    "name: give its row in variants.yaml a higher `build`, or raise the version"
-                )
+                raise ReleaseError(earlier.differs(name, other["tag_name"]))
     there = next((release for release in releases if release["tag_name"] == tag), None)
     if there is None:
         gh("release", "create", tag, "--draft", "--verify-tag", "--title", tag, "--notes-file", str(notes))
         there = {"draft": True, "assets": []}
     published = {asset["name"]: asset for asset in there["assets"]}
-    for name in [name for name, asset in published.items() if asset["state"] != "uploaded"]:
-        gh("release", "delete-asset", tag, name, "--yes")  # an upload that was cut off
-        del published[name]
-    if other := [n for n, asset in published.items() if n in expected and asset["digest"] != expected[n]]:
-        raise ReleaseError(f"published files are never replaced, and release {tag} has other content: {', '.join(other)}")
+    for name, asset in list(published.items()):
+        # An upload that was cut off; of a draft, which nobody has taken anything from, also what an earlier run made otherwise.
+        if asset["state"] != "uploaded" or (there["draft"] and asset["digest"] != expected.get(name)):
+            gh("release", "delete-asset", tag, name, "--yes")
+            del published[name]
+    if changed := [n for n, asset in published.items() if n in expected and asset["digest"] != expected[n]]:
+        raise ReleaseError(f"published files are never replaced, and release {tag} has other content: {', '.join(changed)}")
     if stray := sorted(published.keys() - expected.keys()):
         raise ReleaseError(f"release {tag} has files that this one has not: {', '.join(stray)}")
     new = [path for path in files if path.name not in published]
@@ -212,7 +212,7 @@ def publish(tag: str, files: Sequence[Path], notes: Path) -> int:
         _upload(tag, path, expected[path.name])
         print(f"uploaded {path.name}", flush=True)
     if there["draft"]:
-        gh("release", "edit", tag, "--draft=false")
+        gh("release", "edit", tag, "--draft=false", "--notes-file", str(notes))
     return len(new)
 
 

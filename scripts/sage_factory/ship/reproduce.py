@@ -7,9 +7,10 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from packaging.tags import Tag
@@ -19,7 +20,7 @@ from sage_factory import ROOT, FactoryError
 from sage_factory.git import GitError, git
 from sage_factory.inspect import compare
 from sage_factory.make import archives, wheels
-from sage_factory.ship import indexes, tag
+from sage_factory.ship import tag
 from sage_factory.what import inputs, matrix
 from sage_factory.with_what import venvs
 
@@ -38,7 +39,7 @@ class Origin:
     commit: str  # that last changed its inputs
     inputs: tuple[str, ...]
     arguments: tuple[str, ...]  # of `build`
-    compiler: str = ""
+    build: matrix.Build | None = None  # as the file says, whatever the table at hand has; none of kernels
 
 
 def origin(path: Path) -> Origin:
@@ -59,16 +60,28 @@ def origin(path: Path) -> Origin:
         said = f"changes after {commit[:-1]} that were not committed" if commit else "no git checkout"
         raise ReproduceError(f"{path.name} says that it was built of {said}: its sources are not to be had")
     arguments = [*_named(package), "--cuda", made["cuda"], "--torch", made["torch"]]
-    platform = index.get("subdir")
+    platform, python = index.get("subdir"), ""
     if path.suffix == ".whl":
         tag = _tag(path)
         platform = next((p.name for p in matrix.load().platforms.values() if p.wheel == tag.platform), tag.platform)
         if one := re.fullmatch(r"cp(\d)(\d+)", tag.interpreter):  # others are for every Python
-            arguments += ["--python", f"{one[1]}.{one[2]}"]
+            python = f"{one[1]}.{one[2]}"
+            arguments += ["--python", python]
     if platform != matrix.host_platform():
         raise ReproduceError(f"{path.name} is built on {platform}, and this machine is {matrix.host_platform()}")
-    sources = inputs.operators(package.name)
-    return Origin(package.tags + made["version"], commit, sources, tuple(arguments), made.get("compiler", ""))
+    build = matrix.Build(
+        package.name, made["version"], platform, made["cuda"], made["torch"], python, (), (),
+        matrix.load().platforms[platform].wheel, package.local_version,
+        index_platforms=tuple(path.stem.rpartition("-")[2].split(".")),
+    )  # fmt: skip
+    repairs = (replace(build, number=n) for n in range(100))  # the number is in the name alone
+    build = next((one for one in repairs if _is(path.name, one)), build)
+    return Origin(package.tags + made["version"], commit, inputs.operators(package.name), tuple(arguments), build)
+
+
+def _is(name: str, build: matrix.Build) -> bool:
+    """Whether a file of that name is one of the build's."""
+    return name in (build.wheel_name, build.index_name) or name.endswith(f"_{build.number}.conda")
 
 
 def _named(package: matrix.Package) -> tuple[str, ...]:
@@ -98,13 +111,27 @@ def _commit_at(seconds: int, names: Sequence[str]) -> str:
 def checkout_of(made: Origin) -> str:
     """The commit to check out: of the release, or of this checkout, if their sources are these; else the sources' own.
 
-    What else goes in (variants.yaml, the locks) may be younger than the sources.
+    What else goes in (variants.yaml, the locks) may be younger than the sources. Of several releases of the same sources it is the
+    newest whose table has the file's number.
     """
     tags = git("tag", "--sort=-creatordate", "--list", made.tag, f"{made.tag}-build.*").split()
-    for name in (*tags, "HEAD"):
-        if git("log", "-1", "--format=%H", name, "--", *made.inputs) == made.commit:
-            return resolved(name)
-    return resolved(made.commit)
+    alike = [name for name in (*tags, "HEAD") if git("log", "-1", "--format=%H", name, "--", *made.inputs) == made.commit]
+    fitting = (name for name in alike if made.build is None or _number_at(name, made.build) == made.build.number)
+    return resolved(next(fitting, None) or next(iter(alike), made.commit))
+
+
+def _number_at(name: str, build: matrix.Build) -> int | None:
+    """The number that variants.yaml gives a build at a commit; None where it has no such build, or is not to be read."""
+    with tempfile.TemporaryDirectory() as scratch:
+        table = Path(scratch, matrix.TABLE.name)
+        try:
+            table.write_text(git("show", f"{name}:{matrix.TABLE.name}"), encoding="utf-8")
+            builds = matrix.load(table).all_builds()
+        except (GitError, matrix.MatrixError):
+            return None
+    wanted = (build.package, build.platform, build.torch, build.cuda)
+    found = (b for b in builds if (b.package, b.platform, b.torch, b.cuda) == wanted and build.python in ("", b.python))
+    return next((one.number for one in found), None)
 
 
 def resolved(name: str) -> str:
@@ -168,9 +195,9 @@ def build(place: Path, arguments: Sequence[str]) -> Path:
     return place / "dist"
 
 
-def _as_offered(path: Path, built: Path) -> Path:
+def _as_offered(path: Path, built: Path, build: matrix.Build) -> Path:
     """What was built, as pip's indexes have it: by the local version and with the address that the published one states."""
-    return wheels.for_index(built, build=indexes.build_of(path), out_dir=built.parent, index_url=wheels.index_url(path))
+    return wheels.for_index(built, build=build, out_dir=built.parent, index_url=wheels.index_url(path))
 
 
 def reproduce(path: Path, commit: str | None) -> list[str]:
@@ -182,8 +209,8 @@ def reproduce(path: Path, commit: str | None) -> list[str]:
     with checkout(chosen) as place:
         out = build(place, made.arguments)
         again = [p for p in out.rglob(f"*{path.suffix}") if p.name == path.name]
-        if "+" in path.name:
-            again = [_as_offered(path, p) for p in out.rglob("*.whl") if p.name == indexes.build_of(path).wheel_name]
+        if made.build and path.name == made.build.index_name:
+            again = [_as_offered(path, p, made.build) for p in out.rglob("*.whl") if p.name == made.build.wheel_name]
         if again:
             return compare.differences(path, again[0])
         kind = path.name.partition("_h")[0]

@@ -133,8 +133,19 @@ class Build:
 
     @property
     def conda_torch(self) -> str:
-        """What a conda package requires of PyTorch."""
-        return f">={self.torch_series}" if self.stable_abi else f"{self.torch_series}.*"
+        """What a conda package requires of PyTorch: 2.8.*, or of 2.9+ from the first on that conda-forge has for that major version of
+        CUDA. An older one it has for another, and a solver would take its build without CUDA rather than other kernels.
+        """
+        return f">={self.conda_first.rpartition('.')[0]}" if self.stable_abi else f"{self.torch_series}.*"
+
+    @property
+    def conda_first(self) -> str:
+        """The first PyTorch of the table that the conda package stands beside: 2.8.0; of 2.9+ with CUDA 13.0 2.10.0."""
+        table, major = load().pytorch, self.cuda.split(".")[0]
+        mine = table[self.torch].compiled_with
+        later = [one for one in table.values() if not one.release and Version(one.version) >= Version(mine)]
+        there = (one.version for one in sorted(later, key=lambda one: Version(one.version)) if major in one.conda_forge)
+        return next(there, mine) if self.stable_abi else mine
 
     @property
     def conda_constrains(self) -> list[str]:
@@ -145,7 +156,7 @@ class Build:
     @property
     def requires_torch(self) -> str:
         """What a wheel requires."""
-        return "torch" + (self.conda_torch if self.stable_abi else f"=={self.conda_torch}")
+        return f"torch>={self.torch_series}" if self.stable_abi else f"torch=={self.torch_series}.*"
 
     @property
     def requires_python(self) -> str:

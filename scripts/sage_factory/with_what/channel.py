@@ -264,8 +264,13 @@ def pytorch(version: str, report: Report) -> list[Thin]:
     ]
 
 
-def lay(platform: str, *, cuda: str | None = None, torch: str | None = None, report: Report = print) -> Path:
-    """The channel for kernels (`cuda`) or operators (`torch`): a folder named by what is in it, whole or not there."""
+def lay(
+    platform: str, *, cuda: str | None = None, torch: str | None = None, beside: str | None = None, report: Report = print
+) -> Path:
+    """The channel for kernels (`cuda`) or operators (`torch`): a folder named by what is in it, whole or not there.
+
+    `beside` is the PyTorch that operators are tested beside, where it is not the one that they are compiled with.
+    """
     here = matrix.host_platform()
     if platform != here or here.startswith("win-"):
         raise ChannelError(
@@ -280,8 +285,8 @@ def lay(platform: str, *, cuda: str | None = None, torch: str | None = None, rep
         packages.append(sysroot(place.glibc, here, place.glibc_first))
     if cuda:
         packages.append(nvcc(matrix.known("CUDA version", cuda, table.cuda), here, found, report))
-    if torch:
-        packages += pytorch(torch, report)
+    for one in dict.fromkeys(filter(None, (torch, beside))):
+        packages += pytorch(one, report)
     digest = sha256("".join(p.digest() for p in packages).encode())[:12]
     target = WORK / "channels" / digest
     if not target.is_dir():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import html
 import json
 import os
@@ -70,6 +71,19 @@ def test_the_page_is_one_file_and_lists_the_indexes() -> None:
     assert not set(PACKAGES) & set(re.findall(r"[\w-]+", page.partition(data[0])[2])), "what a line installs is what was chosen"
     hostile = chooser.page([offers("release")[0]._replace(url="</script><script>alert(1)")], [])
     assert hostile.count("</script>") == page.count("</script>")
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_of_several_for_the_same_the_newest_is_offered(order: int) -> None:
+    build = matrix.builds(torch="2.9.0", cuda="12.8", platform="linux-64", python="3.12", package=PACKAGES[0])[0]
+    forever = matrix.builds("stable-abi", cuda="12.8", platform="linux-64")[0]
+    newer = [dataclasses.replace(build, version="2.10.0", number=number) for number in (0, 9, 10)]
+    there = [build, dataclasses.replace(build, number=11), *newer, forever][::order]
+    given = [chooser.Offer(one.index_name, "", one.index_folder, one.index_major, "00") for one in there]
+    data = re.search(r'<script type="application/json" id="wheels">(.*?)</script>', chooser.page(given, []), re.S)
+    assert data
+    found = [one["version"] for one in json.loads(data[1]) if (one["torch"], one["python"]) == ("2.9", "3.12")]
+    assert found == [newer[-1].index_version]
 
 
 def test_the_first_package_is_the_one_that_is_chosen_at_first() -> None:

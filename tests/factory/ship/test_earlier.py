@@ -15,7 +15,7 @@ import samples
 from sage_factory import commands
 from sage_factory.files import sha256
 from sage_factory.make import wheels
-from sage_factory.ship import collect, earlier, tag
+from sage_factory.ship import collect, earlier, indexes, tag
 from sage_factory.what import matrix, variant
 
 PROFILE, BUILDS = samples.PROFILE, samples.BUILDS
@@ -75,16 +75,22 @@ def test_what_is_new_is_built_and_the_rest_taken_as_it_is(
         f"{NEW.index_name}.metadata",
         "sageattention-2.2.0-build.1.cdx.json",
     }, "this run built nothing else, and says so"
+    links = indexes.links(github.releases)
+    assert {link.name for link in links if link.metadata_sha256} == {build.index_name for build in samples.BUILDS}
 
 
+@pytest.mark.parametrize("withdrawn", [False, True])
 def test_a_repair_changes_packing_alone_and_has_a_number_of_its_own(
-    dist: Path, github: github_stand_in.GitHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    withdrawn: bool, dist: Path, github: github_stand_in.GitHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert release(dist, "v2.2.0") == 0
+    if withdrawn:
+        assert commands.main(["withdraw", "--tag", "v2.2.0", "--reason", "worse"]) == 0
     repaired = tuple(dataclasses.replace(build, number=1) for build in BUILDS)
     promise(repaired, monkeypatch)
     there = earlier.published(github.releases, OURS, "v2.2.0-build.1")
     assert earlier.left(repaired, there) == repaired
+    earlier.refuse_withdrawn(github.releases, repaired, "v2.2.0-build.1")
     assert {file.name.split("-")[1] for file in earlier.wanted(there, repaired)} == {"cubins"}, (
         "of the faulty ones none is taken"
     )
@@ -138,6 +144,12 @@ def test_what_was_released_with_other_content_stops_it(
     samples.rewrite(wheel, samples.contents(wheel) | {"sageattention/__init__.py": b"# other\n"})
     assert commands.main(["earlier", "--tag", "v2.2.0-build.1", "--profile", PROFILE, "--dist", str(second)]) == 1
     assert f"{wheel.name} was released as v2.2.0 with other content" in capsys.readouterr().err
+    (kernels,) = second.rglob("*-cubins-*.conda")
+    kernels.write_bytes(kernels.read_bytes() + b"\0")
+    assert commands.main(["earlier", "--tag", "v2.2.0-build.1", "--profile", PROFILE, "--dist", str(second)]) == 1
+    said = capsys.readouterr().err
+    assert f"{kernels.name} was released as v2.2.0 with other content" in said
+    assert "`earlier --packages` fetches that one" in said, "no number of a row is in its name"
 
 
 def test_a_download_is_what_github_says_or_nothing(
@@ -165,6 +177,14 @@ def test_whose_files_are_taken() -> None:
         one("sageattn3-v2.2.0"),
     ]
     assert earlier.published(releases, OURS, "v2.2.0-build.3").keys() == {"v2.2.0.whl"}
+    kernels, operators = (f"{stem}h1_0.conda" for stem in (BUILDS[0].cubins_stem, BUILDS[0].operators_stem))
+    gone = one("v2.2.0", body="Withdrawn: x")
+    gone["assets"] += [{"name": name, "digest": "sha256:0"} for name in (kernels, operators)]
+    assert earlier.published([gone], OURS, "v2.2.0-build.1").keys() == {kernels}
+    new = (dataclasses.replace(BUILDS[0], python="3.14"),)
+    with pytest.raises(earlier.EarlierError, match=f"{operators} cannot be released again: the withdrawn v2.2.0 has"):
+        earlier.refuse_withdrawn([gone], new, "v2.2.0-build.1")
+    earlier.refuse_withdrawn([gone], [dataclasses.replace(new[0], number=1)], "v2.2.0-build.1")
     with pytest.raises(earlier.EarlierError, match="have every wheel of the profile: add a row"):
         earlier.left(BUILDS, {build.wheel_name: earlier.File("v2.2.0", build.wheel_name, "") for build in BUILDS})
 

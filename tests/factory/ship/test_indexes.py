@@ -19,6 +19,7 @@ import samples
 from sage_factory import commands
 from sage_factory.files import sha256
 from sage_factory.inspect import verify
+from sage_factory.make import wheels as packed
 from sage_factory.ship import indexes
 from sage_factory.what import matrix
 
@@ -183,6 +184,14 @@ def test_what_a_killed_run_left_is_finished(wheels: list[Path], tmp_path: Path) 
         page.unlink()
     indexes.add(wheels, tmp_path)
     assert files(tmp_path) == whole
+
+
+def test_a_wheel_of_one_name_in_both_forms_states_the_address_once(tmp_path: Path) -> None:
+    plain = samples.a_wheel(tmp_path, "3.11", "sageattn3")
+    for url, wheel in (("https://example.org/", plain), ("", indexes.target(plain, tmp_path / "https://example.org/"))):
+        site = tmp_path / (url or "again")
+        indexes.add([wheel], site, url)
+        assert packed.index_url(indexes.target(plain, site)) == "https://example.org/"
 
 
 # From GitHub's releases.

@@ -15,8 +15,10 @@ from sage_factory.ship import propose
 GH = """#!/bin/sh
 echo "$*" >> "$GH_FOLDER/asked"
 case "$1 $2" in
-  "pr list") cat "$GH_FOLDER/open" 2>/dev/null || true ;;
-  "pr create") echo https://github.example/pull/1 | tee "$GH_FOLDER/open" ;;
+  "pr list") cat "$GH_FOLDER/open" 2>/dev/null || echo "[]" ;;
+  "pr create")
+    echo https://github.example/pull/1
+    echo '[{"url": "https://github.example/pull/1", "isCrossRepository": false}]' > "$GH_FOLDER/open" ;;
 esac
 """
 
@@ -73,6 +75,14 @@ def test_a_newer_lock_renews_the_open_request(checkout: Path, capsys: pytest.Cap
     remote = checkout.parent / "remote"
     assert git(remote, "show", "pixi-lock:pixi.lock") == "version: 8"
     assert git(remote, "rev-list", "--count", "main..pixi-lock") == "1"
+
+
+def test_a_strangers_request_is_not_ours(checkout: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By its branch's name it could be."""
+    (checkout.parent / "open").write_text('[{"url": "https://github.example/pull/7", "isCrossRepository": true}]')
+    (checkout / "pixi.lock").write_text("version: 7\n")
+    assert commands.main(["propose"]) == 0
+    assert capsys.readouterr().out == "https://github.example/pull/1\n"
 
 
 def test_what_is_there_already_is_not_proposed(checkout: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -85,6 +85,19 @@ def test_notes_say_which_pytorch_2_6_to_take(new: bool, said: str, dist: Path) -
     assert release.prepare("v2.2.0", collect.Collection((other,), ()), URL)._abi(other.builds) == []
 
 
+def test_a_folder_of_indexes_has_the_files_of_the_release(dist: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Made again for the same address, or given as the release has them, whatever address is told."""
+    assert run(dist) == 0
+    released = {path.name: path.read_bytes() for path in (dist / "release" / "index").glob("*.whl")}
+    made = ["publish", "--profile", PROFILE, "--dist", str(dist), "--index", str(dist / "made"), "--index-url", URL]
+    assert commands.main(made) == 0
+    monkeypatch.setenv("INDEX_URL", "https://example.com/another")
+    given = [str(path) for path in (dist / "release" / "index").glob("*.whl")]
+    assert commands.main(["index", *given, "--output", str(dist / "given")]) == 0
+    for folder in ("made", "given"):
+        assert {path.name: path.read_bytes() for path in (dist / folder).rglob("*.whl")} == released
+
+
 def test_the_same_files_make_the_same_release(dist: Path) -> None:
     contents = []
     for _ in range(2):
@@ -206,6 +219,23 @@ def test_an_upload_that_was_cut_off_is_made_again(dist: Path, github: github_sta
     assert run(dist, "v2.2.0", "--publish") == 0
     (there,) = github.releases
     assert (there["draft"], {asset["state"] for asset in there["assets"]}) == (False, {"uploaded"})
+
+
+def test_a_draft_is_made_what_this_run_has(dist: Path, github: github_stand_in.GitHub) -> None:
+    """Nobody has taken anything from it: an earlier run may have made files otherwise, or others."""
+    assert run(dist, "v2.2.0", "--publish") == 0
+    (whole,) = github.releases
+    (there,) = github.releases
+    there |= {"draft": True, "body": "of another run"}
+    there["assets"][0]["digest"] = "sha256:0"
+    there["assets"].append({"name": "stray", "state": "uploaded", "digest": "sha256:0"})
+    github.set([there])
+    assert run(dist, "v2.2.0", "--publish") == 0
+
+    def shown(one: dict[str, Any]) -> object:
+        return one["draft"], one["body"], {asset["name"]: asset["digest"] for asset in one["assets"]}
+
+    assert [shown(one) for one in github.releases] == [shown(whole)]
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -69,6 +71,25 @@ def test_the_release_is_built_again_else_this_checkout_else_the_sources(reposito
     assert later != newer
 
 
+def test_of_releases_of_the_same_sources_it_is_the_one_whose_table_has_the_number(
+    repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = matrix.TABLE.read_text(encoding="utf-8")
+    row = '{pytorch: 2.8.0, cuda: "12.8"}'
+    assert row in text
+    first = commit(repository, {"csrc/a.cpp": "1", "README.md": "1", "variants.yaml": text})
+    git("tag", "v2.2.0")
+    monkeypatch.setenv("GIT_COMMITTER_DATE", "4000000000 +0000")  # later
+    repaired = commit(repository, {"variants.yaml": text.replace(row, row.replace("}", ", build: 1}"))})
+    git("tag", "v2.2.0-build.1")
+    build = samples.build()
+    for number, expected in ((0, first), (1, repaired), (2, repaired)):
+        of = dataclasses.replace(made(first), build=dataclasses.replace(build, number=number))
+        assert reproduce.checkout_of(of) == expected
+    other = dataclasses.replace(build, cuda="12.9")  # was not repaired
+    assert reproduce.checkout_of(dataclasses.replace(made(first), build=other)) == repaired
+
+
 def a_wheel(folder: Path, at: str) -> Path:
     files = samples.operators()
     name = "site-packages/sageattention/_build.json"
@@ -103,7 +124,10 @@ def test_a_wheel_is_built_again_in_a_checkout_of_its_own(
     assert git("worktree", "list").count("\n") == 0
 
     offered = wheels.for_index(path, build=samples.build(), out_dir=tmp_path / "index", index_url="https://example.org/")
-    assert commands.main(["reproduce", str(offered)]) == 0
+    with monkeypatch.context() as later:  # the table has no such build any more
+        later.setattr(reproduce, "build", fake_build(lambda folder: shutil.copytree(path.parent, folder)))
+        later.setattr(matrix.Matrix, "all_builds", lambda _: ())
+        assert commands.main(["reproduce", str(offered)]) == 0
     assert f"identical: {offered.name}, sha256 " in capsys.readouterr().out
 
     def other(folder: Path) -> None:

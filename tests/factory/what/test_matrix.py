@@ -298,7 +298,9 @@ def test_the_stable_abi_is_one_build_for_every_python() -> None:
     assert [(b.platform, b.cuda) for b in builds] == [(p, c) for c in ("12.8", "13.0") for p in ("linux-64", "win-64")]
     for build in builds:
         assert build.stable_abi
-        assert (build.requires_torch, build.requires_python, build.conda_torch) == ("torch>=2.9", ">=3.10", ">=2.9")
+        assert (build.requires_torch, build.requires_python) == ("torch>=2.9", ">=3.10")
+        # The first that conda-forge has for that CUDA.
+        assert (build.conda_first, build.conda_torch) == {"12.8": ("2.9.0", ">=2.9"), "13.0": ("2.10.0", ">=2.10")}[build.cuda]
     assert builds[0].wheel_name == "sageattention-2.2.0-29.128-py3-none-linux_x86_64.whl"
     assert builds[0].operators_stem == "sageattention-2.2.0-torch29on_cu128_h"
     pinned = matrix.builds(torch="2.9.0", cuda="12.8")[0]

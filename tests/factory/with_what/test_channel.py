@@ -12,11 +12,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from conda_forge import model
 from rich.console import Console
 
 from sage_factory import ROOT, alone, commands
 from sage_factory.clock import Clock
-from sage_factory.make.packages import Packages
+from sage_factory.make.packages import Packages, Planned
 from sage_factory.what import inputs, matrix
 from sage_factory.with_what import channel, venvs
 
@@ -71,6 +72,20 @@ def test_holds_what_the_recipe_asks_for_under_conda_forges_names(pypi: Path) -> 
     assert found["pytorch"]["version"] == TORCH
     assert found[f"sysroot_{here}"]["version"] == "2.28"
     assert found["python"]["version"] == sys.version.split()[0]
+
+
+def test_operators_are_tested_beside_a_pytorch_that_they_require(pypi: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of those for every PyTorch from 2.9 on the conda package with kernels of CUDA 13 requires a later one than they are compiled with."""
+    (build,) = matrix.builds("stable-abi", platform=matrix.host_platform(), cuda="13.0")
+    (pypi / f"torch-{TORCH}").rename(pypi / "torch-2.9.0")
+    shutil.copytree(pypi / "torch-2.9.0", pypi / "torch-2.10.0")
+    monkeypatch.setattr(channel, "torch_environment", lambda version, _: f"torch-{version}")
+    packages = Packages("pypi", Console(quiet=True), Clock(), lambda _: [])
+    planned = Planned("operators", "", build.package, pypi, 0, {})
+    laid = [packages._channel(planned, build)]
+    for spec, version in (("pytorch 2.9.*", "2.9.0"), (f"pytorch {build.conda_torch}", "2.10.0")):
+        found = model.solved(laid, [spec], build.platform, model.machine(build.platform))
+        assert found["pytorch"].split()[0] == version
 
 
 @pytest.mark.skipif(os.name == "nt", reason="packages are activated by a shell")
