@@ -149,8 +149,10 @@ class Function:
             "dp4a": "__dp4a",
         }
         kind = "b32" if op == "movmatrix" else kind
-        if kind in PAIRS or (op == "shf" and words[1:3] != ["l", "wrap"]):
+        if kind in PAIRS:
             return self.arithmetic(words, to, *operands)
+        if op == "shf" and words[1:3] != ["l", "wrap"]:
+            raise UnknownPtxError(".".join(words))
         given = [self.value(one, kind) for one in operands]
         if op == "shf":
             given[-1] = f"int({given[-1]} & 31)"

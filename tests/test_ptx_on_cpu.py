@@ -150,6 +150,7 @@ def test_instructions_give_what_the_isa_says(tmp_path: Path) -> None:
         "sin.approx.f32 %f0, %f1;",
         "cvt.sat.f32.f32 %f0, %f1;",
         "bar.sync 1;",
+        "shf.r.wrap.b32 %r0, %r1, %r1, 3;",
         "add.f32 %f0, %x1, %f1;",
         "max.f16x2 %r0, %r1, %r1;",
     ],
