@@ -69,8 +69,7 @@ def refuse_withdrawn(releases: Iterable[Mapping[str, Any]], builds: Iterable[mat
     """EarlierError if a withdrawn release has a wheel or the operators of these builds: they are not taken, and names are kept."""
     gone = [one for one in releases if one["tag_name"] != tag and not one["draft"] and indexes.withdrawn(one) is not None]
     held = {asset["name"]: release["tag_name"] for release in gone for asset in release["assets"]}
-    builds = tuple(builds)
-    taken = {name: tag for name, tag in held.items() if _is_of(name, builds)}
+    taken = {name: of for build in builds for name, of in held.items() if build.has(name)}
     if taken:
         name, of = next(iter(taken.items()))
         raise EarlierError(
@@ -83,16 +82,7 @@ def refuse_withdrawn(releases: Iterable[Mapping[str, Any]], builds: Iterable[mat
 def wanted(there: Mapping[str, File], builds: Sequence[matrix.Build]) -> list[File]:
     """Of these files those that belong to these builds: wheels in both forms, operators, and kernels of their CUDA versions."""
     kernels = tuple({build.cubins_stem for build in builds})
-    return [file for name, file in there.items() if name.startswith(kernels) or _is_of(name, builds)]
-
-
-def _is_of(name: str, builds: Sequence[matrix.Build]) -> bool:
-    """Whether a file is a wheel or the operators of one of these builds, by its name."""
-    return any(
-        name in (build.wheel_name, build.index_name)
-        or (name.startswith(build.operators_stem) and name.endswith(f"_{build.number}.conda"))
-        for build in builds
-    )
+    return [file for name, file in there.items() if name.startswith(kernels) or any(one.has(name) for one in builds)]
 
 
 def differs(name: str, tag: str) -> str:

@@ -181,9 +181,12 @@ def _as_offered(given: Iterable[Path], scratch: Path, index_url: str) -> dict[Pa
 def missing(given: Iterable[Path], site: Path, index_url: str = "") -> list[Path]:
     """The wheels that a folder of indexes lacks; SiteError if it has one with other content."""
     with tempfile.TemporaryDirectory() as scratch:
-        offered = _as_offered(given, Path(scratch), index_url)
-        planned = {wheel: (path, target(wheel, site)) for wheel, path in offered.items()}
-        differ = [str(path) for made, path in planned.values() if path.is_file() and path.read_bytes() != made.read_bytes()]
+        return _lacking(_as_offered(given, Path(scratch), index_url), site)
+
+
+def _lacking(offered: Mapping[Path, Path], site: Path) -> list[Path]:
+    planned = {wheel: (made, target(wheel, site)) for wheel, made in offered.items()}
+    differ = [str(path) for made, path in planned.values() if path.is_file() and path.read_bytes() != made.read_bytes()]
     if differ:
         raise SiteError("published files are never replaced, and these have other content: " + ", ".join(differ))
     return [wheel for wheel, (_, path) in planned.items() if not path.is_file()]
@@ -195,14 +198,15 @@ def add(given: Sequence[Path], site: Path, index_url: str = "") -> list[Path]:
         alone.alone(site / ".lock", f"another process that adds to {site}"),
         tempfile.TemporaryDirectory() as scratch,
     ):
-        new = missing(given, site, index_url)
-        for wheel, offered in _as_offered(given, Path(scratch), index_url).items():
-            content = archives.read_wheel(offered).files
+        offered = _as_offered(given, Path(scratch), index_url)
+        new = _lacking(offered, site)
+        for wheel, made in offered.items():
+            content = archives.read_wheel(made).files
             metadata = next(data for name, data in content.items() if name.endswith(".dist-info/METADATA"))
             path = target(wheel, site)
             # pip may ask for the metadata of any wheel that it sees.
             put(path.with_name(f"{path.name}.metadata"), metadata)
-            put(path, offered.read_bytes())
+            put(path, made.read_bytes())
         for name, text in pages(there(site)).items():
             put(site / name, text.encode())
     return new

@@ -75,13 +75,8 @@ def origin(path: Path) -> Origin:
         index_platforms=tuple(path.stem.rpartition("-")[2].split(".")),
     )  # fmt: skip
     repairs = (replace(build, number=n) for n in range(100))  # the number is in the name alone
-    build = next((one for one in repairs if _is(path.name, one)), build)
+    build = next((one for one in repairs if one.has(path.name)), build)
     return Origin(package.tags + made["version"], commit, inputs.operators(package.name), tuple(arguments), build)
-
-
-def _is(name: str, build: matrix.Build) -> bool:
-    """Whether a file of that name is one of the build's."""
-    return name in (build.wheel_name, build.index_name) or name.endswith(f"_{build.number}.conda")
 
 
 def _named(package: matrix.Package) -> tuple[str, ...]:

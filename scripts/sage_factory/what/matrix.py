@@ -252,6 +252,11 @@ class Build:
         """What the name of the operators' conda package begins with, up to its digest."""
         return f"{self.package}-{self.version}-torch{self.torch_tag}_{cuda_tag(self.cuda)}_h"
 
+    def has(self, name: str) -> bool:
+        """Whether a file of this name is its wheel, in either form, or its operators' conda package."""
+        conda = name.startswith(self.operators_stem) and name.endswith(f"_{self.number}.conda")
+        return conda or name in (self.wheel_name, self.index_name)
+
 
 @dataclass(frozen=True)
 class Matrix:
