@@ -457,6 +457,14 @@ def large_in_q(case: Case) -> Case:
     return case
 
 
+def infinite_in_q(case: Case) -> Case:
+    """Changed to: two rows of Q hold an infinity, in a channel in which all of K has one sign."""
+    q, k, _ = case.tensors
+    k[..., 5] = k[..., 5].abs() + 1
+    q[0, 0, 3, 5], q[0, 1, 4, 5] = math.inf, -math.inf
+    return case
+
+
 def rotation(case: Case) -> reference.Rotation:
     """As the reference finds it, of packed sequences for the last."""
     q, k, _ = case.tensors

@@ -25,6 +25,23 @@ COMBINED = {"and": "&&", "or": "||"}
 ROUNDED = {"rni": "std::nearbyint", "rzi": "std::trunc", "rmi": "std::floor", "rpi": "std::ceil"}
 PAIRS = {"f16x2": "__half2", "bf16x2": "__nv_bfloat162"}
 OPERATORS = {"add": "+", "sub": "-", "mul": "*", "and": "&", "or": "|", "xor": "^"}
+# Others are named by more than their first word.
+FUNCTIONS = {
+    "fma": "std::fma",
+    "rem": "remainder",
+    "neg": "std::negate<>()",
+    "abs": "std::abs",
+    "sqrt": "sage::ptx::sqrt",
+    "ex2": "sage::ptx::ex2",
+    "lg2": "sage::ptx::lg2",
+    "popc": "__popc",
+    "brev": "reversed",
+    "movmatrix": "sage::ptx::movmatrix_trans",
+    "shf": "__funnelshift_l",
+    "prmt": "permute",
+    "bfi": "insert",
+    "dp4a": "__dp4a",
+}
 NAME = r"[A-Za-z_$][\w$]*"
 
 
@@ -105,11 +122,7 @@ class Function:
     def arithmetic(self, words: Sequence[str], to: str, *operands: str) -> str:
         op, kind = words[0], words[-1]
         if kind in PAIRS:
-            function = {"add": "__hadd2", "mul": "__hmul2", "fma": "__hfma2", "abs": "__habs2", "max": "__hmax2_nan"}[op]
-            if op == "max" and "NaN" not in words:
-                raise UnknownPtxError(".".join(words))
-            given = ", ".join(self.value(one, kind) for one in operands)
-            return self.write(to, kind, f"pairwise<{PAIRS[kind]}>([](auto... x) {{ return {function}(x...); }}, {given})")
+            return self.pairwise(words, to, *operands)
         wide, high = "wide" in words, "hi" in words
         # In C++ only unsigned sums and products wrap around, as all do in PTX.
         plain = kind if kind[0] == "f" or wide or high else f"u{width(kind)}"
@@ -124,39 +137,35 @@ class Function:
             return self.write(to, kind, f"high_product({x}, {y})")
         return self.write(to, kind, f"{x} {OPERATORS[op]} {y}")
 
+    def pairwise(self, words: Sequence[str], to: str, *operands: str) -> str:
+        """What is done to two numbers in a register each."""
+        op, kind = words[0], words[-1]
+        function = {"add": "__hadd2", "mul": "__hmul2", "fma": "__hfma2", "abs": "__habs2", "max": "__hmax2_nan"}[op]
+        if op == "max" and "NaN" not in words:
+            raise UnknownPtxError(".".join(words))
+        given = ", ".join(self.value(one, kind) for one in operands)
+        return self.write(to, kind, f"pairwise<{PAIRS[kind]}>([](auto... x) {{ return {function}(x...); }}, {given})")
+
     def function(self, words: Sequence[str], to: str, *operands: str) -> str:
         """What C++ has as a function of operands and result of one type."""
-        op, kind = words[0], words[-1]
-        names: dict[str, str] = {
-            "fma": "std::fma",
-            "min": "sage::ptx::min_nan" if "NaN" in words else "std::fmin" if kind == "f32" else "std::min",
-            "max": "sage::ptx::max_nan" if "NaN" in words else "std::fmax" if kind == "f32" else "std::max",
-            "div": "divided" if kind[0] != "f" else "__fdividef" if "approx" in words else "std::divides<>()",
-            "rem": "remainder",
-            "neg": "std::negate<>()",
-            "abs": "std::abs",
-            "not": "std::logical_not<>()" if kind == "pred" else "std::bit_not<>()",
-            "rcp": "sage::ptx::rcp" if "approx" in words else "__frcp_rn",
-            "sqrt": "sage::ptx::sqrt",
-            "ex2": "sage::ptx::ex2",
-            "lg2": "sage::ptx::lg2",
-            "popc": "__popc",
-            "brev": "reversed",
-            "movmatrix": "sage::ptx::movmatrix_trans",
-            "shf": "__funnelshift_l",
-            "prmt": "permute",
-            "bfi": "insert",
-            "dp4a": "__dp4a",
-        }
-        kind = "b32" if op == "movmatrix" else kind
+        op, kind = words[0], "b32" if words[0] == "movmatrix" else words[-1]
         if kind in PAIRS:
-            return self.arithmetic(words, to, *operands)
+            return self.pairwise(words, to, *operands)
         if op == "shf" and words[1:3] != ["l", "wrap"]:
             raise UnknownPtxError(".".join(words))
+        name = FUNCTIONS.get(op)
+        if op in ("min", "max"):
+            name = f"sage::ptx::{op}_nan" if "NaN" in words else f"std::f{op}" if kind == "f32" else f"std::{op}"
+        elif op == "div":
+            name = "divided" if kind[0] != "f" else "__fdividef" if "approx" in words else "std::divides<>()"
+        elif op == "rcp":
+            name = "sage::ptx::rcp" if "approx" in words else "__frcp_rn"
+        elif op == "not":
+            name = "std::logical_not<>()" if kind == "pred" else "std::bit_not<>()"
         given = [self.value(one, kind) for one in operands]
         if op == "shf":
             given[-1] = f"int({given[-1]} & 31)"
-        return self.write(to, kind, f"{names[op]}({', '.join(given)})")
+        return self.write(to, kind, f"{name}({', '.join(given)})")
 
     def bfind(self, words: Sequence[str], to: str, operand: str) -> str:
         if words[1:] != ["shiftamt", "u32"]:

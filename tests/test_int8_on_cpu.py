@@ -26,6 +26,7 @@ from kernels_on_cpu import (
     check_random_calls,
     check_unseen,
     check_wrong_starts,
+    infinite_in_q,
     inputs,
     large_channels,
     large_in_q,
@@ -98,14 +99,6 @@ def not_numbers() -> Case:
     return Case(q, k, v, smooth_k=False, smooth_v=False)
 
 
-def infinite() -> Case:
-    """Two rows of Q hold an infinity, where of all keys the numbers have one sign."""
-    q, k, v = halves(1, 2, 2, 70, 130, 64, 64)
-    k[..., 5] = k[..., 5].abs() + 1
-    q[0, 0, 3, 5], q[0, 1, 4, 5] = math.inf, -math.inf
-    return Case(q, k, v, smooth_k=False)
-
-
 CASES = {
     "plain": Case(*halves(1, 1, 1, 128, 64, 64, 64), smooth_k=False, smooth_v=False),
     "one key": Case(*halves(1, 1, 1, 3, 1, 64, 64)),
@@ -121,7 +114,7 @@ CASES = {
     "bfloat16 mask": masked(additive(torch.bfloat16, -1e9)),
     "float32 mask": masked(additive(torch.float32, -1e9)),
     "NaN": not_numbers(),
-    "infinite": infinite(),
+    "infinite": infinite_in_q(Case(*halves(1, 2, 2, 70, 130, 64, 64), smooth_k=False)),
     "large V": Case(randn(1, 1, 40, 64).half(), randn(1, 1, 70, 64, seed=1).half(), torch.full((1, 1, 70, 64), 60000.0).half()),
     "128": Case(*(x.bfloat16() for x in inputs(1, 2, 1, 140, 330, 128, 100)), is_causal=True),
     "large channels": large_channels(Case(*halves(2, 6, 2, 40, 200, 64, 64))),

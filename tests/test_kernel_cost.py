@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 import samples
 from elftools.elf.elffile import ELFFile
+from kernels_on_cpu import ptx_of
 
 from sage_factory import ROOT
 from sage_factory.inspect import cost
 from sage_factory.what import matrix
-from sage_factory.with_what import nvrtc_nvcc, venvs
+from sage_factory.with_what import venvs
 from sageattention import _library
 
 KERNELS = ROOT / "csrc" / "kernels"
@@ -88,10 +89,6 @@ def families() -> list[list[str]]:
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: Path(entry["source"]).stem)
 def test_architectures_share_what_would_be_their_own(entry: dict[str, Any], tmp_path: Path) -> None:
     """What an architecture would be compiled to by itself is what it shares: PTX, and of some the instructions too."""
-    toolkit = venvs.site_packages(f"cuda-{CUDA}")
-    if not (toolkit / "nvidia" / "cuda_nvrtc").is_dir():
-        pytest.skip(f"no CUDA {CUDA} from PyPI here: `python3 scripts/run.py build-cu128` brings it")
-    release = matrix.load().cuda[CUDA].pypi["nvidia-cuda-nvrtc-cu12"]
     built = [name.removeprefix("sm_") for name in matrix.targets(matrix.load().cuda[CUDA].architectures)]
     only = [name.removeprefix("sm_") for name in entry.get("architectures", [f"sm_{name}" for name in built])]
     same = dict(re.findall(r"^set\(same_as_(\d+) (\d+)\)$", CMAKE, re.M))
@@ -101,19 +98,18 @@ def test_architectures_share_what_would_be_their_own(entry: dict[str, Any], tmp_
         for number in [name for name in family if name in built and name in only]:
             target = tmp_path / f"{number}.ptx"
             defined = ["-DSAGE_HEAD_DIM=64", "-DSAGE_DTYPE=__nv_bfloat16"] if "head_dim" in entry else []
-            options = ["-ptx", f"-arch=compute_{number}", "-std=c++17", f"-I{KERNELS.parent}", *defined, "-o", str(target)]
-            assert nvrtc_nvcc.run(toolkit, release, [*options, str(KERNELS / entry["source"])]) == 0
-            texts[number] = re.sub(r"^\.target .*$", "", target.read_text(encoding="utf-8"), flags=re.M)
+            ptx = ptx_of(entry["source"], f"compute_{number}", defined, KERNELS.parent, target)
+            texts[number] = re.sub(r"^\.target .*$", "", ptx, flags=re.M)
         differ = [f"{number} from {next(iter(texts))}" for number in texts if texts[number] != next(iter(texts.values()))]
         assert not differ, f"PTX differs: {', '.join(differ)}"
         for later, earlier in same.items():
             if later in texts and earlier in texts:
-                assert _assembled(toolkit, tmp_path, texts, later) == _assembled(toolkit, tmp_path, texts, earlier)
+                assert _assembled(tmp_path, texts, later) == _assembled(tmp_path, texts, earlier)
 
 
-def _assembled(toolkit: Path, folder: Path, texts: dict[str, str], number: str) -> bytes:
+def _assembled(folder: Path, texts: dict[str, str], number: str) -> bytes:
     """The instructions that ptxas makes of a family's PTX for one of its architectures."""
-    output, ptxas = folder / f"{number}.cubin", toolkit / "nvidia" / "cuda_nvcc" / "bin" / "ptxas"
+    output, ptxas = folder / f"{number}.cubin", venvs.site_packages(f"cuda-{CUDA}") / "nvidia" / "cuda_nvcc" / "bin" / "ptxas"
     command = [str(ptxas), f"-arch=sm_{number}", "-o", str(output), str(folder / f"{next(iter(texts))}.ptx")]
     subprocess.run(command, check=True)
     (code,) = (s.data() for s in ELFFile(io.BytesIO(output.read_bytes())).iter_sections() if s.name.startswith(".text."))

@@ -12,13 +12,13 @@ from typing import NamedTuple
 
 import ptx_to_cpp
 import pytest
-import torch
-from kernels_on_cpu import CSRC, Case, Kernels, compile_ptx, inputs, packed, randn
+from kernels_on_cpu import CSRC, Case, Kernels, compile_ptx, inputs
 from test_few_tokens_on_cpu import check as check_few_tokens
+from test_fp4_on_cpu import CASES as IN_4_BITS
+from test_fp4_on_cpu import KERNEL as FP4
+from test_int8_on_cpu import CASES as IN_8_BITS
 
 pytestmark = pytest.mark.slow
-
-FP4 = "sm120_qk_fp4_pv_fp4"
 
 
 class Call(NamedTuple):
@@ -28,26 +28,18 @@ class Call(NamedTuple):
     largest: float = 1e-3  # distance from the reference
 
 
-def case(dtype: torch.dtype, *sizes: int, **options: object) -> Case:
-    return Case(*(x.to(dtype) for x in inputs(*sizes)), **options)
-
-
-def masked() -> Case:
-    mask = randn(1, 1, 70, 150, seed=1) > -0.3
-    mask[..., 7, :] = False
-    return case(torch.float16, 1, 2, 1, 70, 150, 64, 64, attn_mask=mask)
-
-
 CALLS = {
-    "fp4": Call("sm_120", FP4, case(torch.float16, 1, 2, 1, 150, 200, 64, 64)),
-    "fp4, 128": Call("sm_120", FP4, case(torch.bfloat16, 1, 1, 1, 70, 130, 128, 100, is_causal=True)),
-    "fp4, packed": Call("sm_120", FP4, packed([5, 0, 150, 33], [70, 9, 0, 133], 64, 48, torch.float16)),
-    "f8": Call("sm_89", "sm89_qk_int8_pv_f8", case(torch.float16, 2, 1, 1, 100, 140, 64, 64, is_causal=True)),
-    "f8, sums in float16": Call("sm_89", "sm89_qk_int8_pv_f8_accum_f16", case(torch.bfloat16, 1, 2, 1, 70, 130, 128, 100)),
-    "f16": Call("sm_80", "sm80_qk_int8_pv_f16", masked()),
-    "f16, sums in float16": Call("sm_86", "sm80_qk_int8_pv_f16_accum_f16", case(torch.float16, 1, 1, 1, 70, 90, 33, 31)),
+    "fp4": Call("sm_120", FP4, IN_4_BITS["grouped heads"]),
+    "fp4, 128": Call("sm_120", FP4, IN_4_BITS["bfloat16"]),
+    "fp4, packed": Call("sm_120", FP4, IN_4_BITS["packed"]),
+    "f8": Call("sm_89", "sm89_qk_int8_pv_f8", IN_8_BITS["causal"]),
+    "f8, sums in float16": Call("sm_89", "sm89_qk_int8_pv_f8_accum_f16", IN_8_BITS["128"]),
+    "f16": Call("sm_80", "sm80_qk_int8_pv_f16", IN_8_BITS["bool mask"]),
+    "f16, sums in float16": Call("sm_86", "sm80_qk_int8_pv_f16_accum_f16", IN_8_BITS["uneven"]),
     # Keys are taken 16 at a time there.
-    "f16 on 12.0": Call("sm_120", "sm80_qk_int8_pv_f16", case(torch.bfloat16, 1, 2, 1, 140, 200, 128, 128), 3e-3),
+    "f16 on 12.0": Call(
+        "sm_120", "sm80_qk_int8_pv_f16", Case(*(x.bfloat16() for x in inputs(1, 2, 1, 140, 200, 128, 128))), 3e-3
+    ),
 }
 
 
