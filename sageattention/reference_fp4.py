@@ -163,6 +163,9 @@ def attention(
         scores = scores.masked_fill(torch.arange(kv_len) > torch.arange(qo_len)[:, None], -math.inf)
     scores = torch.nn.functional.pad(scores, (0, whole), value=-math.inf)[..., order]
 
+    # The first key is apart: where it is far above the others, they would be below all that a base so high leaves.
+    first_score = scores[..., :1].clone()
+    scores[..., :1] = -math.inf
     base = torch.full_like(q_unit, NEVER)  # what probabilities are relative to, in log2 units
     total, total_smoothed = torch.zeros_like(q_unit), torch.zeros_like(q_unit)
     out = q_unit.new_zeros(*queries.shape[:-1], v.shape[-1])
@@ -188,8 +191,12 @@ def attention(
         total_smoothed = total_smoothed + (p * smoothed[..., keys]).sum(dim=-1, keepdim=True)
         block = first // BLOCK_N
         out = out + weigh(p, v_rounded[..., keys, :]) * v_scale[..., block : block + 1, :]
-        if block == 0:
-            out = out + weigh(p[..., :1], values.first.unsqueeze(2))
+
+    if kv_len:
+        raised = torch.maximum(base, first_score)
+        factor, first = torch.exp2(base - raised), torch.exp2(first_score - raised)
+        base, out = raised, out * factor + weigh(first, values.first.unsqueeze(2))
+        total, total_smoothed = total * factor + first, total_smoothed * factor + first * smoothed[..., :1]
 
     shift = (queries.float() * scale_log2) @ k_mean.float().unsqueeze(2).transpose(-1, -2)
     empty = total == 0.0

@@ -78,6 +78,15 @@ def small_sink() -> Case:
     return Case(q.half(), k.half(), v.half())
 
 
+def far_sink() -> Case:
+    """One that is all there is of the rows that see it, which every other one does not."""
+    q, k, v = sink(200, 1 - 1e-12, queries=70)
+    v[:, :, 0] = 0.01 * randn(128, seed=9)
+    mask = torch.ones(70, 200, dtype=torch.bool)
+    mask[::2, 0] = False
+    return Case(q.half(), k.half(), v.half(), attn_mask=mask)
+
+
 CASES = {
     "exact": exact_numbers(),
     "plain": Case(*(x.half() for x in inputs(1, 1, 1, 128, 64, 64, 64)), smooth_k=False, smooth_v=False),
@@ -91,6 +100,7 @@ CASES = {
     "bfloat16": Case(*(x.bfloat16() for x in inputs(1, 1, 1, 70, 130, 128, 100)), is_causal=True),
     "256": Case(*(x.half() for x in inputs(1, 1, 1, 70, 130, 256, 200))),
     "sink": small_sink(),
+    "a sink beyond the others' range": far_sink(),
     "packed": packed(*LENGTHS, 64, 48, torch.float16),
     "packed, causal": packed(*LENGTHS, 64, 48, torch.float16, is_causal=True),
     "packed, two key heads": packed(*LENGTHS, 64, 64, torch.bfloat16, kv_heads=2, smooth_k=False),

@@ -13,8 +13,11 @@ struct Sm120QkFp4PvFp4 : MmaSyncBlocks {
   static constexpr int stage_bytes(int head_dim) {
     return (Fp4::k_block(head_dim) + Fp4::v_block(head_dim) + scale_bytes(head_dim) + kMeanScoreBytes + 1023) / 1024 * 1024;
   }
-  static constexpr int kMagnitudeBytes = 64;  // of Q, of each warp
-  static constexpr int shared_bytes(int head_dim) { return kStages * stage_bytes(head_dim) + kTileBytes + kMagnitudeBytes; }
+  static constexpr int kMagnitudeBytes = 64;             // of Q, of each warp
+  static constexpr int kFirstScoreBytes = kBlockM * 4;  // of each row with a sequence's first key
+  static constexpr int shared_bytes(int head_dim) {
+    return kStages * stage_bytes(head_dim) + kTileBytes + kMagnitudeBytes + kFirstScoreBytes;
+  }
 
   struct Params : AttentionParams {
     const uint8_t* k_fp4;      // as QuantKFp4 leaves it

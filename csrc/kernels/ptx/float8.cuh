@@ -19,6 +19,19 @@ __device__ __forceinline__ uint32_t pack_e4m3x4(float x0, float x1, float x2, fl
   return bits;
 }
 
+// Two numbers, as the lower half of a word. Four of which two are zero would do, were it not for ptxas 13.0: once it took the zeros, which it makes
+// by a conversion and shares, out of another register than that one, and probabilities became NaN.
+__device__ __forceinline__ uint32_t pack_e4m3x2(float x0, float x1) {
+  uint32_t bits;
+  asm("{\n.reg .b16 low, high;\n"
+      "cvt.rn.satfinite.e4m3x2.f32 low, %2, %1;\n"
+      "mov.b16 high, 0;\n"
+      "mov.b32 %0, {low, high};\n}\n"
+      : "=r"(bits)
+      : "f"(x0), "f"(x1));
+  return bits;
+}
+
 // As two pairs in fp16.
 __device__ __forceinline__ void unpack_e4m3x4(uint32_t& low, uint32_t& high, uint32_t bits) {
   asm("{\n.reg .b16 a, b;\n"

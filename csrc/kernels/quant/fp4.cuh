@@ -11,7 +11,7 @@ namespace sage {
 
 // Two numbers in e4m3, in the lower 16 bits, and what they have become.
 __device__ __forceinline__ uint32_t round_to_e4m3(float& low, float& high) {
-  const uint32_t bits = ptx::pack_e4m3x4(low, high, 0.0f, 0.0f);
+  const uint32_t bits = ptx::pack_e4m3x2(low, high);
   uint32_t pair, none;
   ptx::unpack_e4m3x4(pair, none, bits);
   const float2 rounded = Pair<__half>::unpack(pair);

@@ -63,7 +63,7 @@ __device__ __forceinline__ void quantise(const typename Config::Params& p, const
       const uint32_t codes = quantise_fp4(x, OfTwoLanes{}, scale);
       *reinterpret_cast<uint32_t*>(out + swizzled<Config::kHeadDim / 2>(to, channel / 32) + channel / 2 % 16) = codes;
       if (lane % 2 == 0) {
-        scales[to * (Config::kHeadDim / Fp4::kGroup) + channel / Fp4::kGroup] = ptx::pack_e4m3x4(scale[0], 0.0f, 0.0f, 0.0f);
+        scales[to * (Config::kHeadDim / Fp4::kGroup) + channel / Fp4::kGroup] = ptx::pack_e4m3x2(scale[0], 0.0f);
       }
     }
   }

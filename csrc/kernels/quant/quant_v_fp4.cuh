@@ -29,7 +29,7 @@ __device__ __forceinline__ void quantise_v_fp4(const typename Config::Params& p)
       for (int key = 0; key < 8; ++key) eight[key] = x[key % 4][2 * i + key / 4];
       words[i] = quantise_fp4(eight, OfChunk{}, scale);
       if (part.j == i) {
-        const uint32_t bits = ptx::pack_e4m3x4(scale[0], scale[1], 0.0f, 0.0f);
+        const uint32_t bits = ptx::pack_e4m3x2(scale[0], scale[1]);
 #pragma unroll
         for (int odd = 0; odd < 2; ++odd) {
           const int channel = part.channel + 2 * i + odd;

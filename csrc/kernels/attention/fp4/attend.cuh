@@ -31,10 +31,12 @@ __device__ __forceinline__ void attend_fp4(const typename Config::Params& p) {
   Fp4Queries<Config> q;
   const float q_unit = quantise_q_fp4<Config>(p, tile, spread, reinterpret_cast<float*>(memory + Config::kMagnitudeOffset), q);
   ptx::store_shared_float(shared + Config::kQUnitOffset, q_unit);  // where there is room, as there is none in registers
+  const uint32_t first_scores = shared + Config::kFirstScoreOffset + (threadIdx.x / 32 * Config::kWarpM + lane / 4) * 4;
 
   Fp4State<Config> state;
 #pragma unroll
   for (int row = 0; row < Config::kRows; ++row) {
+    if (lane % 4 == 0) ptx::store_shared_float(first_scores + row * 32, -INFINITY);
     state.base[row] = Config::kNever;
 #pragma unroll
     for (int i = row % 2 * 2; i < row % 2 * 2 + 2; ++i) {
@@ -63,13 +65,14 @@ __device__ __forceinline__ void attend_fp4(const typename Config::Params& p) {
     const int next = visible_block(p, tile, block + 1);
     if (next < tile.blocks) load_fp4<Config>(tile, next, other_stage<Config>(shared, stage));
     Fp4Probabilities<Config> probabilities;
-    softmax_fp4<Config>(p, tile, q, keys, stage, k_lane, block * Config::kBlockN, state, probabilities);
+    softmax_fp4<Config>(p, tile, q, keys, stage, k_lane, first_scores, block * Config::kBlockN, state, probabilities);
     accumulate_fp4<Config>(probabilities, spread, stage, v_lane, p.kv_heads, state);
-    if (block == 0) add_first_key<Config>(p, tile, probabilities, stage, p.kv_heads, state);
     block = next;
     stage = other_stage<Config>(shared, stage);
   }
 
+  __syncwarp();  // of each row one lane has written what four read
+  add_first_key<Config>(p, tile, first_scores, p.kv_heads, state);
   store_rows<Config>(
       p, tile, state.out, state.base, [&](int row) { return state.sums[row / 2][row % 2 * 2]; },
       [&](int row, float) { return state.sums[row / 2][row % 2 * 2 + 1]; });

@@ -44,6 +44,7 @@ struct Fp4Config : Kernel {
   static constexpr int kTileOffset = Kernel::kStages * kStageBytes;
   static constexpr int kMagnitudeOffset = kTileOffset + Kernel::kTileBytes;
   static constexpr int kQUnitOffset = kMagnitudeOffset + kThreads / 32 * 4;
+  static constexpr int kFirstScoreOffset = kMagnitudeOffset + Kernel::kMagnitudeBytes;
 
   // Probabilities are kept relative to a base of their row, which is the largest score, less kLevel, when it was last renewed: when one
   // exceeds it by so much that the scale of its group would not fit e4m3. Scales of groups are the largest probability over 6.

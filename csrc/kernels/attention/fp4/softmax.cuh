@@ -44,7 +44,7 @@ __device__ __forceinline__ void raise_base(int m, int i, float top, bool exceeds
     uint32_t pair, none;
     ptx::unpack_e4m3x4(pair, none, probabilities.scales[m]);
     const float2 scales = Pair<__half>::unpack(pair);
-    probabilities.scales[m] = ptx::pack_e4m3x4(scales.x * (i == 0 ? factor : 1.0f), scales.y * (i == 1 ? factor : 1.0f), 0.0f, 0.0f);
+    probabilities.scales[m] = ptx::pack_e4m3x2(scales.x * (i == 0 ? factor : 1.0f), scales.y * (i == 1 ? factor : 1.0f));
   }
 }
 
@@ -81,11 +81,23 @@ __device__ __forceinline__ void exponentiate(LogScores<Config>& scores, float un
   }
 }
 
+// Puts a row's score with a sequence's first key aside, for add_first_key: where it is far above the others, as of an attention sink, they would
+// be below all that a base so high leaves.
+template <typename Config>
+__device__ __forceinline__ void set_first_apart(int m, float unit, uint32_t first_scores, LogScores<Config>& scores) {
+  const bool mine = threadIdx.x % 4 == 0;  // the lanes that have column 0
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    if (mine) ptx::store_shared_float(first_scores + (2 * m + i) * 32, scores[0][2 * i] * unit);
+    scores[0][2 * i] = mine ? -INFINITY : scores[0][2 * i];
+  }
+}
+
 // Probabilities of a block of keys.
 template <typename Config>
 __device__ __forceinline__ void softmax_fp4(const typename Config::Params& p, const Fp4Tile& tile, const Fp4Queries<Config>& q,
-                                            const Fp4KeyBlock& block, uint32_t stage, uint32_t k_lane, int first_key, Fp4State<Config>& state,
-                                            Fp4Probabilities<Config>& probabilities) {
+                                            const Fp4KeyBlock& block, uint32_t stage, uint32_t k_lane, uint32_t first_scores, int first_key,
+                                            Fp4State<Config>& state, Fp4Probabilities<Config>& probabilities) {
 #pragma unroll
   for (int chunk = 0; chunk < Config::kChunks; ++chunk) {
     float scores[Config::kMFragments][Config::kNFragments][4];
@@ -95,6 +107,10 @@ __device__ __forceinline__ void softmax_fp4(const typename Config::Params& p, co
 #pragma unroll
       for (int m = 0; m < Config::kMFragments; ++m) hide<Config>(p, tile, block, m, first_key + chunk * Config::kChunkN, scores[m]);
       unit = 1.0f;
+    }
+    if (chunk == 0 && first_key == 0) {
+#pragma unroll
+      for (int m = 0; m < Config::kMFragments; ++m) set_first_apart<Config>(m, unit, first_scores, scores[m]);
     }
 #pragma unroll
     for (int m = 0; m < Config::kMFragments; ++m) exponentiate<Config>(scores[m], unit, m, chunk, state, probabilities);

@@ -50,26 +50,37 @@ __device__ __forceinline__ void accumulate_fp4(const Fp4Probabilities<Config>& p
   }
 }
 
-// What quant_kv_fp4 leaves out: the value of a sequence's first key, as it is, for its block. Where all rows like that key, as an attention
-// sink, it is most of the output, and among 15 larger values it would be rounded away.
+// Adds what quant_kv_fp4 and softmax_fp4 leave out: a sequence's first key, its value as it is, its probability in float32. Where all rows like that
+// key, as an attention sink, it is most of the output, and among 15 larger values it would be rounded away.
 template <typename Config>
-__device__ __forceinline__ void add_first_key(const typename Config::Params& p, const Fp4Tile& tile, const Fp4Probabilities<Config>& probabilities,
-                                              uint32_t stage, int positive, Fp4State<Config>& state) {
+__device__ __forceinline__ void add_first_key(const typename Config::Params& p, const Fp4Tile& tile, uint32_t first_scores, int positive,
+                                              Fp4State<Config>& state) {
   const int lane = threadIdx.x % 32;
-  float first[Config::kRows];  // its probability as rounded: the lane that has column 0 tells the other three
+  float score[Config::kRows];
+  bool seen = false;
 #pragma unroll
-  for (int m = 0; m < Config::kMFragments; ++m) {
-    uint32_t scales, none;
-    ptx::unpack_e4m3x4(scales, none, probabilities.scales[m]);
-    const float2 scale = Pair<__half>::unpack(scales);
+  for (int row = 0; row < Config::kRows; ++row) {
+    score[row] = ptx::load_shared_float(first_scores + row * 32);
+    seen |= score[row] != -INFINITY;
+  }
+  if (!__any_sync(0xffffffffu, seen)) return;  // there may be none
+
+  const bool smoothed = p.v_mean != nullptr && *reinterpret_cast<const float*>(tile.v_scale + Config::kUnsmoothedFlag) == 0.0f;  // in its block
+  float first[Config::kRows];  // its probability
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      uint32_t pairs[4];
-      ptx::unpack_e2m1x8(pairs, probabilities.codes[m][i]);
-      first[2 * m + i] = __shfl_sync(0xffffffffu, Pair<__half>::unpack(pairs[0]).x * (i == 0 ? scale.x : scale.y), lane / 4 * 4);
+  for (int row = 0; row < Config::kRows; ++row) {
+    const float base = ptx::max_nan(state.base[row], score[row]), factor = ptx::ex2(state.base[row] - base);
+    first[row] = ptx::ex2(score[row] - base);
+    state.base[row] = base;
+    float* sums = state.sums[row / 2] + row % 2 * 2;
+    sums[0] = sums[0] * factor + first[row];
+    sums[1] = sums[1] * factor + (smoothed ? first[row] : 0.0f);
+#pragma unroll
+    for (int d = 0; d < Config::kOFragments; ++d) {
+#pragma unroll
+      for (int odd = 0; odd < 2; ++odd) state.out[row / 2][d][row % 2 * 2 + odd] *= factor;
     }
   }
-  const bool smoothed = p.v_mean != nullptr && ptx::load_shared_float(stage + Config::kVScaleOffset + Config::kUnsmoothedFlag) == 0.0f;
   using Element = typename Config::Element;
   const auto* v = reinterpret_cast<const uint16_t*>(row_pointer<Element>(p.v, tile.batch, tile.kv_head, tile.kv_token));
   const float* mean = p.v_mean + tile.kv_mean * Config::kHeadDim;

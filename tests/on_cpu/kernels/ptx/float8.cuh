@@ -34,6 +34,7 @@ inline uint32_t to_e4m3(float x) {
 inline uint32_t pack_e4m3x4(float x0, float x1, float x2, float x3) {
   return to_e4m3(x0) | to_e4m3(x1) << 8 | to_e4m3(x2) << 16 | to_e4m3(x3) << 24;
 }
+inline uint32_t pack_e4m3x2(float x0, float x1) { return to_e4m3(x0) | to_e4m3(x1) << 8; }
 inline void unpack_e4m3x4(uint32_t& low, uint32_t& high, uint32_t bits) {
   low = same_bits<uint32_t>(__floats2half2_rn(from_e4m3(bits), from_e4m3(bits >> 8)));
   high = same_bits<uint32_t>(__floats2half2_rn(from_e4m3(bits >> 16), from_e4m3(bits >> 24)));
