@@ -168,11 +168,22 @@ def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, attn_mask: torch.T
         validation.mask(attn_mask, q, k, tensor_layout)
 
 
+def _factor(sm_scale: Any, q: torch.Tensor) -> float:
+    """What scores are multiplied by."""
+    if sm_scale is None:
+        return float(q.shape[-1] ** -0.5)
+    if isinstance(sm_scale, torch.Tensor) and _ops.wants_derivative(sm_scale):
+        raise TypeError(
+            "sm_scale: expected a number, got a tensor that wants a gradient, which would be lost: multiply q by it instead"
+        )
+    return validation.number("sm_scale", sm_scale)
+
+
 def _attend(
     asked: Asked, is_causal: bool, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, attn_mask: torch.Tensor | None
 ) -> Result:
     """is_causal: in the place of what was asked, where a mask came that says so."""
-    factor = q.shape[-1] ** -0.5 if asked.sm_scale is None else validation.number("sm_scale", asked.sm_scale)
+    factor = _factor(asked.sm_scale, q)
     dtype = q.dtype
     if dtype == torch.float32:
         q, k, v = (_as_bfloat16(x) for x in (q, k, v))
@@ -236,7 +247,7 @@ def attend_packed(
     validation.length("max_seqlen_k", max_seqlen_k)
     is_causal, smooth_k, smooth_v, return_lse = map(validation.decided, (is_causal, smooth_k, smooth_v, return_lse))
     validation.flags(is_causal, smooth_k, smooth_v, return_lse)
-    factor = q.shape[-1] ** -0.5 if sm_scale is None else validation.number("sm_scale", sm_scale)
+    factor = _factor(sm_scale, q)
     dtype = q.dtype
     if dtype == torch.float32:
         q, k, v = (_as_bfloat16(x) for x in (q, k, v))

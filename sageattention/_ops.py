@@ -312,6 +312,12 @@ def _within_forward_ad() -> bool:
     return getattr(forward_ad, "_current_level", -1) >= 0  # no name that PyTorch promises
 
 
+def wants_derivative(x: torch.Tensor) -> bool:
+    """Whether one may be asked for, by a tensor that is to become a number."""
+    backward = torch.is_grad_enabled() and x.requires_grad
+    return backward or (_within_forward_ad() and forward_ad.unpack_dual(x).tangent is not None)
+
+
 def _refuse_tangents(operator: Any, *tensors: torch.Tensor | None) -> None:
     """Within forward-mode differentiation (`torch.func.jvp`), where PyTorch would take the output for a constant.
 

@@ -239,8 +239,8 @@ def sageattn_qk_int8_pv_fp8_cuda(
 ) -> OneOrTwo:
     """Attention with INT8 scores and FP8 (e4m3) probabilities and values: compute capability 8.9 and later.
 
-    V is rounded with one scale for a channel of 64 keys. GPUs that no FP8 kernel is for (9.0 and later but 12.x)
-    compute with 16-bit probabilities and values instead, which is faster there and more exact; `explain` says so.
+    V is rounded with one scale for a channel of 64 keys. GPUs without an FP8 kernel (9.0 and later but 12.x; 12.x by CUDA before 12.8)
+    compute with 16-bit probabilities and values instead, which is more exact; `explain` says so.
 
     Args:
         q, k, v, tensor_layout, is_causal, sm_scale, smooth_k, return_lse, attn_mask: as in `sageattn`.

@@ -25,7 +25,7 @@ GPUS: dict[str, Callable[[Gpu], bool]] = {
     "GeForce of 8.6": lambda gpu: gpu.geforce and gpu.capability == (8, 6),
     "GeForce of 8.9 and 12.x": lambda gpu: gpu.geforce and (gpu.capability == (8, 9) or gpu.capability[0] == 12),
     "GPUs of 8.9 and 12.x": lambda gpu: gpu.capability == (8, 9) or gpu.capability[0] == 12,
-    "9.0 and later but 12.x": lambda gpu: gpu.capability >= (9, 0) and gpu.capability[0] != 12 and gpu != CPU,
+    "9.0 and later": lambda gpu: gpu.capability >= (9, 0) and gpu != CPU,
     "9.0 alone": lambda gpu: gpu.capability == (9, 0),
     "12.0 and 12.1": lambda gpu: gpu.capability in {(12, 0), (12, 1)} or gpu == CPU,
 }

@@ -12,9 +12,9 @@ KERNELS = {
     "sm90_qk_int8_pv_f16": Kernel("9.0 alone", 0.0115, uneven=False, other_masks=False),
 }
 
-FLOAT32_SUMS = "float32 sums instead, as exact: kernels with float16 sums are for 8.6, 8.9 and 12.x"
+FLOAT32_SUMS = "float32 sums instead, as exact: kernels with float16 sums are for 8.6, 8.9 and, by CUDA 12.8 and later, 12.x"
 WGMMA = "16-bit P and V on wgmma: faster than SageAttention's FP8 kernel for Hopper, and 3.5 times as exact"
-WITHOUT_FP8 = "16-bit P and V instead, 3.5 times as exact: FP8 kernels are for 8.9 and 12.x"
+WITHOUT_FP8 = "16-bit P and V instead, 3.5 times as exact: FP8 kernels are for 8.9 and, by CUDA 12.8 and later, 12.x"
 
 # fmt: off
 TABLE = (
@@ -45,26 +45,26 @@ TABLE = (
     Row("sageattn_qk_int8_pv_fp8_cuda", "fp32+fp32", "8.9 and 12.x", "sm89_qk_int8_pv_f8",
         "FP8 P and V, sums in float32"),
     Row("sageattn_qk_int8_pv_fp8_cuda", "fp32+fp32", "9.0 alone", "sm90_qk_int8_pv_f16", WGMMA),
-    Row("sageattn_qk_int8_pv_fp8_cuda", "fp32+fp32", "9.0 and later but 12.x", "sm80_qk_int8_pv_f16", WITHOUT_FP8),
+    Row("sageattn_qk_int8_pv_fp8_cuda", "fp32+fp32", "9.0 and later", "sm80_qk_int8_pv_f16", WITHOUT_FP8),
     Row("sageattn_qk_int8_pv_fp8_cuda", "fp32", "8.9 and 12.x", "sm89_qk_int8_pv_f8",
         "served like fp32+fp32, which is as fast and more exact"),
     Row("sageattn_qk_int8_pv_fp8_cuda", "fp32", "9.0 alone", "sm90_qk_int8_pv_f16", WGMMA),
-    Row("sageattn_qk_int8_pv_fp8_cuda", "fp32", "9.0 and later but 12.x", "sm80_qk_int8_pv_f16", WITHOUT_FP8),
+    Row("sageattn_qk_int8_pv_fp8_cuda", "fp32", "9.0 and later", "sm80_qk_int8_pv_f16", WITHOUT_FP8),
     Row("sageattn_qk_int8_pv_fp8_cuda", "fp32+fp16", "8.9 and 12.x", "sm89_qk_int8_pv_f8_accum_f16",
         "asked for: FP8 P and V, sums of 64 keys in float16: up to twice as fast on GeForce"),
     Row("sageattn_qk_int8_pv_fp8_cuda", "fp32+fp16", "8.9 and 12.x", "sm89_qk_int8_pv_f8",
         "float32 sums instead, no less exact: the other kernel is of CUDA 12.8 and later"),
     Row("sageattn_qk_int8_pv_fp8_cuda", "fp32+fp16", "9.0 alone", "sm90_qk_int8_pv_f16", WGMMA),
-    Row("sageattn_qk_int8_pv_fp8_cuda", "fp32+fp16", "9.0 and later but 12.x", "sm80_qk_int8_pv_f16", WITHOUT_FP8),
+    Row("sageattn_qk_int8_pv_fp8_cuda", "fp32+fp16", "9.0 and later", "sm80_qk_int8_pv_f16", WITHOUT_FP8),
 
     Row("sageattn_qk_int8_pv_fp8_cuda_sm90", "fp32+fp32", "9.0 alone", "sm90_qk_int8_pv_f16", WGMMA),
     Row("sageattn_qk_int8_pv_fp8_cuda_sm90", "fp32+fp32", "8.9 and 12.x", "sm89_qk_int8_pv_f8",
         "FP8 P and V, sums in float32"),
-    Row("sageattn_qk_int8_pv_fp8_cuda_sm90", "fp32+fp32", "9.0 and later but 12.x", "sm80_qk_int8_pv_f16", WITHOUT_FP8),
+    Row("sageattn_qk_int8_pv_fp8_cuda_sm90", "fp32+fp32", "9.0 and later", "sm80_qk_int8_pv_f16", WITHOUT_FP8),
     Row("sageattn_qk_int8_pv_fp8_cuda_sm90", "fp32", "9.0 alone", "sm90_qk_int8_pv_f16", WGMMA),
     Row("sageattn_qk_int8_pv_fp8_cuda_sm90", "fp32", "8.9 and 12.x", "sm89_qk_int8_pv_f8",
         "served like fp32+fp32"),
-    Row("sageattn_qk_int8_pv_fp8_cuda_sm90", "fp32", "9.0 and later but 12.x", "sm80_qk_int8_pv_f16", WITHOUT_FP8),
+    Row("sageattn_qk_int8_pv_fp8_cuda_sm90", "fp32", "9.0 and later", "sm80_qk_int8_pv_f16", WITHOUT_FP8),
 )
 # fmt: on
 

@@ -165,6 +165,32 @@ def test_gradients_are_not_pretended_within_vmap() -> None:
     torch._dynamo.reset()
 
 
+@pytest.mark.parametrize("packed", [False, True])
+def test_nor_are_those_of_a_scale(packed: bool) -> None:
+    """It becomes a number, of which autograd knows nothing."""
+    q, k, v = qkv(1, 2, 20, 64)
+    lengths = torch.tensor([0, 20], dtype=torch.int32)
+
+    def call(scale: Any) -> Any:
+        if packed:
+            return sageattn_varlen(q[0], k[0], v[0], lengths, lengths, 20, 20, sm_scale=scale)
+        return sageattn(q, k, v, sm_scale=scale)
+
+    learned = torch.nn.Parameter(torch.tensor(0.25))
+    refused = pytest.raises(
+        TypeError, match="sm_scale: expected a number, got a tensor that wants a gradient, which would be lost"
+    )
+    with refused:
+        call(learned)
+    with refused:
+        torch.func.grad(lambda scale: call(scale).float().sum())(learned.detach())
+    with refused:
+        torch.func.jvp(call, (learned.detach(),), (torch.ones(()),))
+    with torch.no_grad():
+        assert torch.equal(call(learned), call(0.25))
+    assert torch.equal(call(learned.detach()), call(0.25))
+
+
 def test_forward_derivatives_are_not_pretended() -> None:
     """PyTorch would take the output for a constant."""
     q, k, v = qkv(1, 2, 20, 64)

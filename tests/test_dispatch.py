@@ -168,6 +168,14 @@ def test_a_kernel_that_is_not_installed_leads_to_the_next_row() -> None:
     )
 
 
+@pytest.mark.parametrize("function", ["sageattn_qk_int8_pv_fp8_cuda", "sageattn_qk_int8_pv_fp8_cuda_sm90"])
+def test_blackwell_with_the_kernels_of_an_older_cuda_computes_in_16_bits(function: str) -> None:
+    """It runs their PTX of 8.0, which has no FP8."""
+    choice = dispatch.choose(dispatch.Request(function, "fp32+fp32"), dispatch.Gpu((12, 0)), frozenset({F16, "quant_k_int8"}))
+    assert choice.kernel == F16
+    assert choice.passed_over == (f"{F8}: not among the kernels installed for this GPU",)
+
+
 def test_what_a_gpu_is_given_is_compiled_for_it() -> None:
     """No function leads to a kernel that csrc/kernels/kernels.json has not for that GPU."""
     entries = json.loads((Path(__file__).parents[1] / "csrc" / "kernels" / "kernels.json").read_text(encoding="utf-8"))

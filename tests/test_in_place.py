@@ -171,6 +171,15 @@ def test_gradients(attention: Callable[..., torch.Tensor]) -> None:
         assert torch.equal(attention(Q.clone().requires_grad_(), K, V), sageattn(Q, K, V))
 
 
+def test_a_learned_scale(attention: Callable[..., torch.Tensor]) -> None:
+    """PyTorch's takes none: its gradient would be lost."""
+    scale: Any = torch.nn.Parameter(torch.tensor(0.3))
+    for function in (attention, exact):
+        with pytest.raises(TypeError, match="argument 'scale' must be"):
+            function(Q, K, V, scale=scale)
+    assert torch.equal(attention(Q, K, V, scale=scale.detach()), sageattn(Q, K, V, sm_scale=0.3))
+
+
 def test_forward_mode(attention: Callable[..., torch.Tensor]) -> None:
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
