@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from cards import model
 from cards.gpus import Card, card_of
-from measure import Shape, environment, error, packed_speed, speed
+from measure import Shape, environment, error, packed_speed, result_file, speed
 from methods import KERNELS, methods
 from predict import installed_cubins
 from rich.console import Console
@@ -140,8 +140,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--output",
-        type=Path,
-        default=ROOT / "build" / "bench.json",
+        type=result_file,
+        default=str(ROOT / "build" / "bench.json"),
         help="where to write the numbers as JSON, and beside them the plot (default: build/bench.json)",
     )
     parser.add_argument("--quick", action="store_true", help="leave out some lengths")
@@ -176,7 +176,6 @@ def main() -> None:
             console.print(f"no prediction: {fault}")
         else:
             console.print(comparison(result))
-    arguments.output.parent.mkdir(parents=True, exist_ok=True)
     arguments.output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     try:
         from plot import draw

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 import transformers
-from measure import environment, relative_l1
+from measure import environment, relative_l1, result_file
 from torch.profiler import ProfilerActivity, profile
 
 from sageattention import sageattn
@@ -98,10 +98,11 @@ def main() -> None:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--output", type=Path, default=ROOT / "build" / "generation.json", help="default: build/generation.json"
+        "--output", type=result_file, default=str(ROOT / "build" / "generation.json"), help="default: build/generation.json"
     )
     arguments = parser.parse_args()
     torch.set_grad_enabled(False)
+    about = {"transformers": transformers.__version__, **environment("python bench/generation.py")}
     model, logits = llama(), {}
     lengths = [PROMPT]  # that have been seen
     result: list[dict[str, Any]] = []
@@ -121,8 +122,6 @@ def main() -> None:
             result[-1]["kernels"] = kernels(model)
             for kernel, microseconds in result[-1]["kernels"].items():
                 print(f"{microseconds:>8.1f} µs a layer and token  {kernel}")
-    arguments.output.parent.mkdir(parents=True, exist_ok=True)
-    about = {"transformers": transformers.__version__, **environment("python bench/generation.py")}
     arguments.output.write_text(json.dumps({"environment": about, "generation": result}, indent=1) + "\n", encoding="utf-8")
 
 

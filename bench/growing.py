@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from measure import bf16, environment
+from measure import bf16, environment, result_file
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -98,18 +98,18 @@ def measured(kind: Kind) -> Iterator[tuple[str, float, float]]:
 def main() -> None:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, default=ROOT / "build" / "growing.json", help="default: build/growing.json")
+    parser.add_argument(
+        "--output", type=result_file, default=str(ROOT / "build" / "growing.json"), help="default: build/growing.json"
+    )
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
         parser.error("PyTorch finds no GPU here, and what is measured runs on one")
-    rows = []
+    where, rows = environment("python bench/growing.py"), []
     for kind in KINDS:
         for name, first, again in measured(kind):
             rows.append({"call": kind.name, "method": name, "first": first, "again": again})
             print(f"{kind.name:<26}{name:<20}{first:>10.0f} µs at a new length{again:>8.0f} µs again", flush=True)
-    arguments.output.parent.mkdir(parents=True, exist_ok=True)
-    written = {"environment": environment("python bench/growing.py"), "microseconds": rows}
-    arguments.output.write_text(json.dumps(written, indent=1) + "\n", encoding="utf-8")
+    arguments.output.write_text(json.dumps({"environment": where, "microseconds": rows}, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

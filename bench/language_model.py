@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from measure import environment
+from measure import environment, result_file
 from methods import Attention, fp4_kernel, ours
 from torch import nn
 from torch.nn import functional as F
@@ -245,6 +245,7 @@ def held_out_losses(model: Model, size: Size, data: torch.Tensor, table: dict[st
     attentions = {"exact, float32": ("", exact), "PyTorch bf16": ("", sdpa), **table}
     found = {}
     for name, (_, attend) in attentions.items():
+        print(f"held-out loss: {name}", file=sys.stderr, flush=True)
         found[name] = torch.cat([losses(model, some, attend) for some in tokens.split(8)]).double()
     rows = []
     for name, (kernel, _) in attentions.items():
@@ -277,6 +278,7 @@ def layer_errors(model: Model, size: Size, data: torch.Tensor, table: dict[str, 
                 row["relative_l1"][name] = float(error.sum() / scale.sum())
                 row["relative_l1_of_heads"][name] = (error.sum(dim=(0, 2, 3)) / scale.sum(dim=(0, 2, 3))).tolist()
             rows.append(row)
+            print(f"errors of layer {len(rows)} of {size.layers}", file=sys.stderr, flush=True)
             return expected.to(q.dtype)
 
     losses(model, spread(size, data, size.looked_at), look)
@@ -330,7 +332,7 @@ def draw(result: dict[str, Any], path: Path) -> None:
 def main() -> None:
     """Train, evaluate, print the tables, write the JSON and the plot."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, help="where to write the numbers as JSON, and beside them the plot")
+    parser.add_argument("--out", type=result_file, help="where to write the numbers as JSON, and beside them the plot")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--seconds", type=float, default=130.0, help="of training")
     parser.add_argument("--steps", type=int, default=0, help="of training, if fewer than fit the seconds")
@@ -339,7 +341,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.device == "cuda" and not torch.cuda.is_available():
         sys.exit(
-            "language_model: needs an NVIDIA GPU, and PyTorch sees none here; --device cpu --small --steps 20 tries the script"
+            "language_model: needs an NVIDIA GPU, and PyTorch sees none here; --device cpu --small --steps 20 tries the script, in minutes"
         )
     size = SMALL if arguments.small else Size(heads=512 // arguments.head_dim, head_dim=arguments.head_dim)
     torch.manual_seed(0)
@@ -348,7 +350,7 @@ def main() -> None:
     trained = train(model, data, size, arguments.seconds, arguments.steps)
     table = methods(arguments.device, size) | fp4_methods(arguments.device, size)
     result: dict[str, Any] = {
-        "environment": environment("python bench/language_model.py " + " ".join(sys.argv[1:])),
+        "environment": environment("python bench/language_model.py " + " ".join(sys.argv[1:]), arguments.device),
         "model": {**size._asdict(), "parameters": sum(p.numel() for p in model.parameters())},
         "text": {"python": sys.version.split()[0], "bytes": len(data), "held_out_bytes": len(held_out)},
         "training": trained,
@@ -357,7 +359,6 @@ def main() -> None:
     }
     print(markdown(result))
     if arguments.out:
-        arguments.out.parent.mkdir(parents=True, exist_ok=True)
         arguments.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
         try:
             draw(result, arguments.out.with_suffix(".svg"))

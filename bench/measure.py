@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import statistics
 import subprocess
 import sys
@@ -34,16 +35,27 @@ class Shape(NamedTuple):
     causal: bool
 
 
-def environment(command: str) -> dict[str, str]:
+def result_file(name: str) -> Path:
+    """Where a command's numbers are to go as JSON; beside it a plot of the same name may go, as SVG."""
+    path = Path(name)
+    if path.suffix == ".svg" or path.is_dir():
+        raise argparse.ArgumentTypeError(f"{name}: expected a file for JSON; a plot goes beside it, as .svg")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def environment(command: str, device: str = "cuda") -> dict[str, str]:
     """What the numbers of a command hold for."""
     where = {"torch": torch.__version__, "sageattention": sageattention.__version__}
-    if not torch.cuda.is_available():
+    if torch.device(device).type == "cpu" or not torch.cuda.is_available():
         return {"gpu": "none: CPU", **where, "kernels": "the CPU's references", "command": command}
-    driver = subprocess.run(
-        ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"], capture_output=True, text=True, check=True
-    )
+    asks = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        driver = subprocess.run(asks, capture_output=True, text=True, check=True).stdout.split()[0]
+    except (OSError, subprocess.CalledProcessError):  # containers may lack it
+        driver = "unknown"
     kernels = f"CUDA {sageattention._library.build.cuda}, {sageattention._library.library.kernel_architecture(0)}"
-    gpu = {"gpu": torch.cuda.get_device_name(), "driver": driver.stdout.split()[0]}
+    gpu = {"gpu": torch.cuda.get_device_name(), "driver": driver}
     return {**gpu, **where, "kernels": kernels, "command": command}
 
 

@@ -30,11 +30,12 @@ def sdpa(backend: SDPBackend) -> Attention:
 
 
 def ours(kernel: str, attn_mask: torch.Tensor | None = None) -> Attention:
-    """`sageattn` on a kernel of our choosing."""
+    """`sageattn` on a kernel of our choosing, with what it adds to that kernel."""
+    smooth_v = "f8" in kernel
 
     def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> torch.Tensor:
         scale = q.shape[-1] ** -0.5
-        return sageattention._ops.attention(q, k, v, attn_mask, "HND", causal, scale, True, False, False, kernel)[0]
+        return sageattention._ops.attention(q, k, v, attn_mask, "HND", causal, scale, True, smooth_v, False, kernel)[0]
 
     return attention
 

@@ -83,9 +83,15 @@ def draw(result: dict[str, Any], path: Path) -> None:
 def main() -> None:
     """Draw one result."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("result", type=Path)
-    result = parser.parse_args().result
-    draw(json.loads(result.read_text(encoding="utf-8")), result.with_suffix(".svg"))
+    parser.add_argument("result", type=Path, help="what bench.py has written")
+    path = parser.parse_args().result
+    try:
+        result = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        parser.error(f"{path} cannot be read: {error}")
+    if not {"speed", "inputs", "error"} <= result.keys():
+        parser.error(f"{path} is no result of bench.py: the other benchmarks draw theirs themselves")
+    draw(result, path.with_suffix(".svg"))
 
 
 if __name__ == "__main__":

@@ -58,7 +58,7 @@ def main() -> int:
             print(original_table(cubins, arguments.original))
             return 0
         text = generated(cubins)
-    except (CubinError, ValueError) as error:
+    except (CubinError, OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     if not arguments.write:

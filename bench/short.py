@@ -22,7 +22,7 @@ from typing import NamedTuple
 import matplotlib as mpl
 import torch
 from matplotlib import pyplot
-from measure import environment, replayed, under_load
+from measure import environment, replayed, result_file, under_load
 from methods import ours
 from rich.console import Console
 from rich.progress import track
@@ -177,14 +177,15 @@ def draw(rows: list[tuple[Problem, Times]], multiprocessors: int, title: str, pa
 def main() -> None:
     """Measure, write, draw and say what the choice costs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, default=ROOT / "build" / "short.json", help="default: build/short.json")
+    parser.add_argument(
+        "--output", type=result_file, default=str(ROOT / "build" / "short.json"), help="default: build/short.json"
+    )
     arguments = parser.parse_args()
     if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
         sys.exit("short: needs a GPU of compute capability 9.0, whose kernels these are")
     multiprocessors = torch.cuda.get_device_properties(0).multi_processor_count
-    rows = [(problem, measured(problem)) for problem in track(list(problems()), "calls", console=Console(stderr=True))]
     where = environment("python bench/short.py")
-    arguments.output.parent.mkdir(parents=True, exist_ok=True)
+    rows = [(problem, measured(problem)) for problem in track(list(problems()), "calls", console=Console(stderr=True))]
     head = {"environment": where, "multiprocessors": multiprocessors, "columns": [*Problem._fields, *Times._fields]}
     table = ",\n".join(json.dumps([*problem, *times]) for problem, times in rows)
     arguments.output.write_text(f'{json.dumps(head)[:-1]},\n"microseconds": [\n{table}\n]}}\n', encoding="utf-8")

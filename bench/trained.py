@@ -18,7 +18,7 @@ from unittest import mock
 
 import torch
 import torch.nn.functional as F
-from measure import environment, exact
+from measure import environment, exact, result_file
 from methods import fp4_kernel
 
 from sageattention import _ops, dispatch
@@ -159,13 +159,15 @@ def main() -> None:
     )
     parser.add_argument("--tokens", type=int, default=1024, help="the text's first so many (default: %(default)s)")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--out", type=Path, help="where to write the numbers as JSON, head by head")
+    parser.add_argument("--out", type=result_file, help="where to write the numbers as JSON, head by head")
     arguments = parser.parse_args()
     if not arguments.model.exists():
         sys.exit(f"trained.py: there is no {arguments.model}: expected a folder or a GGUF file")
+    if not arguments.text.is_file():
+        sys.exit(f"trained.py: there is no file {arguments.text}")
+    text = arguments.text.read_text(encoding="utf-8")
     model, tokeniser = load(arguments.model)
     model.to(arguments.device)
-    text = arguments.text.read_text(encoding="utf-8")
     tokens = tokeniser(text, return_tensors="pt").input_ids[:, : arguments.tokens].to(arguments.device)
     present = dispatch.gpu_of(tokens.device.type, tokens.device.index)[1]
     attends = {
@@ -179,7 +181,7 @@ def main() -> None:
         return logits[0].float()
 
     result: dict[str, Any] = {
-        "environment": environment("python bench/trained.py " + " ".join(sys.argv[1:])),
+        "environment": environment("python bench/trained.py " + " ".join(sys.argv[1:]), arguments.device),
         "model": {"type": model.config.model_type, "parameters": sum(p.numel() for p in model.parameters())},
         "text": {"file": arguments.text.name, "sha256": sha256(text.encode()).hexdigest(), "tokens": tokens.shape[1]},
         "layers": errors(run, attends),
@@ -187,7 +189,6 @@ def main() -> None:
     }
     print(markdown(result))
     if arguments.out:
-        arguments.out.parent.mkdir(parents=True, exist_ok=True)
         arguments.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 

@@ -2,12 +2,35 @@
 
 from __future__ import annotations
 
+import argparse
+from pathlib import Path
 from typing import Any
 
 import measure
 import pytest
 import torch
-from methods import BASELINE, KERNELS
+from methods import BASELINE, KERNELS, ours
+
+from sageattention import sageattn_qk_int8_pv_fp8_cuda
+
+
+def test_fp8_is_measured_as_it_is_served() -> None:
+    """`sageattn` smooths V where an FP8 kernel serves."""
+    q, k, v = (torch.randn(1, 2, 100, 64).bfloat16() + x for x in (0, 0, 8))
+    expected = sageattn_qk_int8_pv_fp8_cuda(q, k, v, is_causal=True, smooth_v=True)
+    assert torch.equal(ours("sm89_qk_int8_pv_f8")(q, k, v, True), expected)
+
+
+def test_what_is_measured_on_a_cpu_is_no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert measure.environment("python bench/x.py --device cpu", "cpu")["gpu"] == "none: CPU"
+
+
+def test_a_plot_does_not_take_the_place_of_its_numbers(tmp_path: Path) -> None:
+    assert measure.result_file(str(tmp_path / "new" / "result.json")).parent.is_dir()
+    for wrong in (tmp_path / "result.svg", tmp_path):
+        with pytest.raises(argparse.ArgumentTypeError, match="expected a file for JSON"):
+            measure.result_file(str(wrong))
 
 
 def test_ratios_are_of_one_round() -> None:
