@@ -48,9 +48,9 @@ def test_a_peer_may_fail_and_ours_may_not(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(measure, "under_load", lambda call, seconds: call() * seconds)
     rounds = measure.rounds({"a peer": fails, "another": lambda: 2.0, "sageattn": lambda: 1.0})
     assert rounds == [{"another": 2.0 * measure.SECONDS, "sageattn": measure.SECONDS}] * measure.ROUNDS
-    for ours in ("sageattn", "sageattn_varlen", *KERNELS):
+    for own in ("sageattn", "sageattn_varlen", *KERNELS):
         with pytest.raises(RuntimeError, match="no such backend"):
-            measure.rounds({"another": lambda: 2.0, ours: fails})
+            measure.rounds({"another": lambda: 2.0, own: fails})
 
 
 @pytest.fixture
