@@ -102,8 +102,8 @@ def _(
     if not asked.heads_first:
         out = out.transpose(1, 2)
     out = out.transpose(1, 2).contiguous().transpose(1, 2) if asked.out_turned else out.contiguous()
-    if out._is_view():  # whose base nobody has: PyTorch forbids to write to such where an input wants gradients
-        out = out.clone(memory_format=torch.preserve_format)
+    # Views whose base nobody has: PyTorch forbids to write to such where an input wants gradients.
+    out, lse = (x.clone(memory_format=torch.preserve_format) if x._is_view() else x for x in (out, lse))
     return out, lse if asked.return_lse else lse.new_empty(0)
 
 

@@ -50,7 +50,7 @@ def shared_bytes(name: str, head_dim: int) -> int:
     if name.startswith("sm90"):
         return 0
     if "fp4" in name:
-        return 2 * -(-block_bytes(name, head_dim) // 1024) * 1024 + 128 + 64
+        return 2 * -(-block_bytes(name, head_dim) // 1024) * 1024 + 128 + 64 + 4 * 128
     threads = 128 if head_dim <= 128 else 256
     return 2 * block_bytes(name, head_dim) + 128 + 4 * 128 + (16 * 128 + 16 * threads if "pv_f8" in name else 0)
 

@@ -56,8 +56,9 @@ std::string read_kernel(const std::string& path) {
     }
   }
   if (!whole) {
-    throw std::runtime_error(SAGE_PACKAGE ": the kernel file " + path + (file.is_open() ? " is damaged" : " is missing") +
-                             "; reinstall the package");
+    throw std::runtime_error(SAGE_PACKAGE ": the kernel file " + path +
+                             (file.is_open() ? " is damaged; reinstall the package"
+                                             : " is missing; reinstall the package, unless a program that was exported for another GPU asks for it"));
   }
   return code;
 }

@@ -57,6 +57,8 @@ struct Call {
     const int32_t rows = kernel.block_m(head_dim());
     return options.per_block_mean && !packed() ? (shape.qo_len + rows - 1) / rows : 1;
   }
+  // Heads of Q of all batch elements. They have a tile each at least, and so are refused here as too many tiles are.
+  int32_t all_heads() const { return static_cast<int32_t>(grid_size(int64_t{shape.batch} * shape.q_heads)); }
   // Heads of Q whose tiles are computed one beside the other: all, where K in 8 bits and V in 16 have 24 MiB, half of a large
   // GPU's L2 cache; else those of a power of two key heads that have 12. Of what was tried on an H200 that was fastest.
   int32_t heads_together() const {
@@ -69,7 +71,7 @@ struct Call {
   // Of the last heads twice as many, and what remains. Under a causal mask the tiles that take longest come first among them, and so many short ones
   // fill the end; those of one section alone are fewer than a large GPU's multiprocessors.
   int32_t last_heads() const {
-    const int32_t all = shape.batch * shape.q_heads, together = heads_together();
+    const int32_t all = all_heads(), together = heads_together();
     return all - std::max(0, all / together - 2) * together;
   }
   Tensor empty(IntArrayRef sizes, ScalarType type) const { return sage::empty(sizes, type, q); }

@@ -135,7 +135,7 @@ Tiling shared_out(Tiling tiling, int32_t at_once, int32_t parted_tiles = 0, int3
 Tiling fastest_of_alike(const Call& call, int32_t multiprocessors) {
   constexpr float kAlone = 1.01f, kFirstRowsFirst = 1.01f;  // beside pairs, and last rows first, which save power
   constexpr int32_t kFewRounds = 16;
-  const bool one_section = call.last_heads() == call.shape.batch * call.shape.q_heads;
+  const bool one_section = call.last_heads() == call.all_heads();
   const int32_t most = call.kernel.block_m(call.head_dim());
   Tiling best;
   const auto look_at = [&](int32_t block_rows, int32_t cluster) {
