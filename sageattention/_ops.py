@@ -102,9 +102,11 @@ def _(
     if not asked.heads_first:
         out = out.transpose(1, 2)
     out = out.transpose(1, 2).contiguous().transpose(1, 2) if asked.out_turned else out.contiguous()
+    if not asked.return_lse:
+        lse = lse.new_empty(0)
     # Views whose base nobody has: PyTorch forbids to write to such where an input wants gradients.
     out, lse = (x.clone(memory_format=torch.preserve_format) if x._is_view() else x for x in (out, lse))
-    return out, lse if asked.return_lse else lse.new_empty(0)
+    return out, lse
 
 
 @torch.library.register_fake(VARLEN)

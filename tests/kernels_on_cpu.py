@@ -415,8 +415,10 @@ class Case:
         assert (out.transpose(1, 2) if turned else out).is_contiguous()
         return out, lse
 
-    def check(self, kernels: Kernels, kernel: str, largest: float = 1e-3, *, seed: int = 0) -> Result:
-        """The kernel's answer, held to the reference's: a relative L1 distance, and 0.03 in log-sum-exp.
+    def check(
+        self, kernels: Kernels, kernel: str, largest: float = 1e-3, *, largest_lse: float = 0.02, seed: int = 0
+    ) -> Result:
+        """The kernel's answer, held to the reference's: a relative L1 distance, and a largest difference in log-sum-exp.
 
         Sums in another order now and then make a mean's element its neighbour, and with it a number's code.
         """
@@ -426,7 +428,7 @@ class Case:
         assert torch.equal(lse.isfinite(), finite)
         x, y = out[seen].double(), expected[seen].double()
         assert (x - y).abs().sum() <= largest * y.abs().sum(), f"differs by {float((x - y).abs().sum() / y.abs().sum()):.5f}"
-        assert not finite.any() or (lse - expected_lse)[finite].abs().max() <= 0.03
+        assert not finite.any() or (lse - expected_lse)[finite].abs().max() <= largest_lse
         return out, lse
 
     def check_orders(self, kernels: Kernels, kernel: str, *seeds: int) -> None:
