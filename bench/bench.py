@@ -5,7 +5,7 @@
 Speed is end to end: the call a user makes, quantisation included. The methods take turns, round after round, each running
 long enough to reach the clocks it can sustain, timed with CUDA events; a row gives the median TFLOPS and the median over
 rounds of the ratio to cuDNN bf16. Beside the JSON file a plot of the same name is drawn (plot.py). On a card that
-bench/cards knows, what its model predicts is shown beside what was measured.
+bench/cards knows, what its model predicts is shown beside what was measured. Ctrl-C ends the measuring, not the command.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from cards import model
 from cards.gpus import Card, card_of
-from measure import Shape, environment, error, packed_speed, result_file, speed
+from measure import Shape, each, environment, error, packed_speed, result_file, speed
 from methods import KERNELS, methods
 from predict import installed_cubins
 from rich.console import Console
-from rich.progress import track
 from rich.table import Table
 
 import sageattention
@@ -82,10 +82,14 @@ def report(result: dict[str, Any]) -> tuple[Table, ...]:
             "yes" if shape["causal"] else "",
             *speeds(row, names),
         )
-    packed = [cell for row in result["packed"] for cell in speeds(row, ["sageattn_varlen"])]
+    packed = [
+        ("causal " if row["shape"]["causal"] else "") + cell
+        for row in result["packed"]
+        for cell in speeds(row, ["sageattn_varlen"])
+    ]
     table.caption = (
         "TFLOPS (ratio to cuDNN bf16); 256 packed sequences of 16 to 8192 tokens, 16 heads, head_dim 128 "
-        f"(ratio to FlashAttention-2): {packed[0]}, causal {packed[1]}"
+        f"(ratio to FlashAttention-2): {', '.join(packed) or 'not measured'}"
     )
     errors = Table(title="relative L1 error against float64: 4 heads, head_dim 128, bf16")
     for column in ("inputs", "N", *names):
@@ -148,23 +152,22 @@ def main() -> None:
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
         sys.exit("bench: needs an NVIDIA GPU, and PyTorch sees none here")
-    progress = Console(stderr=True)
-    result: dict[str, Any] = {
-        "environment": environment("python bench/bench.py" + (" --quick" if arguments.quick else "")),
-        "speed": [speed(shape) for shape in track(shapes(arguments.quick), "speed", console=progress)],
-        "inputs": [speed(*kind) for kind in track(kinds_of_inputs(), "inputs", console=progress)],
-        "packed": [packed_speed(causal) for causal in (False, True)],
-        "error": [error(tokens) for tokens in track((1024, 4096, 16384, 65536, 131072), "error", console=progress)],
-    }
-    result["error"] += [
-        error(4096, inputs)
-        for inputs in (
-            "K and V offset by 8 randn",
-            "every 16th channel of Q and K times 30",
-            "Q and K times 2",
-            "Q and K times 4",
-        )
-    ]
+    where = environment("python bench/bench.py" + (" --quick" if arguments.quick else ""))
+    measured, missing = each(
+        {
+            "speed": [partial(speed, shape) for shape in shapes(arguments.quick)],
+            "inputs": [partial(speed, *kind) for kind in kinds_of_inputs()],
+            "packed": [partial(packed_speed, causal) for causal in (False, True)],
+            "error": [
+                *(partial(error, tokens) for tokens in (1024, 4096, 16384, 65536, 131072)),
+                partial(error, 4096, "K and V offset by 8 randn"),
+                partial(error, 4096, "every 16th channel of Q and K times 30"),
+                partial(error, 4096, "Q and K times 2"),
+                partial(error, 4096, "Q and K times 4"),
+            ],
+        }
+    )
+    result: dict[str, Any] = {"environment": where, **measured, "missing": missing}
     console = Console(width=160)
     for table in report(result):
         console.print(table)
@@ -188,6 +191,8 @@ def main() -> None:
             f"Nobody here has an {result['environment']['gpu']}: what was promised for it is calculated. Please open an issue with "
             f"{arguments.output} attached, whatever it says."
         )
+    if missing:
+        sys.exit("bench: not all was measured: " + "; ".join(missing))
 
 
 if __name__ == "__main__":

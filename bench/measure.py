@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from methods import BASELINE, KERNELS, methods, packed_methods
+from rich.console import Console
+from rich.progress import track
 
 import sageattention
 
@@ -57,6 +61,42 @@ def environment(command: str, device: str = "cuda") -> dict[str, str]:
     kernels = f"CUDA {sageattention._library.build.cuda}, {sageattention._library.library.kernel_architecture(0)}"
     gpu = {"gpu": torch.cuda.get_device_name(), "driver": driver}
     return {**gpu, **where, "kernels": kernels, "command": command}
+
+
+@contextmanager
+def noted_interrupt() -> Iterator[Callable[[], bool]]:
+    """Whether Ctrl-C was pressed, which would end a CUDA graph's capture in the middle; pressed again it ends the program."""
+    pressed = False
+
+    def note(_number: int, _frame: object) -> None:
+        nonlocal pressed
+        pressed = True
+        signal.signal(signal.SIGINT, before)
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield lambda: pressed
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def each(parts: dict[str, Sequence[partial[Any]]]) -> tuple[dict[str, list[Any]], list[str]]:
+    """What the calls of each part return, and which are missing and why: they do not fit into the GPU's memory, or Ctrl-C was pressed."""
+    found: dict[str, list[Any]] = {name: [] for name in parts}
+    missing: list[str] = []
+    console = Console(stderr=True)
+    with noted_interrupt() as interrupted:
+        for name, calls in parts.items():
+            for call in track(calls, name, console=console):
+                if interrupted():
+                    return found, [*missing, f"{name}: interrupted after {len(found[name])} of {len(calls)}"]
+                try:
+                    found[name].append(call())
+                except torch.OutOfMemoryError:
+                    missing.append(f"{name}: out of memory at {', '.join(map(str, call.args))}")
+                    console.print(missing[-1])
+                torch.cuda.empty_cache()
+    return found, missing
 
 
 def milliseconds(call: Callable[[], object], repeats: int) -> float:

@@ -8,6 +8,7 @@ included; and of a CUDA graph of the call, replayed; of a card under load. Short
 to start one than the GPU for it, and are measured in turns, since a host that others use is slow for seconds at a time. Where few queries
 read many keys these are a cache, of which a model has one in each layer: graphs have a call with each of ten, so
 that they are read from memory, not from what the L2 cache kept of the call before. Beside the JSON file a plot of the same name is drawn.
+Ctrl-C ends the measuring, not the command: what was measured is printed, written and drawn.
 """
 
 from __future__ import annotations
@@ -27,9 +28,8 @@ from typing import Any, NamedTuple
 import matplotlib as mpl
 import torch
 from matplotlib import pyplot
-from measure import environment, replayed, result_file, tried
+from measure import each, environment, replayed, result_file, tried
 from rich.console import Console
-from rich.progress import track
 from rich.table import Table
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -200,10 +200,10 @@ def milliseconds(call: Callable[[], object], *, all_caches: bool) -> tuple[float
     once = max(between_events(call, 2), 1e-3)
     together = TOGETHER if all_caches else min(max(1, round(GRAPH / once)), TOGETHER)
     times = []
-    for each, count in ((call, 1), (replayed(call, together), together)):
+    for repeated, count in ((call, 1), (replayed(call, together), together)):
         repeats = max(4, min(2000, int(SECONDS * 1000 / (once * count))))
-        between_events(each, max(2, repeats // 2))
-        times.append(between_events(each, repeats) / count)
+        between_events(repeated, max(2, repeats // 2))
+        times.append(between_events(repeated, repeats) / count)
     return times[0], times[1]
 
 
@@ -284,13 +284,11 @@ def main() -> None:
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
         sys.exit("models: needs an NVIDIA GPU, and PyTorch sees none here")
-    where, rows = environment("python bench/models.py"), []
-    for layer in track(LAYERS, "layers", console=Console(stderr=True)):
-        rows.append(measured(layer))
-        torch.cuda.empty_cache()
-    result = {"environment": where, "layers": rows}
+    where = environment("python bench/models.py")
+    found, missing = each({"layers": [partial(measured, layer) for layer in LAYERS]})
+    result = {"environment": where, **found, "missing": missing}
     table = Table("model", "shape", "events", "graphs", "µs", "fastest of PyTorch's")
-    for row in rows:
+    for row in result["layers"]:
         ours = row["microseconds"]["sageattn"]
         table.add_row(
             row["model"], row["shape"], *(f"{x:.2f}" for x in row["ratio"]), f"{ours[0]:.0f} / {ours[1]:.0f}", row["fastest"][1]
@@ -298,6 +296,8 @@ def main() -> None:
     Console(width=160).print(table)
     arguments.output.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     draw(result, arguments.output.with_suffix(".svg"))
+    if missing:
+        sys.exit("models: not all was measured: " + "; ".join(missing))
 
 
 if __name__ == "__main__":

@@ -61,18 +61,20 @@ def draw(result: dict[str, Any], path: Path) -> None:
         if name.startswith(("sageattn", "mma.sync")):
             style = "-" if dtype == "bfloat16" else "--"
             axes[4].plot(
-                *zip(*spreads, strict=True), style, color=colours[name], marker="o", markersize=4, label=f"{name}, {dtype}"
+                *zip(*spreads, strict=True), style, color=colours.get(name), marker="o", markersize=4, label=f"{name}, {dtype}"
             )
     axes[4].axhline(1.0, color="gray", linewidth=1)
     axes[4].set_title("head_dim 128, 4096 tokens: wider scores")
     axes[4].set_ylabel("ratio to cuDNN with the same inputs")
     axes[4].set_ylim(bottom=0)
-    axes[4].legend(fontsize=8)
+    if len(axes[4].lines) > 1:
+        axes[4].legend(fontsize=8)
     for axis in axes:
         axis.set_xscale("log", base=2)
         axis.set_xlabel("tokens" if axis is not axes[4] else "standard deviation of the scores, as powers of e")
         axis.grid(alpha=0.3)
-    axes[0].legend(fontsize=8)
+    if axes[0].lines:
+        axes[0].legend(fontsize=8)
     environment = result["environment"]
     figure.suptitle(
         f"{environment['gpu']}, PyTorch {environment['torch']}, {environment['kernels']}; batch 2, 32 heads (errors: 4), bf16 or as said"

@@ -4,7 +4,8 @@
 
 What `sageattn` takes is predicted (csrc/torch/expected_time.cpp). The constants of that were fitted to such times, and
 tests/test_expected_time.py compares it with these. CUDA graphs of a call, replayed, of cuDNN's backend and of our kernels in turn, each
-for so long that the card is at the clocks of a program that runs for long. Beside the JSON file a plot of the same name is drawn.
+for so long that the card is at the clocks of a program that runs for long. Beside the JSON file a plot of the same name is drawn. Ctrl-C
+ends the measuring, not the command.
 """
 
 from __future__ import annotations
@@ -22,10 +23,8 @@ from typing import NamedTuple
 import matplotlib as mpl
 import torch
 from matplotlib import pyplot
-from measure import environment, replayed, result_file, under_load
+from measure import each, environment, replayed, result_file, under_load
 from methods import ours
-from rich.console import Console
-from rich.progress import track
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from sageattention import _library
@@ -121,7 +120,7 @@ def microseconds(call: Callable[[], object]) -> float:
     return statistics.median(under_load(replay, SECONDS) for _ in range(3)) * 1000
 
 
-def measured(problem: Problem) -> Times:
+def measured(problem: Problem) -> tuple[Problem, Times]:
     """On the GPU."""
     q = torch.randn(1, problem.heads, problem.qo_len, problem.head_dim, device="cuda", dtype=torch.bfloat16)
     k, v = (
@@ -139,7 +138,7 @@ def measured(problem: Problem) -> Times:
     def by(kernel: str) -> float:
         return round(microseconds(partial(ours(kernel, mask), q, k, v, problem.causal)), 1)
 
-    return Times(by(QUANTISED), by(IN_16_BITS), round(microseconds(pytorchs), 1))
+    return problem, Times(by(QUANTISED), by(IN_16_BITS), round(microseconds(pytorchs), 1))
 
 
 MARKS = {"quantised": "", "in_16_bits": "_"}
@@ -185,15 +184,24 @@ def main() -> None:
         sys.exit("short: needs a GPU of compute capability 9.0, whose kernels these are")
     multiprocessors = torch.cuda.get_device_properties(0).multi_processor_count
     where = environment("python bench/short.py")
-    rows = [(problem, measured(problem)) for problem in track(list(problems()), "calls", console=Console(stderr=True))]
-    head = {"environment": where, "multiprocessors": multiprocessors, "columns": [*Problem._fields, *Times._fields]}
+    found, missing = each({"calls": [partial(measured, problem) for problem in problems()]})
+    rows = found["calls"]
+    head = {
+        "environment": where,
+        "missing": missing,
+        "multiprocessors": multiprocessors,
+        "columns": [*Problem._fields, *Times._fields],
+    }
     table = ",\n".join(json.dumps([*problem, *times]) for problem, times in rows)
     arguments.output.write_text(f'{json.dumps(head)[:-1]},\n"microseconds": [\n{table}\n]}}\n', encoding="utf-8")
     draw(rows, multiprocessors, f"{where['gpu']}, PyTorch {where['torch']}, bf16", arguments.output.with_suffix(".svg"))
     lost = sorted((times.of(problem.taken(multiprocessors)) / times.least, problem) for problem, times in rows)
-    print(f"the choice costs {sum(loss for loss, _ in lost) / len(lost) - 1:.2%} beside the best one; most:")
+    if lost:
+        print(f"the choice costs {statistics.mean(loss for loss, _ in lost) - 1:.2%} beside the best one; most:")
     for loss, problem in lost[:-9:-1]:
         print(f"  {loss - 1:.0%}: {problem}")
+    if missing:
+        sys.exit("short: not all was measured: " + "; ".join(missing))
 
 
 if __name__ == "__main__":

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import json
+import signal
+from functools import partial
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +14,9 @@ import measure
 import pytest
 import torch
 from methods import BASELINE, KERNELS, ours
+from rich.console import Console
 
+import bench
 from sageattention import sageattn_qk_int8_pv_fp8_cuda
 
 
@@ -31,6 +37,51 @@ def test_a_plot_does_not_take_the_place_of_its_numbers(tmp_path: Path) -> None:
     for wrong in (tmp_path / "result.svg", tmp_path):
         with pytest.raises(argparse.ArgumentTypeError, match="expected a file for JSON"):
             measure.result_file(str(wrong))
+
+
+def run(name: str, ends: str) -> str:
+    """A call of a benchmark, which returns its name or ends otherwise."""
+    if ends == "out of memory":
+        raise torch.OutOfMemoryError("by a stand-in")
+    if ends == "interrupted":
+        signal.raise_signal(signal.SIGINT)
+    return name
+
+
+def test_what_was_measured_is_kept() -> None:
+    """Where a call finds too little memory, and where Ctrl-C is pressed: at once, but the call that runs is not cut short."""
+    before = signal.getsignal(signal.SIGINT)
+    calls = [partial(run, "a", ""), partial(run, "b", "out of memory"), partial(run, "c", "interrupted"), partial(run, "d", "")]
+    found, missing = measure.each({"first": calls, "second": calls})
+    assert found == {"first": ["a", "c"], "second": []}
+    assert missing == ["first: out of memory at b, out of memory", "first: interrupted after 2 of 4"]
+    assert measure.each({"first": calls[:1]}) == ({"first": ["a"]}, [])
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_ctrl_c_twice_ends_the_program() -> None:
+    with measure.noted_interrupt() as interrupted:
+        signal.raise_signal(signal.SIGINT)
+        assert interrupted()
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.parametrize("part", [(), ("speed",), ("speed", "inputs", "packed")])
+def test_what_was_measured_is_shown(part: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a run that was ended sooner."""
+    whole = json.loads((Path(bench.__file__).parent / "results" / "h200.json").read_text(encoding="utf-8"))
+    result = {name: rows if name == "environment" or name in part else [] for name, rows in whole.items()}
+    monkeypatch.setattr(bench, "methods", lambda: dict.fromkeys(whole["speed"][0]["tflops"]))
+    shown = StringIO()
+    for table in bench.report(result):
+        Console(width=200, file=shown).print(table)
+    assert ("not measured" in shown.getvalue()) == ("packed" not in part)
+    pytest.importorskip("matplotlib", reason="the environment `test` has none: the environment `bench` draws")
+    import plot
+
+    plot.draw(result, tmp_path / "plot.svg")
+    assert (tmp_path / "plot.svg").stat().st_size > 1000
 
 
 def test_ratios_are_of_one_round() -> None:
