@@ -25,7 +25,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--channel",
         type=lambda text: text if "://" in text else Path(text),
-        help="https://prefix.dev/NAME, https://anaconda.org/OWNER, s3://BUCKET/NAME or a folder",
+        help="https://prefix.dev/NAME, https://conda.anaconda.org/OWNER, s3://BUCKET/NAME or a folder",
     )
     parser.add_argument("--index", type=Path, help="folder of pip's indexes")
     parser.add_argument("--index-url", default=indexes.address(), help="where they are served, for the wheels to state")

@@ -9,13 +9,14 @@ import html
 import json
 import re
 from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
 from packaging.utils import parse_wheel_filename
 from packaging.version import Version
 
-from sage_factory.what import matrix
+from sage_factory.what import matrix, offers
 
 TEMPLATE = Path(__file__).with_suffix(".html")
 SYSTEMS = {"linux_x86_64": "Linux x86-64", "linux_aarch64": "Linux ARM", "win_amd64": "Windows"}
@@ -44,7 +45,15 @@ def described(offer: Offer) -> Iterator[dict[str, str]]:
     for series, pythons in _pairs(first) if python is None else [(first, (f"{python[1]}.{python[2]}",))]:
         for one in pythons:
             yield {"package": package, "os": system, "python": one, "torch": series, "cuda": f"{cuda[:-1]}.{cuda[-1]}",
-                   "name": offer.name, "url": offer.url, "index": offer.major, "version": str(version), "sha256": offer.sha256}  # fmt: skip
+                   "name": offer.name, "url": offer.url, "index": offer.major, "version": str(version), "sha256": offer.sha256,
+                   "note": _note(first, f"{cuda[:-1]}.{cuda[-1]}", system)}  # fmt: skip
+
+
+@cache
+def _note(series: str, cuda: str, system: str) -> str:
+    """What else is to be known: the one sentence of a release's notes, which here ends without Markdown."""
+    builds = [build for build in matrix.builds("release") if (build.torch_series, build.cuda) == (series, cuda)]
+    return "" if system == SYSTEMS["win_amd64"] else offers.abi(builds).replace("`", "")
 
 
 def _pairs(first: str) -> Iterator[tuple[str, tuple[str, ...]]]:

@@ -246,6 +246,8 @@ def links(releases: Iterable[Mapping[str, Any]]) -> list[Link]:
             name, digest = asset["name"], asset.get("digest") or ""
             if release["draft"] or not name.endswith(".whl") or "+" not in name:
                 continue  # wheels by the names that builds give them are for who takes a file
+            if canonicalize_name(name.partition("-")[0]) not in matrix.load().packages:
+                continue  # somebody else's
             if not digest.startswith("sha256:"):
                 raise SiteError(f"GitHub gives no SHA-256 of {name} in release {release['tag_name']}")
             # What lies beside a file is found by its address and an ending.

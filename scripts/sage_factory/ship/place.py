@@ -204,6 +204,11 @@ def _index(planned: Mapping[Path, Path], output: Path, old: Sequence[Path], scra
     return sorted(shadow.glob("*/repodata.json"))
 
 
+def read_at(url: str) -> str:
+    """Where a channel's packages are read: anaconda.org takes uploads, and offers what it has elsewhere."""
+    return url.replace("//anaconda.org/", "//conda.anaconda.org/")
+
+
 def shadowed(packages: Iterable[Path], folder: Path) -> Path:
     """A channel of the same packages, to make an index in that nobody reads yet."""
     (folder / "noarch").mkdir(parents=True)
@@ -211,7 +216,7 @@ def shadowed(packages: Iterable[Path], folder: Path) -> Path:
         link = folder / source.parent.name / source.name
         link.parent.mkdir(exist_ok=True)
         try:
-            link.hardlink_to(source)  # the indexer passes by symbolic ones
+            link.hardlink_to(source.resolve())  # the indexer passes by symbolic ones
         except OSError:
             shutil.copyfile(source, link)
     return folder

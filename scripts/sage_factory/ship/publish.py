@@ -26,7 +26,7 @@ from rattler_build.upload import upload_package_to_anaconda, upload_package_to_p
 from sage_factory import FactoryError, alone
 from sage_factory.files import put, sha256
 from sage_factory.ship import collect, indexes
-from sage_factory.ship.place import shadowed
+from sage_factory.ship.place import read_at, shadowed
 from sage_factory.what import matrix
 
 WAITS = (0, 5, 20)  # seconds before a server is asked again what it has
@@ -72,11 +72,12 @@ class Folder:
     def put(self, packages: Sequence[Path]) -> None:
         for path in packages:
             put(self.path / place(path), path.read_bytes())
+        there = [path for kind in ("conda", "tar.bz2") for path in self.path.glob(f"*/*.{kind}")]
         for old in self.path.glob(".index-*"):  # of a run that was killed
             shutil.rmtree(old, ignore_errors=True)
         # Apart, then by renaming: whoever reads the channel meanwhile finds the old index or the new one.
         with tempfile.TemporaryDirectory(dir=self.path, prefix=".index-") as name:
-            shadow = shadowed(self.path.glob("*/*.conda"), Path(name))
+            shadow = shadowed(there, Path(name))
             # The old index too: it knows since when each package is there.
             for path in self.path.glob("*/repodata.json"):
                 (shadow / path.parent.name).mkdir(exist_ok=True)
@@ -85,6 +86,10 @@ class Folder:
                 asyncio.run(index_fs(shadow, write_shards=False))
             except CacheDirError as error:
                 raise PublishError(f"{self.path} holds a package that cannot be indexed: {error}") from error
+            # Indexes of other kinds, which other programs made, would hide what is new from who prefers them.
+            for kind in ("repodata_shards*", "current_repodata*"):
+                for path in self.path.glob(f"*/{kind}"):
+                    path.unlink()
             for path in shadow.glob("*/repodata*"):
                 put(self.path / place(path), path.read_bytes())
 
@@ -109,9 +114,7 @@ class Remote:
             names = [name for package in matrix.load().packages.values() for name in (package.name, package.cubins)]
             # Not from a cache: what is there now decides what is uploaded.
             gateway = Gateway(default_config=SourceConfig(cache_action="no-cache"), client=Client.default_client())
-            # anaconda.org takes uploads; what it has is read elsewhere.
-            channel = self.url.replace("//anaconda.org/", "//conda.anaconda.org/")
-            found = await gateway.query([channel], subdirs, names, recursive=False)
+            found = await gateway.query([read_at(self.url)], subdirs, names, recursive=False)
             records = [record for records in found for record in records]
             return {f"{r.subdir}/{r.file_name}": r.sha256.hex() if r.sha256 else "" for r in records}
 

@@ -15,6 +15,7 @@ from sage_factory.inspect import verify
 from sage_factory.make import archives, sbom, wheels
 from sage_factory.ship import collect, earlier, indexes
 from sage_factory.ship import tag as tags
+from sage_factory.ship.place import read_at
 from sage_factory.what import matrix, offers
 
 
@@ -53,9 +54,10 @@ class Release:
         ]
         lines += [*offers.commands(self.files.builds, self.index_url.rstrip("/")), "```", ""]
         for builds in groups:
-            lines += self._abi(builds)
+            if said := offers.abi(builds, cxx11_abi=self._group(builds[0]).made.get("cxx11_abi", True)):
+                lines += [said, ""]
         if self.channel_url:
-            command = f"conda install -c {self.channel_url} -c conda-forge {self.package.name}={self.package.version}"
+            command = f"conda install -c {read_at(self.channel_url)} -c conda-forge {self.package.name}={self.package.version}"
             lines += ["With conda, which finds the build for the PyTorch that is there:", "", "```sh", command, "```", ""]
         checks = "`sha256sum --check --ignore-missing SHA256SUMS` says whether files are whole, "
         if self.repository:
@@ -80,20 +82,6 @@ class Release:
         """What GPUs there is machine code for."""
         folders = collect.inside(self._group(build).kernels, archives.cubins(build.package) + "manifest.json")["architectures"]
         return ", ".join(sorted(folders, key=lambda name: (name.startswith("compute_"), int(re.sub(r"\D", "", name)))))
-
-    def _abi(self, builds: Sequence[matrix.Build]) -> list[str]:
-        """Where to take a PyTorch from whose wheels on PyPI have another C++ ABI than those of its own index."""
-        old = matrix.load().pytorch[builds[0].torch].old_abi_on_pypi
-        linux = next((build for build in builds if not matrix.load().platforms[build.platform].windows), None)
-        if not old or linux is None:
-            return []
-        series, tag = linux.torch_series, matrix.cuda_tag(linux.cuda)
-        if self._group(linux).made.get("cxx11_abi", True):
-            own = f"`uv pip install 'torch=={series}.*' --torch-backend {tag}`"
-            said = f"of conda-forge or of its own index for CUDA {linux.cuda} ({own}), not beside PyPI's, which has an older C++ ABI"
-        else:
-            said = "of PyPI alone, since all others have a newer C++ ABI"
-        return [f"On Linux the wheels for PyTorch {series} load beside that {said}.", ""]
 
 
 def prepare(tag: str, files: collect.Collection, index_url: str, channel_url: str = "", repository: str = "") -> Release:

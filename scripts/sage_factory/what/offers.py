@@ -57,7 +57,26 @@ def commands(builds: Iterable[matrix.Build], address: str) -> list[str]:
     return [*said, f"{exact}  # this one, whatever was there"]
 
 
+def abi(builds: Sequence[matrix.Build], *, cxx11_abi: bool = True) -> str:
+    """Where to take a PyTorch from whose wheels on PyPI have another C++ ABI than those of its own index. Empty where any will do."""
+    linux = next((build for build in builds if not matrix.load().platforms[build.platform].windows), None)
+    if linux is None or not matrix.load().pytorch[linux.torch].old_abi_on_pypi:
+        return ""
+    series, tag = linux.torch_series, matrix.cuda_tag(linux.cuda)
+    if cxx11_abi:
+        own = f"`uv pip install 'torch=={series}.*' --torch-backend {tag}`"
+        said = (
+            f"of conda-forge or of its own index for CUDA {linux.cuda} ({own}), not beside PyPI's, which has an older C++ ABI"
+        )
+    else:
+        said = "of PyPI alone, since all others have a newer C++ ABI"
+    return f"On Linux the wheels for PyTorch {series} load beside that {said}."
+
+
 def with_offers(text: str, builds: Sequence[matrix.Build]) -> str:
     """A document with its list of what a release of these builds offers as it should be."""
-    shown = ["", *table(TITLES, [row(group) for group in rows(builds)]), "", "```sh", *commands(builds, "PAGES"), "```", ""]
+    groups = rows(builds)
+    shown = ["", *table(TITLES, [row(group) for group in groups]), "", "```sh", *commands(builds, "PAGES"), "```", ""]
+    for said in filter(None, map(abi, groups)):
+        shown += [said, ""]
     return re.sub(f"{re.escape(START)}.*?{re.escape(END)}", lambda _: "\n".join([START, *shown, END]), text, flags=re.S)

@@ -158,3 +158,24 @@ def test_in_a_browser_what_there_is_not_is_struck_through(site: loopback.Server,
     assert said["said"].startswith("There is no such wheel")
     assert {"python=3.9", "torch=2.15"} <= set(said["struck"].split())
     assert "python=3.12" not in said["struck"]
+
+
+@pytest.mark.parametrize(
+    ("clicked", "line", "note"),
+    [
+        ('torch"][value="2.8', "+torch2.8.cu129", ""),
+        ('torch"][value="2.6', "+torch2.6.cu126", "On Linux the wheels for PyTorch 2.6 load beside that of conda-forge"),
+        ('python"][value="3.9', "+torch2.8.cu128", ""),
+        ('os"][value="Windows', "+torch2.9.abi.cu130", ""),
+    ],
+)
+def test_in_a_browser_the_rest_of_a_choice_follows(clicked: str, line: str, note: str, tmp_path: Path) -> None:
+    """To the newest wheel that has most of it: from 2.15 and CUDA 13.0, which most do not go with."""
+    page = chooser.page(offers("release"), [])
+    click = f"<script>document.querySelector('input[name=\"{clicked}\"]').click()</script>"
+    (tmp_path / "index.html").write_text(page.replace("</body>", click + "</body>"), encoding="utf-8")
+    with loopback.offering(tmp_path) as server:
+        said = shown(server.url, tmp_path / "profile")
+    assert f'{line}"' in said["pip"]
+    assert said["said"].startswith(note)
+    assert bool(said["said"]) == bool(note)

@@ -248,6 +248,13 @@ def test_a_release_for_a_pytorch_that_is_built_no_more_stays_listed() -> None:
     assert f'href="https://example.org/v2.2.0/{name}#sha256=00">{name}</a>' in page
 
 
+def test_wheels_of_other_projects_are_passed_by() -> None:
+    """Which somebody attached to a release by hand."""
+    ours = samples.build("3.12").index_name
+    found = indexes.links([release("v2.2.0", asset(ours), asset("flash_attn-2.8+cu12-cp312-cp312-linux_x86_64.whl"))])
+    assert [link.name for link in found] == [ours]
+
+
 def test_releases_that_contradict_each_other() -> None:
     name = samples.build("3.11").index_name
     with pytest.raises(indexes.SiteError, match="in two releases with other content"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import os
 import re
@@ -10,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +20,7 @@ from typing import Any
 import loopback
 import pytest
 import samples
+from rattler import Gateway, SourceConfig
 from rattler.index import index_fs
 
 from sage_factory import ROOT, commands
@@ -129,6 +132,46 @@ def test_a_channel_with_a_package_of_no_use(dist: Path, tmp_path: Path, capsys: 
     samples.conda(tmp_path / "out" / "channel" / "linux-64", {}, described | {"build": "torch270_cu128_h0_0"})
     assert run(dist, tmp_path / "out") == 1
     assert re.search("holds a package that cannot be indexed: .*build_number", capsys.readouterr().err)
+
+
+def old_form(folder: Path, name: str) -> None:
+    """A package of somebody else's, as conda made them at first."""
+    about = {"name": name, "version": "1.0", "build": "0", "build_number": 0, "depends": [], "subdir": folder.name}
+    folder.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(folder / f"{name}-1.0-0.tar.bz2", "w:bz2") as archive:
+        for member, content in (
+            ("info/index.json", json.dumps(about)),
+            ("info/paths.json", '{"paths": [], "paths_version": 1}'),
+        ):
+            entry = tarfile.TarInfo(member)
+            entry.size = len(content)
+            archive.addfile(entry, io.BytesIO(content.encode()))
+
+
+def offered(channel: Path) -> dict[str, set[str]]:
+    """What clients find, those that prefer an index in shards and those that do not: names by whether they do."""
+
+    async def ask(url: str, *, sharded: bool) -> set[str]:
+        gateway = Gateway(default_config=SourceConfig(cache_action="no-cache", sharded_enabled=sharded))
+        found = await gateway.query([url], ["noarch", "linux-64"], ["other", "linked", "sageattention"], recursive=False)
+        return {record.name.normalized for records in found for record in records}
+
+    with loopback.offering(channel) as server:
+        return {kind: asyncio.run(ask(server.url, sharded=kind == "sharded")) for kind in ("sharded", "plain")}
+
+
+def test_beside_packages_of_others_all_are_found(dist: Path, tmp_path: Path) -> None:
+    """Whatever form they have, and whoever made which indexes before."""
+    channel = tmp_path / "out" / "channel"
+    old_form(channel / "linux-64", "other")
+    old_form(tmp_path / "elsewhere" / "linux-64", "linked")
+    (channel / "linux-64" / "linked-1.0-0.tar.bz2").symlink_to(tmp_path / "elsewhere" / "linux-64" / "linked-1.0-0.tar.bz2")
+    asyncio.run(index_fs(channel))
+    (channel / "linux-64" / "current_repodata.json").write_text("{}")
+    assert offered(channel)["sharded"] == {"other"}, "rattler's indexer passes by links"
+    assert run(dist, tmp_path / "out") == 0
+    assert offered(channel) == {kind: {"other", "linked", "sageattention"} for kind in ("sharded", "plain")}
+    assert not (channel / "linux-64" / "current_repodata.json").exists()
 
 
 COMMAND = """
