@@ -125,6 +125,8 @@ def _key(
         head_dim, v_head_dim = q.shape[3], v.shape[3]
     except RuntimeError:  # nested
         return None
+    if not type(head_dim) is type(v_head_dim) is int:  # within torch.jit.trace
+        return None
     return (*asked[:-1], dtype, head_dim, v_head_dim, device, mask)  # but for sm_scale, which is a number of the call
 
 

@@ -292,12 +292,18 @@ _COMPILES_BATCHED = torch.__version__ >= TorchVersion("2.8")  # what asks for wh
 
 
 def may_require_grad(x: torch.Tensor | None) -> bool:
-    """Whether a gradient may be wanted of a tensor. What `torch.vmap` makes of one says that none is, though that be."""
-    return x is not None and (x.requires_grad or _is_batched(x))
+    """Whether a gradient may be wanted of a tensor. What torch.func makes of one says that none is, though that be."""
+    return x is not None and (x.requires_grad or _may_hide(x))
 
 
-def _is_batched(x: torch.Tensor) -> bool:
-    return (_COMPILES_BATCHED or not torch.compiler.is_dynamo_compiling()) and torch._C._functorch.is_batchedtensor(x)
+def _may_hide(x: torch.Tensor) -> bool:
+    """Whether a transform of torch.func (`vmap`, `grad`, `jvp`) has wrapped a tensor: what is inside may be another's to differentiate."""
+    functorch = torch._C._functorch
+    if (
+        torch.compiler.is_dynamo_compiling()
+    ):  # a compiler can ask whether there is a transform, not whether it has wrapped this one
+        return _COMPILES_BATCHED and (functorch.is_batchedtensor(x) or functorch.maybe_current_level() is not None)
+    return bool(functorch.is_batchedtensor(x) or functorch.is_gradtrackingtensor(x))
 
 
 def _may_go_back(*tensors: torch.Tensor | None) -> bool:
@@ -305,7 +311,7 @@ def _may_go_back(*tensors: torch.Tensor | None) -> bool:
     if not torch.is_grad_enabled():
         return False
     for x in tensors if torch.compiler.is_dynamo_compiling() else ():
-        if x is not None and _is_batched(x):
+        if x is not None and _may_hide(x):
             torch._dynamo.graph_break()  # PyTorch 2.15 would compile the call, and forget the error
     return any(map(may_require_grad, tensors))
 
@@ -316,14 +322,18 @@ def _within_forward_ad() -> bool:
 
 def wants_derivative(x: torch.Tensor) -> bool:
     """Whether one may be asked for, by a tensor that is to become a number."""
-    backward = torch.is_grad_enabled() and x.requires_grad
-    return backward or (_within_forward_ad() and forward_ad.unpack_dual(x).tangent is not None)
+    if torch.is_grad_enabled() and may_require_grad(x):
+        return True
+    return _within_forward_ad() and (_may_hide(x) or forward_ad.unpack_dual(x).tangent is not None)
 
 
 def _refuse_tangents(operator: Any, *tensors: torch.Tensor | None) -> None:
     """Within forward-mode differentiation (`torch.func.jvp`), where PyTorch would take the output for a constant.
 
-    A compiler sees no tangents: it leaves the call to Python, or says this.
+    A compiler sees no tangents: it leaves the call to Python, or says this. (So what asks for them is no function of its own,
+    which would be compiled then.)
     """
-    if torch.compiler.is_compiling() or any(x is not None and forward_ad.unpack_dual(x).tangent is not None for x in tensors):
+    if torch.compiler.is_compiling() or any(
+        x is not None and (_may_hide(x) or forward_ad.unpack_dual(x).tangent is not None) for x in tensors
+    ):
         raise RuntimeError(f"forward derivative for {operator.name()} is not implemented")

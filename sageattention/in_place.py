@@ -71,7 +71,7 @@ def scaled_dot_product_attention(
         if out is not None:
             return out
     attn_mask, is_causal = aliases.written_out(attn_mask, is_causal, query)
-    learned = isinstance(scale, torch.Tensor) and scale.requires_grad  # which PyTorch refuses
+    learned = isinstance(scale, torch.Tensor) and _ops.may_require_grad(scale)  # which PyTorch refuses
     if dropout_p or learned or not _serves(query, key, value, attn_mask):
         exact: torch.Tensor = _exact(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
         return exact

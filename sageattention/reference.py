@@ -65,10 +65,10 @@ class Twice(NamedTuple):
 _F8 = Precision(torch.float8_e4m3fn, level=2.0, limit=448.0, largest_v=4.5, twice=True, smooths=True)
 PRECISION = {
     "sm80_qk_int8_pv_f16": Precision(),
-    "sm80_qk_int8_pv_f16_accum_f16": Precision(torch.float16, level=3.0, limit=2.0**14, largest_v=0.140625, sums=torch.float16),
+    "sm80_qk_int8_pv_f16_accum_f16": Precision(torch.float16, level=4.0, limit=2.0**14, largest_v=0.140625, sums=torch.float16),
     "sm89_qk_int8_pv_f8": _F8,
     "sm89_qk_int8_pv_f8_accum_f16": _F8._replace(sums=torch.float16),
-    "sm90_qk_int8_pv_f16": Precision(level=0.0, bfloat16_level=-87.0, headroom=(12.0, 80.0), tile=64, bfloat16_sums=True),
+    "sm90_qk_int8_pv_f16": Precision(level=3.0, bfloat16_level=-87.0, headroom=(12.0, 80.0), tile=64, bfloat16_sums=True),
 }
 TWICE = Twice()
 
@@ -460,7 +460,14 @@ def attention(
         return scores
 
     def accumulate(p: torch.Tensor, first: int) -> None:
-        product = weigh(p, values.data[..., first : first + p.shape[-1], :]).to(precision.sums).float()
+        product = torch.zeros_like(rows.out)
+        of_mma = (
+            p.shape[-1] if precision.sums == torch.float32 else 16 * (2 // dtype.itemsize)
+        )  # keys, after which sums are rounded
+        for weights, data in zip(
+            p.split(of_mma, -1), values.data[..., first : first + p.shape[-1], :].split(of_mma, -2), strict=True
+        ):
+            product = (product + weigh(weights, data)).to(precision.sums).float()
         block = first // BLOCK_N
         # A block's scale may be infinite, which is nothing to rows that see none of its keys.
         rows.out = rows.out + (product * values.scale[..., block : block + 1, :]).masked_fill(

@@ -167,6 +167,26 @@ def test_gradients_are_not_pretended_within_vmap() -> None:
     torch._dynamo.reset()
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+def test_gradients_are_not_pretended_within_a_gradient(compiled: bool) -> None:
+    """Of what is outside a transform, as the weights of an encoder: within it tensors deny that they want any."""
+    if compiled and torch.__version__ < TorchVersion("2.8"):
+        pytest.skip("such a call is compiled without a word: docs/api.md says so")
+    q, k, v = qkv(1, 2, 20, 64)
+    factors = torch.ones(q.shape)
+    weights = torch.ones((), requires_grad=True)
+
+    def gradient(weights: torch.Tensor) -> torch.Tensor:
+        return torch.func.grad(lambda x: (sageattn(q, k * weights, v) * x).sum())(factors)
+
+    program = torch.compile(gradient, backend="aot_eager") if compiled else gradient
+    with pytest.raises(RuntimeError):  # some in other words
+        program(weights).sum().backward()
+    assert weights.grad is None
+    assert torch.equal(program(weights.detach()), sageattn(q, k, v).float())
+    torch._dynamo.reset()
+
+
 @pytest.mark.parametrize("packed", [False, True])
 def test_nor_are_those_of_a_scale(packed: bool) -> None:
     """It becomes a number, of which autograd knows nothing."""
@@ -186,6 +206,8 @@ def test_nor_are_those_of_a_scale(packed: bool) -> None:
         call(learned)
     with refused:
         torch.func.grad(lambda scale: call(scale).float().sum())(learned.detach())
+    with refused:
+        torch.func.grad(lambda x: (call(learned * 1) * x).sum())(torch.ones(20, 64))
     with refused:
         torch.func.jvp(call, (learned.detach(),), (torch.ones(()),))
     with torch.no_grad():
@@ -211,6 +233,10 @@ def test_forward_derivatives_are_not_pretended() -> None:
                 with pytest.raises(RuntimeError, match="forward derivative"):
                     torch.compile(sageattn, backend=backend, fullgraph=fullgraph)(dual, k, v)
     torch._dynamo.reset()
+    with forward_ad.dual_level(), refused:
+        torch.vmap(sageattn)(*(x[None] for x in (q, k, v)))
+    with refused:  # a level further in, where it could be a constant's
+        torch.func.jvp(lambda x: torch.func.jvp(lambda y: y * sageattn(x, k, v), (v,), (v,))[1], (q,), (v,))
     out, tangent = torch.func.jvp(lambda x: x * sageattn(q, k, v), (q,), (v,))  # which does not depend on x
     assert torch.equal(out, q * sageattn(q, k, v))
     assert torch.equal(tangent, v * sageattn(q, k, v))

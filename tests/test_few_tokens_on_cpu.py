@@ -372,6 +372,16 @@ def test_largest_values(kernels: Kernels) -> None:
         assert (out.double() / v[0, 0, 0, 0].double() - 1).abs().max() <= 0.01
 
 
+@pytest.mark.parametrize("keys", [40, 600])
+def test_keys_behind_a_sink(kernels: Kernels, keys: int) -> None:
+    """That has all but a millionth of a row, and nothing as its value: beside 1 what is left is below FP16's least number."""
+    q, k, v = (randn(1, 1, tokens, 64, seed=seed).half() for seed, tokens in enumerate((4, keys, keys)))
+    q[..., 0], k[..., 0], v[:, :, 0] = 8.0, 0.0, 0.0
+    k[:, :, 0] = 0.0
+    k[:, :, 0, 0] = math.log(keys * 1e6)
+    check(kernels, q, k, v * 8192)  # so that the output is in FP16's range
+
+
 def test_what_is_no_number_stays_in_its_row(kernels: Kernels) -> None:
     q, k, v = of_type(64, inputs(1, 2, 2, 20, 30, 64, 64))
     q[0, 1, 3, 5] = math.nan

@@ -160,6 +160,23 @@ def test_gradients_within_vmap(attention: Callable[..., torch.Tensor], compiled:
     assert torch.equal(served, torch.stack([sageattn(*each) for each in zip(*many, strict=True)]))
 
 
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=since_2_8)])
+def test_gradients_within_a_gradient(attention: Callable[..., torch.Tensor], compiled: bool) -> None:
+    """Of what is outside a transform: within it tensors deny that they want any."""
+    k, v = K.float(), V.float()
+
+    def loss(function: Callable[..., torch.Tensor], q: torch.Tensor) -> torch.Tensor:
+        return torch.func.grad(lambda x: (function(q * 1, k, v) * x).sum())(torch.ones_like(q)).square().sum()
+
+    wanted = Q.float().requires_grad_()
+    (expected,) = torch.autograd.grad(loss(exact, wanted), wanted)
+    (grad,) = torch.autograd.grad((torch.compile(loss, backend="aot_eager") if compiled else loss)(attention, wanted), wanted)
+    assert torch.allclose(grad, expected, rtol=1e-4, atol=1e-6)
+    twice = [torch.func.grad(lambda q, f=f: loss(f, q))(wanted.detach()) for f in (attention, exact)]
+    assert torch.allclose(*twice, rtol=1e-4, atol=1e-6)
+    torch._dynamo.reset()
+
+
 def test_gradients(attention: Callable[..., torch.Tensor]) -> None:
     """Of q, k and v, or of a bias alone, which is learned beside weights that are not."""
     added = torch.zeros(70, 70, dtype=Q.dtype, requires_grad=True)

@@ -33,6 +33,11 @@ def test_sinks(kernel: str, tokens: int, mass: float, place: int, width: int, v_
 
 
 @kernels
+def test_a_sink_of_a_long_sequence(kernel: str) -> None:
+    model_inputs.check_long_sink(kernel, "cpu", torch.float16, tokens=32768, queries=16)
+
+
+@kernels
 @pytest.mark.parametrize(("seats", "likes", "spread"), model_inputs.SINKS)
 def test_several_sinks(kernel: str, seats: tuple[int, ...], likes: int, spread: float) -> None:
     model_inputs.check_sinks(kernel, "cpu", seats, likes, spread)

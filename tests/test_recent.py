@@ -320,6 +320,16 @@ def vmap_of_nested(call: dict[str, Any]) -> Any:
     return [vmap(call, name, nested) for name in "qkv"]
 
 
+def gradient(call: dict[str, Any]) -> Any:
+    """Of what is outside a transform of torch.func, which hides that it wants one."""
+    outer = call["q"].clone().requires_grad_()
+    try:
+        torch.func.grad(lambda x: (sageattn(**{**call, "q": outer}) * x).sum())(torch.ones_like(outer)).sum().backward()
+    except RuntimeError as error:
+        return str(error)
+    return outer.grad
+
+
 def negative(call: dict[str, Any]) -> Any:
     return outcome({**call, "v": torch._neg_view(call["v"])})
 
@@ -380,6 +390,7 @@ SURROUNDINGS = [
     closed_over,
     vmap,
     vmap_of_nested,
+    gradient,
     negative,
     same_tensor,
     traced,

@@ -34,6 +34,19 @@ def test_sinks(kernel: str, mass: float, tokens: int, place: int, width: int, v_
     assert smoothed <= min(limit, 1.2 * plain + 2e-4)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("tokens", [32768, 75600])
+def test_a_sink_of_a_long_sequence(kernel: str, tokens: int, dtype: torch.dtype) -> None:
+    model_inputs.check_long_sink(kernel, "cuda", dtype, tokens=tokens, queries=300)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_token_behind_a_sink(dtype: torch.dtype) -> None:
+    """Of a long text: by kernels that quantise nothing."""
+    inputs = model_inputs.sink(131072, 0.99, queries=1).to("cuda", dtype)
+    assert relative_l1(sageattention.sageattn(*inputs), exact(*inputs)[0]) <= 0.005
+
+
 @pytest.mark.parametrize(("seats", "likes", "spread"), model_inputs.SINKS)
 def test_several_sinks(kernel: str, seats: tuple[int, ...], likes: int, spread: float) -> None:
     model_inputs.check_sinks(kernel, "cuda", seats, likes, spread)

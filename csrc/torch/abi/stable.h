@@ -162,8 +162,11 @@ class Tensor {
 
 inline Tensor empty_strided(IntArrayRef sizes, IntArrayRef strides, ScalarType type, const Tensor& beside) {
   AtenTensorHandle answer = nullptr;
-  SAGE_CHECK_CALL(aoti_torch_empty_strided(static_cast<int64_t>(sizes.size()), sizes.data(), strides.data(), type.code,
-                                           beside.device().type, beside.device().index, &answer));
+  // Where it fails, mostly for want of memory: who catches errors for that looks for these words.
+  if (aoti_torch_empty_strided(static_cast<int64_t>(sizes.size()), sizes.data(), strides.data(), type.code, beside.device().type,
+                               beside.device().index, &answer) != AOTI_TORCH_SUCCESS) {
+    fail(SAGE_PACKAGE ": out of memory? PyTorch refused aoti_torch_empty_strided");
+  }
   return Tensor(answer);
 }
 

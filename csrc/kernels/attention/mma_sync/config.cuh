@@ -90,14 +90,16 @@ struct MmaSyncConfig : Kernel {
   // chunk; the final division makes the result exact whatever it was. At that maximum they are 2^kLevel:
   //   fp16   2^2; the limit is fp16's largest. As many as 2^16 below are not yet subnormal
   //   bf16   2^-60, the limit 2^40 above: sums over all keys of products with the largest numbers of its range are numbers
-  //   FP16, V scaled   2^3. The 64 keys of a sum, of four chunks or fewer, lie with four threads: with |V| <= 4.5 / 32 it is at most
+  //   FP16, V scaled   2^4: more would be exact behind sinks of longer sequences, and slower where maxima rise (bench/notes-mma-sync.md).
+  //          The 64 keys of a sum, of four chunks or fewer, lie with four threads: with |V| <= 4.5 / 32 it is at most
   //          4 * 4 * 2^14 * 4.5 / 32 = 36864
   //   e4m3   2^2; 448 is the largest number, and as many as 2^8 below are not yet subnormal. The 64 keys of a sum, of four chunks or
   //          fewer, lie with four threads, and rounding adds a sixteenth: at most 4 * 4 * 448 * 17/16 * 4.5 = 34272
   // A power of two, which rounding leaves as it is: a row's largest probability matters most.
   static constexpr bool kHalfRange = cuda::std::is_same_v<Element, __half>;
-  static constexpr float kLevel = kValues == Values::kE4m3 ? 2.0f : kScaled ? 3.0f : kHalfRange ? 2.0f : -60.0f;
+  static constexpr float kLevel = kValues == Values::kE4m3 ? 2.0f : kScaled ? 4.0f : kHalfRange ? 2.0f : -60.0f;
   static constexpr float kLimit = kValues == Values::kE4m3 ? 448.0f : kScaled ? 0x1p14f : kHalfRange ? 65504.0f : 0x1p-20f;
+  static_assert(kLevel < 8.0f, "subtracted from a score beyond 2^26 it may round to twice itself, and 2^16 is no number of FP16");
   static constexpr float kLargestV = kValues == Values::kE4m3 ? QuantVF8::kLargest : QuantVF16::kLargest;
   static_assert(!kScaled || kChunks * 4 * kLimit * (kValues == Values::kE4m3 ? 1.0625f : 1.0f) * kLargestV < 65504.0f);
   // Stands for -infinity where differences are taken: below any score, and its powers of two are 0.

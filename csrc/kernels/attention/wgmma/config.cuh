@@ -40,13 +40,14 @@ struct Config : Sm90QkInt8PvF16 {
   // it by kHeadroom powers of two; beyond, the reference rises and the output is rescaled. Of bfloat16 that is so far that bounds mostly tell;
   // low enough that a hundred products with its largest numbers have a sum even there, high enough for products with 2^-50. Probabilities of
   // scores like `randn`'s lie 2^1 to 2^7 below the first block's largest: there between two exponents that are multiples of 8, since bits of A
-  // that change take power, which is what bounds long sequences (bench/notes-hopper.md).
+  // that change take power, which is what bounds long sequences (bench/notes-hopper.md). Of float16 as high as the headroom lets it: a hundred
+  // thousand keys behind a sink that has nearly all of a row are to be no subnormal numbers.
   static constexpr bool kHalfRange = cuda::std::is_same_v<Element, __half>;
-  static constexpr float kLevel = kHalfRange ? 0.0f : -87.0f;
+  static constexpr float kLevel = kHalfRange ? 3.0f : -87.0f;
   static constexpr float kHeadroom = kHalfRange ? 12.0f : 80.0f;
   // Of float16, whose range is short, bounds rarely tell that a block does not exceed the headroom, but mostly that float32 holds its
   // probabilities. Then a lane's sum beyond this tells that it does.
-  static constexpr float kBoundHeadroom = kHalfRange ? 120.0f : kHeadroom;
+  static constexpr float kBoundHeadroom = kHalfRange ? 117.0f : kHeadroom;
   static constexpr float kLargestSum = 65504.0f;
   // Whether registers reach to keep what derives from the lane from one block of keys to the next: CUDA 12's do not, nor do any in float16.
   static constexpr bool kKeepLane = __CUDACC_VER_MAJOR__ >= 13 && !kHalfRange;
