@@ -324,16 +324,19 @@ def wants_derivative(x: torch.Tensor) -> bool:
     """Whether one may be asked for, by a tensor that is to become a number."""
     if torch.is_grad_enabled() and may_require_grad(x):
         return True
-    return _within_forward_ad() and (_may_hide(x) or forward_ad.unpack_dual(x).tangent is not None)
+    return _within_forward_ad() and _may_have_tangent(x)
+
+
+@torch._disable_dynamo  # type: ignore[untyped-decorator, unused-ignore]
+def _may_have_tangent(*tensors: torch.Tensor | None) -> bool:
+    """Asked by Python alone: a function of its own is compiled where its caller is not, and a compiler sees no tangents."""
+    return any(x is not None and (_may_hide(x) or forward_ad.unpack_dual(x).tangent is not None) for x in tensors)
 
 
 def _refuse_tangents(operator: Any, *tensors: torch.Tensor | None) -> None:
     """Within forward-mode differentiation (`torch.func.jvp`), where PyTorch would take the output for a constant.
 
-    A compiler sees no tangents: it leaves the call to Python, or says this. (So what asks for them is no function of its own,
-    which would be compiled then.)
+    A compiler leaves the call to Python, or says this.
     """
-    if torch.compiler.is_compiling() or any(
-        x is not None and (_may_hide(x) or forward_ad.unpack_dual(x).tangent is not None) for x in tensors
-    ):
+    if torch.compiler.is_compiling() or _may_have_tangent(*tensors):
         raise RuntimeError(f"forward derivative for {operator.name()} is not implemented")
