@@ -244,7 +244,7 @@ def test_the_owner_of_a_card_that_nobody_here_has_is_asked_for_the_file(
         "speed",
         lambda shape, dtype=None, spread=1.0: {"shape": shape._asdict(), "dtype": "bfloat16", "spread": spread, **measured},
     )
-    monkeypatch.setattr(bench, "packed_speed", lambda causal: packed)
+    monkeypatch.setattr(bench, "packed_speed", lambda causal: {"shape": {"causal": causal}, **packed})
     monkeypatch.setattr(
         bench,
         "error",
