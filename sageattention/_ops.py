@@ -299,9 +299,8 @@ def may_require_grad(x: torch.Tensor | None) -> bool:
 def _may_hide(x: torch.Tensor) -> bool:
     """Whether a transform of torch.func (`vmap`, `grad`, `jvp`) has wrapped a tensor: what is inside may be another's to differentiate."""
     functorch = torch._C._functorch
-    if (
-        torch.compiler.is_dynamo_compiling()
-    ):  # a compiler can ask whether there is a transform, not whether it has wrapped this one
+    if torch.compiler.is_dynamo_compiling():
+        # It can ask whether there is a gradient's transform, not whether that has wrapped this tensor.
         return _COMPILES_BATCHED and (functorch.is_batchedtensor(x) or functorch.maybe_current_level() is not None)
     return bool(functorch.is_batchedtensor(x) or functorch.is_gradtrackingtensor(x))
 

@@ -460,13 +460,10 @@ def attention(
         return scores
 
     def accumulate(p: torch.Tensor, first: int) -> None:
+        keys = p.shape[-1]
+        step = keys if precision.sums == torch.float32 else 32 // dtype.itemsize  # of one mma, after which sums are rounded
         product = torch.zeros_like(rows.out)
-        of_mma = (
-            p.shape[-1] if precision.sums == torch.float32 else 16 * (2 // dtype.itemsize)
-        )  # keys, after which sums are rounded
-        for weights, data in zip(
-            p.split(of_mma, -1), values.data[..., first : first + p.shape[-1], :].split(of_mma, -2), strict=True
-        ):
+        for weights, data in zip(p.split(step, -1), values.data[..., first : first + keys, :].split(step, -2), strict=True):
             product = (product + weigh(weights, data)).to(precision.sums).float()
         block = first // BLOCK_N
         # A block's scale may be infinite, which is nothing to rows that see none of its keys.

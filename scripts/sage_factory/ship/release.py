@@ -54,7 +54,8 @@ class Release:
         ]
         lines += [*offers.commands(self.files.builds, self.index_url.rstrip("/")), "```", ""]
         for builds in groups:
-            if said := offers.abi(builds, cxx11_abi=self._group(builds[0]).made.get("cxx11_abi", True)):
+            new = all(self._group(build).made.get("cxx11_abi", True) for build in builds)
+            if said := offers.abi(builds, cxx11_abi=new):
                 lines += [said, ""]
         if self.channel_url:
             command = f"conda install -c {read_at(self.channel_url)} -c conda-forge {self.package.name}={self.package.version}"
