@@ -73,7 +73,8 @@ def noted_interrupt() -> Iterator[Callable[[], bool]]:
         pressed = True
         signal.signal(signal.SIGINT, before)
 
-    before = signal.signal(signal.SIGINT, note)
+    before = signal.getsignal(signal.SIGINT)
+    signal.signal(signal.SIGINT, note)
     try:
         yield lambda: pressed
     finally:
@@ -89,7 +90,12 @@ def each(parts: dict[str, Sequence[partial[Any]]]) -> tuple[dict[str, list[Any]]
         for name, calls in parts.items():
             for call in track(calls, name, console=console):
                 if interrupted():
-                    return found, [*missing, f"{name}: interrupted after {len(found[name])} of {len(calls)}"]
+                    short = [
+                        f"{part}: {len(found[part])} of {len(all_)}"
+                        for part, all_ in parts.items()
+                        if len(found[part]) < len(all_)
+                    ]
+                    return found, [*missing, f"interrupted, with {', '.join(short)}"]
                 try:
                     found[name].append(call())
                 except torch.OutOfMemoryError:

@@ -54,7 +54,7 @@ def test_what_was_measured_is_kept() -> None:
     calls = [partial(run, "a", ""), partial(run, "b", "out of memory"), partial(run, "c", "interrupted"), partial(run, "d", "")]
     found, missing = measure.each({"first": calls, "second": calls})
     assert found == {"first": ["a", "c"], "second": []}
-    assert missing == ["first: out of memory at b, out of memory", "first: interrupted after 2 of 4"]
+    assert missing == ["first: out of memory at b, out of memory", "interrupted, with first: 2 of 4, second: 0 of 4"]
     assert measure.each({"first": calls[:1]}) == ({"first": ["a"]}, [])
     assert signal.getsignal(signal.SIGINT) is before
 

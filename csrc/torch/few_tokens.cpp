@@ -67,8 +67,8 @@ Sm80QkF16PvF16::Params params_in_16_bit(const Call& call, const std::optional<Te
     params.mask = described(call, *attn_mask);
     params.mask_together = has_even_rows(params.mask, static_cast<int64_t>(attn_mask->element_size())) ? 1 : 0;
   }
-  // Of float16 so high that keys of little weight are no subnormal numbers, and below 8, since what is subtracted from a score beyond 2^26 may round to
-  // twice itself; of bfloat16 so low that sums of so many have room.
+  // Of float16 so high that keys of little weight keep some bits, and below 8, since what is subtracted from a score of 2^27 may round to twice
+  // itself; of bfloat16 so low that sums of so many have room.
   params.level = is_bfloat16(call) ? 0.0f : 7.0f;
   for (int64_t keys = 1; is_bfloat16(call) && keys < shape.kv_len; keys *= 2) params.level -= 1.0f;
   return params;

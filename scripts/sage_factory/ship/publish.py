@@ -67,12 +67,13 @@ class Folder:
     def there(self) -> Mapping[str, str]:
         # The files, not the index: a run that was killed may have ended between the two.
         packages = self.path.glob("*/*.conda")
-        return {f"{path.parent.name}/{path.name}": sha256(path.read_bytes()) for path in packages}
+        return {f"{path.parent.name}/{path.name}": sha256(path.read_bytes()) for path in packages if path.is_file()}
 
     def put(self, packages: Sequence[Path]) -> None:
         for path in packages:
             put(self.path / place(path), path.read_bytes())
-        there = [path for kind in ("conda", "tar.bz2") for path in self.path.glob(f"*/*.{kind}")]
+        # But for links to nothing.
+        there = [path for kind in ("conda", "tar.bz2") for path in self.path.glob(f"*/*.{kind}") if path.is_file()]
         for old in self.path.glob(".index-*"):  # of a run that was killed
             shutil.rmtree(old, ignore_errors=True)
         # Apart, then by renaming: whoever reads the channel meanwhile finds the old index or the new one.
@@ -87,9 +88,10 @@ class Folder:
             except CacheDirError as error:
                 raise PublishError(f"{self.path} holds a package that cannot be indexed: {error}") from error
             # Indexes of other kinds, which other programs made, would hide what is new from who prefers them.
-            for kind in ("repodata_shards*", "current_repodata*"):
+            for kind in ("repodata?*", "current_repodata*"):
                 for path in self.path.glob(f"*/{kind}"):
-                    path.unlink()
+                    if path.is_file() and not (shadow / place(path)).exists():
+                        path.unlink()
             for path in shadow.glob("*/repodata*"):
                 put(self.path / place(path), path.read_bytes())
 

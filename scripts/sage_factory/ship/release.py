@@ -54,7 +54,8 @@ class Release:
         ]
         lines += [*offers.commands(self.files.builds, self.index_url.rstrip("/")), "```", ""]
         for builds in groups:
-            new = all(self._group(build).made.get("cxx11_abi", True) for build in builds)
+            linux = [build for build in builds if not matrix.load().platforms[build.platform].windows]  # the others have none
+            new = all(self._group(build).made.get("cxx11_abi", True) for build in linux)
             if said := offers.abi(builds, cxx11_abi=new):
                 lines += [said, ""]
         if self.channel_url:

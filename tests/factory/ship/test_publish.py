@@ -167,6 +167,7 @@ def test_beside_packages_of_others_all_are_found(dist: Path, tmp_path: Path) -> 
     old_form(tmp_path / "elsewhere" / "linux-64", "linked")
     (channel / "linux-64" / "linked-1.0-0.tar.bz2").symlink_to(tmp_path / "elsewhere" / "linux-64" / "linked-1.0-0.tar.bz2")
     asyncio.run(index_fs(channel))
+    (channel / "linux-64" / "gone-1.0-0.conda").symlink_to(tmp_path / "nowhere")
     (channel / "linux-64" / "current_repodata.json").write_text("{}")
     assert offered(channel)["sharded"] == {"other"}, "rattler's indexer passes by links"
     assert run(dist, tmp_path / "out") == 0

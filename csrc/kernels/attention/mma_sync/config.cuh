@@ -99,7 +99,7 @@ struct MmaSyncConfig : Kernel {
   static constexpr bool kHalfRange = cuda::std::is_same_v<Element, __half>;
   static constexpr float kLevel = kValues == Values::kE4m3 ? 2.0f : kScaled ? 4.0f : kHalfRange ? 2.0f : -60.0f;
   static constexpr float kLimit = kValues == Values::kE4m3 ? 448.0f : kScaled ? 0x1p14f : kHalfRange ? 65504.0f : 0x1p-20f;
-  static_assert(kLevel < 8.0f, "subtracted from a score beyond 2^26 it may round to twice itself, and 2^16 is no number of FP16");
+  static_assert(kLevel < 8.0f, "subtracted from a score of 2^27 it may round to twice itself, and 2^16 is no number of FP16");
   static constexpr float kLargestV = kValues == Values::kE4m3 ? QuantVF8::kLargest : QuantVF16::kLargest;
   static_assert(!kScaled || kChunks * 4 * kLimit * (kValues == Values::kE4m3 ? 1.0625f : 1.0f) * kLargestV < 65504.0f);
   // Stands for -infinity where differences are taken: below any score, and its powers of two are 0.

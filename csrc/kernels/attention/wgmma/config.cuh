@@ -41,7 +41,7 @@ struct Config : Sm90QkInt8PvF16 {
   // low enough that a hundred products with its largest numbers have a sum even there, high enough for products with 2^-50. Probabilities of
   // scores like `randn`'s lie 2^1 to 2^7 below the first block's largest: there between two exponents that are multiples of 8, since bits of A
   // that change take power, which is what bounds long sequences (bench/notes-hopper.md). Of float16 as high as the headroom lets it: a hundred
-  // thousand keys behind a sink that has nearly all of a row are to be no subnormal numbers.
+  // thousand keys behind a sink that has nearly all of a row are to keep some bits.
   static constexpr bool kHalfRange = cuda::std::is_same_v<Element, __half>;
   static constexpr float kLevel = kHalfRange ? 3.0f : -87.0f;
   static constexpr float kHeadroom = kHalfRange ? 12.0f : 80.0f;
