@@ -3,7 +3,7 @@
 //
 //   Tensor            dim, size, stride, sizes, strides, numel, element_size, data_ptr, scalar_type, device, get_device, defined,
 //                     is_contiguous, as_strided, copy_, zero_, fill_: what at::Tensor does under these names
-//   ScalarType        kByte, kChar, kInt, kHalf, kBFloat16, kFloat, kBool
+//   ScalarType        kByte, kInt, kHalf, kBFloat16, kFloat, kBool
 //   IntArrayRef       sizes or strides
 //   empty, empty_strided   a tensor on another one's device
 //   register_operators

@@ -17,7 +17,6 @@ using at::Tensor;
 using at::kBFloat16;
 using at::kBool;
 using at::kByte;
-using at::kChar;
 using at::kFloat;
 using at::kHalf;
 using at::kInt;

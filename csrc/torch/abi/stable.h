@@ -69,11 +69,9 @@ struct ScalarType {
   int32_t code;
 
   bool operator==(ScalarType other) const { return code == other.code; }
-  bool operator!=(ScalarType other) const { return code != other.code; }
 };
 
 inline const ScalarType kByte{aoti_torch_dtype_uint8()};
-inline const ScalarType kChar{aoti_torch_dtype_int8()};
 inline const ScalarType kInt{aoti_torch_dtype_int32()};
 inline const ScalarType kHalf{aoti_torch_dtype_float16()};
 inline const ScalarType kBFloat16{aoti_torch_dtype_bfloat16()};
@@ -81,7 +79,7 @@ inline const ScalarType kFloat{aoti_torch_dtype_float32()};
 inline const ScalarType kBool{aoti_torch_dtype_bool()};
 
 inline std::ostream& operator<<(std::ostream& out, ScalarType type) {
-  for (const auto& [known, name] : {std::pair{kByte, "Byte"}, {kChar, "Char"}, {kInt, "Int"}, {kHalf, "Half"},
+  for (const auto& [known, name] : {std::pair{kByte, "Byte"}, {kInt, "Int"}, {kHalf, "Half"},
                                     {kBFloat16, "BFloat16"}, {kFloat, "Float"}, {kBool, "Bool"}}) {
     if (type == known) return out << name;
   }
