@@ -50,8 +50,11 @@ def installed(home: Path, solver: str) -> Conda:
     home.mkdir(parents=True, exist_ok=True)
     (home / "condarc").write_text("channels: []\n", encoding="utf-8")
     found = Conda(tools.program("conda"), home, solver)
-    if "not recognized" in found("create", "--dry-run", "--name", "probe", check=False).get("error", ""):
+    probe = found("create", "--dry-run", "--name", "probe", check=False)
+    if "not recognized" in probe.get("error", ""):
         pytest.skip(f"this conda has no solver {solver}")
+    if probe["returncode"]:
+        pytest.fail(f"{found.program} creates no environment at all: {probe.get('error') or probe}")
     return found
 
 
