@@ -40,7 +40,7 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> Kernels:
 
 
 def exact_numbers() -> Case:
-    """No rounding changes them before the probabilities, which are powers of two; of Q's rows the mean is 0."""
+    """No rounding changes them before the probabilities, and none of these lies halfway between two of e2m1; of Q's rows the mean is 0."""
     generator = torch.Generator().manual_seed(0)
 
     def choose(*numbers: float, shape: tuple[int, ...]) -> torch.Tensor:
@@ -49,7 +49,7 @@ def exact_numbers() -> Case:
     half = choose(-1.0, 1.0, shape=(1, 1, 64, 64))
     k = choose(0.0, -0.5, 0.5, 1.0, -1.0, 2.0, -2.0, shape=(1, 1, 192, 64))
     v = choose(0.0, 0.5, 1.0, -1.0, 2.0, -2.0, 4.0, shape=(1, 1, 192, 64))
-    return Case(torch.cat([half, -half], dim=2), k, v, sm_scale=0.5 / math.log2(math.e), smooth_k=False, smooth_v=False)
+    return Case(torch.cat([half, -half], dim=2), k, v, sm_scale=0.45 / math.log2(math.e), smooth_k=False, smooth_v=False)
 
 
 def masked() -> Case:
@@ -120,7 +120,9 @@ def test_kernels_agree_with_the_reference(name: str, kernels: Kernels) -> None:
         case.check(kernels, KERNEL, largest_lse=0.025 if many else 0.02)
         return
     (out, lse), (expected, expected_lse) = case.run(kernels, KERNEL), case.expected(KERNEL)
-    assert torch.equal(out, expected)
+    # The first key's probability is not rounded: its last bit is the exponential's.
+    torch.testing.assert_close(out, expected, rtol=2**-10, atol=0)
+    assert (out == expected).double().mean() > 0.999
     torch.testing.assert_close(lse, expected_lse, rtol=0, atol=1e-6)
 
 

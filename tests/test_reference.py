@@ -621,7 +621,7 @@ NUMBER = r"(-?(?:0x[\dp-]+|\d[\d.]*(?:e-?\d+)?))f?"
         ("quant/fp4.h", rf"kSmallestScale = {NUMBER} / {NUMBER};", [1.0, 1.0 / reference_fp4.SMALLEST_SCALE]),
         ("quant/fp4.h", rf"kSmallest = {NUMBER};", [reference_fp4.SMALLEST]),
         ("attention/fp4/config.cuh", rf"kChunkN = {NUMBER};", [reference_fp4.CHUNK_N]),
-        ("attention/fp4/config.cuh", rf"kLevel = {NUMBER};", [reference_fp4.LEVEL]),
+        ("attention/fp4/config.cuh", rf"kLevel = {NUMBER} \+ kLogOf6;", [reference_fp4.LEVEL - reference_fp4.LOG_OF_6]),
         ("attention/fp4/config.cuh", rf"kLogOf6 = {NUMBER};", [reference_fp4.LOG_OF_6]),
         ("attention/fp4/config.cuh", rf"kHeadroom = {NUMBER} \+ kLogOf6;", [math.log2(448.0)]),
     ],

@@ -47,9 +47,10 @@ struct Fp4Config : Kernel {
   static constexpr int kFirstScoreOffset = kMagnitudeOffset + Kernel::kMagnitudeBytes;
 
   // Probabilities are kept relative to a base of their row, which is the largest score, less kLevel, when it was last renewed: when one
-  // exceeds it by so much that the scale of its group would not fit e4m3. Scales of groups are the largest probability over 6.
-  static constexpr float kLevel = 8.0f;
+  // exceeds it by so much that the scale of its group would not fit e4m3. Scales of groups are the largest probability over 6: of that score a
+  // power of two, which rounding leaves as it is, since a row's largest probability matters most.
   static constexpr float kLogOf6 = 2.584962500721156f;
+  static constexpr float kLevel = 5.0f + kLogOf6;
   static constexpr float kHeadroom = 8.807354922057604f + kLogOf6;  // log2 of 448, e4m3's largest, and of 6
   // Stands for -infinity where differences are taken: below any score, and its powers of two are 0.
   static constexpr float kNever = -1e30f;
