@@ -191,8 +191,15 @@ def of_autocast(
     device = q.device.type
     if device != "meta" and torch.is_autocast_enabled(device):  # of which PyTorch knows none
         dtype = torch.get_autocast_dtype(device)
-        q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
+        q, k, v = (in_dtype(x, dtype) for x in (q, k, v))
     return q, k, v
+
+
+def in_dtype(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """x of another dtype, its dimensions in the order in memory that they have."""
+    converted = x.to(dtype)
+    # Of views that overlap PyTorch chooses another order, in which head_dim need not be the last.
+    return converted if converted.stride(-1) == 1 or x.stride(-1) != 1 else converted.contiguous()
 
 
 def _dense(tensors: tuple[object, ...], rank: int) -> bool:

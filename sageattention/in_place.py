@@ -77,7 +77,7 @@ def scaled_dot_product_attention(
         return exact
     if torch.is_autocast_enabled(query.device.type):
         dtype = torch.get_autocast_dtype(query.device.type)
-        query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
+        query, key, value = (aliases.in_dtype(x, dtype) for x in (query, key, value))
         if attn_mask is not None and attn_mask.dtype in validation.DTYPES:  # of another dtype it would be a slower kernel's
             attn_mask = attn_mask.to(dtype)
     asked = Asked(
@@ -114,6 +114,7 @@ def _serves(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, attn_mask: torch.
         or not _is_4d(q)
         or not _is_4d(k)
         or not _is_4d(v)
+        or mask.is_nested
         or mask.layout != torch.strided
     ):
         return False

@@ -519,7 +519,8 @@ def attention(
         rest = in_two & (p < TWICE.below * 2.0**TWICE.rest)
         accumulate(torch.where(rest, p - rounded, 0.0).to(dtype).float(), first_key)
 
-    shift = queries @ mean.float().unsqueeze(2).transpose(-1, -2)
+    # No product of matrices, for which PyTorch may be told that half the bits of float32 will do.
+    shift = (queries * mean.float().unsqueeze(2)).sum(dim=-1, keepdim=True)
     empty = rows.sum == 0.0
     lse = ((rows.base + torch.log2(rows.sum) + shift) * math.log(2.0)).masked_fill(empty, -math.inf)
     smoothed = (rows.sum - rows.unsmoothed) / rows.sum

@@ -200,7 +200,7 @@ def attention(
         base, out = raised, out * factor + weigh(first, values.first.unsqueeze(2))
         total, total_smoothed = total * factor + first, total_smoothed * factor + first * smoothed[..., :1]
 
-    shift = (queries.float() * scale_log2) @ k_mean.float().unsqueeze(2).transpose(-1, -2)
+    shift = (queries.float() * scale_log2 * k_mean.float().unsqueeze(2)).sum(dim=-1, keepdim=True)  # as in reference.py
     empty = total == 0.0
     lse = ((base + torch.log2(total) + shift) * math.log(2.0)).masked_fill(empty, -math.inf)
     out = (out * (SCALE_UNIT / total) + values.mean.unsqueeze(2) * (total_smoothed / total)).masked_fill(empty, 0.0)

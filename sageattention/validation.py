@@ -194,7 +194,7 @@ def mask(attn_mask: torch.Tensor, q: torch.Tensor, k: torch.Tensor, tensor_layou
 
     Raises:
         TypeError: not a tensor, or neither bool nor a floating dtype.
-        ValueError: sparse, another device, or not broadcastable.
+        ValueError: sparse, nested, another device, or not broadcastable.
     """
     if not isinstance(attn_mask, torch.Tensor):
         raise TypeError(f"attn_mask: expected a torch.Tensor or None, got {type(attn_mask).__name__}")
@@ -203,6 +203,8 @@ def mask(attn_mask: torch.Tensor, q: torch.Tensor, k: torch.Tensor, tensor_layou
             f"attn_mask: expected dtype bool (True: attend), float16, bfloat16 or float32 (added to the scores), "
             f"got {attn_mask.dtype}"
         )
+    if attn_mask.is_nested:
+        raise ValueError("attn_mask: expected a dense tensor, got a nested one; torch.nested.to_padded_tensor makes one")
     if attn_mask.layout != torch.strided:
         raise ValueError(f"attn_mask: expected a dense tensor, got layout {attn_mask.layout}; x.to_dense() makes one")
     if attn_mask.device != q.device:

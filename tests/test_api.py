@@ -263,6 +263,29 @@ def test_neither_autocast_nor_the_default_dtype_changes_the_reference(function: 
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)
+def test_log_sum_exp_does_not_lean_on_what_products_of_float32_may_lose(function: Callable[..., Any]) -> None:
+    """A CPU that multiplies bfloat16 does so for float32 where PyTorch is allowed to; the share of K's mean would be off by 0.5."""
+    q, k, v = qkv(1, 2, 300, 64)
+    k += 64
+    _, expected = function(q, k, v, return_lse=True)
+    torch.set_float32_matmul_precision("medium")
+    try:
+        _, lse = function(q, k, v, return_lse=True)
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    assert torch.equal(lse, expected)
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_autocast_leaves_head_dim_last_of_views_that_overlap(function: Callable[..., Any]) -> None:
+    _, k, v = qkv(1, 2, 16, 64, dtype=torch.bfloat16)
+    windows = randn(1, 2, 79).unfold(-1, 64, 1)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = function(windows, k, v)
+    assert torch.equal(out, function(windows.contiguous().bfloat16(), k, v))
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
 def test_autocast_decides_where_dtypes_differ(function: Callable[..., Any]) -> None:
     """As a rotation in float32 leaves them."""
     q, k, v = qkv(1, 2, 70, 64, dtype=torch.bfloat16)

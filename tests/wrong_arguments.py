@@ -90,6 +90,10 @@ CASES: list[tuple[str, dict[str, Any], type[Exception], str]] = [
         "attn_mask: expected dtype bool (True: attend), float16, bfloat16 or float32 (added to the scores), got torch.int64",
     ),
     (
+        "mask nested", {"attn_mask": torch.nested.nested_tensor([torch.zeros(4, 10, 10), torch.zeros(4, 10, 10)])}, ValueError,
+        "attn_mask: expected a dense tensor, got a nested one; torch.nested.to_padded_tensor makes one",
+    ),
+    (
         "mask sparse", {"attn_mask": torch.ones(10, 10).to_sparse()}, ValueError,
         "attn_mask: expected a dense tensor, got layout torch.sparse_coo; x.to_dense() makes one",
     ),
