@@ -54,6 +54,7 @@ class Twice(NamedTuple):
     rest: float = 14.0
     below: float = 2.0**-6
     jump: float = 10.0
+    settled: float = 2.0**10
     enough: float = 2.0**24
     largest: float = 2.0**20
     recent: int = 2
@@ -340,6 +341,8 @@ class _Rows:
         self.base = torch.full_like(q_scale, NEVER)  # what probabilities are relative to, in log2 units
         self.last = torch.full_like(q_scale, -1e3)  # block that their warp took in two
         self.in_vain = torch.zeros_like(q_scale)  # how many of those the next ones made needless, or were for few of its rows
+        # Whose bases have been raised, from nothing, or by so much that what counted before may have become small: until a chunk tells.
+        self.raised, self.first, self.leapt = torch.zeros(3, *q_scale.shape, dtype=torch.bool)
         self.sum = torch.zeros_like(q_scale)
         self.unsmoothed = torch.zeros_like(q_scale)  # of the sum, what fell on keys whose V kept its mean
         self.out = q_scale.new_zeros(*q_scale.shape[:-1], v_head_dim)
@@ -491,19 +494,27 @@ def attention(
             base = torch.where(grown, largest, rows.base)
             first = grown & (rows.base == NEVER)  # base of the row: that is no jump
             rise = base - rows.base
+            rows.raised |= grown
+            rows.first |= first
+            rows.leapt |= grown & ~first & (rise >= TWICE.jump + TWICE.rest * recent)
             gathered = gathered * rows.move_base(base)
             p = torch.exp2(scores - rows.base)
-            if precision.twice:
-                small = ((p < TWICE.below) & (scores > -math.inf)).any(dim=-1, keepdim=True)
-                fours = small_fours(p.to(dtype).float(), chunk)
-                look = grown | (block & (block - 1) == 0)
-                jumped |= small & torch.where(
-                    first, fours.any(dim=-1, keepdim=True), grown & (rise >= TWICE.jump + TWICE.rest * recent)
-                )
-                few |= small & look & (2 * fours.sum(dim=-1, keepdim=True) >= fours.shape[-1])
-                returned |= grown & recent
             added = p.to(q.dtype).float() if bfloat16 and precision.bfloat16_sums else p
             rows.sum = rows.sum + added.sum(dim=-1, keepdim=True)
+            if precision.twice:
+                visible = scores > -math.inf
+                small = ((p < TWICE.below) & visible).any(dim=-1, keepdim=True)
+                fours = small_fours(p.to(dtype).float(), chunk)
+                look = rows.raised | (block & (block - 1) == 0)
+                jumped |= small & (rows.leapt | (rows.first & fours.any(dim=-1, keepdim=True)))
+                few |= small & look & (2 * fours.sum(dim=-1, keepdim=True) >= fours.shape[-1])
+                returned |= rows.raised & recent
+                seen = visible.sum(dim=-1, keepdim=True)
+                waits = ~small & (p.sum(dim=-1, keepdim=True) >= seen) & (rows.sum > 0) & (rows.sum < TWICE.settled)
+                waits &= ~(rows.first & (seen == chunk))
+                rows.raised &= waits & ~recent
+                rows.first &= waits
+                rows.leapt &= waits
             unsmoothed = (added * ~values.smoothed[..., None, keys]).sum(dim=-1, keepdim=True)
             rows.unsmoothed = rows.unsmoothed + unsmoothed
             gathered = torch.cat([gathered, p], dim=-1).to(dtype).float()

@@ -166,6 +166,13 @@ def test_sinks(kernel: str, mass: float) -> None:
 
 
 @pytest.mark.parametrize("kernel", F8)
+@pytest.mark.parametrize("name", model_inputs.LONE_SINKS)
+@pytest.mark.usefixtures("as_operators")
+def test_lone_sinks(kernel: str, name: str) -> None:
+    model_inputs.check_lone_sinks(kernel, "cpu", name, 640)
+
+
+@pytest.mark.parametrize("kernel", F8)
 @pytest.mark.usefixtures("as_operators")
 def test_sinks_of_many_keys(kernel: str) -> None:
     """Between keys that take nearly all of a row lie some that take little: to be seen in whichever lanes they are."""

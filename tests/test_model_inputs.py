@@ -44,6 +44,12 @@ def test_several_sinks(kernel: str, seats: tuple[int, ...], likes: int, spread: 
 
 
 @kernels
+@pytest.mark.parametrize("name", model_inputs.LONE_SINKS)
+def test_lone_sinks(kernel: str, name: str) -> None:
+    model_inputs.check_lone_sinks(kernel, "cpu", name, 2048)
+
+
+@kernels
 @pytest.mark.parametrize("head_dim", [64, 128])
 @pytest.mark.parametrize("spread", [1.4, 2.0, 2.8])
 def test_scores_far_apart(kernel: str, spread: float, head_dim: int) -> None:

@@ -52,6 +52,12 @@ def test_several_sinks(kernel: str, seats: tuple[int, ...], likes: int, spread: 
     model_inputs.check_sinks(kernel, "cuda", seats, likes, spread)
 
 
+@pytest.mark.parametrize("tokens", [1024, 16384])
+@pytest.mark.parametrize("name", model_inputs.LONE_SINKS)
+def test_lone_sinks(kernel: str, name: str, tokens: int) -> None:
+    model_inputs.check_lone_sinks(kernel, "cuda", name, tokens)
+
+
 @pytest.mark.parametrize("head_dim", [64, 128])
 @pytest.mark.parametrize("spread", [1.4, 2.0, 2.8])
 def test_scores_far_apart(kernel: str, spread: float, head_dim: int) -> None:

@@ -78,16 +78,19 @@ __device__ __forceinline__ void exponentiate_with_care(const AttentionParams& p,
   }
   if constexpr (Config::kTwice) {
     Notes& notes = notes_of_lane<Config>(shared);
-    if (progress.pass != Pass::kFirst || !(look_at(block.index) || __any_sync(0xffffffffu, notes.raised != 0))) return;
+    if (progress.pass != Pass::kFirst) return;
+    if (!look_at(block.index) && !__any_sync(0xffffffffu, (notes.raised | notes.first | notes.leapt) != 0)) return;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      bool small = false;
+      Chunk lane = {false, 0, added[i]};
 #pragma unroll
       for (int j = 0; j < Config::kNFragments * 2; ++j) {
         const int n = j / 2, column = i * 2 + j % 2;
-        small |= x[n][column] < Config::kRestBelow && scores[n][column] > -INFINITY;
+        const bool sees = scores[n][column] > -INFINITY;
+        lane.small |= x[n][column] < Config::kRestBelow && sees;
+        lane.seen += sees;
       }
-      note_small<Config>(notes, probabilities, 2 * M + i, chunk, small, block.index);
+      note_small<Config>(notes, probabilities, 2 * M + i, chunk, lane, state.sum[2 * M + i], block.index);
     }
     noted = true;
   }
@@ -148,7 +151,7 @@ __device__ __forceinline__ bool raise_bases(const AttentionParams& p, uint32_t s
 // A chunk's probabilities, where nothing is to be hidden. Else false, and nothing but bases has changed.
 template <typename Config>
 __device__ __forceinline__ bool exponentiate_if_simple(const AttentionParams& p, uint32_t shared, const Queries<Config>& q, uint32_t k_lane,
-                                                       const KeyBlock<Config>& block, int chunk, State<Config>& state,
+                                                       const KeyBlock<Config>& block, int chunk, bool waits, State<Config>& state,
                                                        Probabilities<Config>& probabilities, bool& noted) {
   const float limit = block.unsmoothed ? -1.0f : Config::kLimit;
   float added[Config::kRows];
@@ -196,21 +199,21 @@ __device__ __forceinline__ bool exponentiate_if_simple(const AttentionParams& p,
 #pragma unroll
   for (int row = 0; row < Config::kRows; ++row) state.sum[row] += added[row];
   if constexpr (Config::kTwice) {
-    if (__builtin_expect(raised || look_at(block.index), 0)) {
+    if (__builtin_expect(raised || noted || waits || look_at(block.index), 0)) {
       bool some_four = false;
 #pragma unroll
       for (int i = 0; i < Config::kRows * Config::kNFragments / 2; ++i) {
         some_four |= all_small<Config>(packed<Config>(probabilities, i % Config::kRows, chunk * (Config::kChunkN / 16) + i / Config::kRows));
       }
-      if (raised || __any_sync(0xffffffffu, some_four)) {
+      if (raised || noted || waits || __any_sync(0xffffffffu, some_four)) {
 #pragma unroll
         for (int row = 0; row < Config::kRows; ++row) {
-          bool small = false;
+          Chunk lane = {false, Config::kChunkN / 4, added[row]};
 #pragma unroll
           for (int pair = 0; pair < Config::kNFragments / 2; ++pair) {
-            small |= some_small<Config>(packed<Config>(probabilities, row, chunk * (Config::kChunkN / 16) + pair));
+            lane.small |= some_small<Config>(packed<Config>(probabilities, row, chunk * (Config::kChunkN / 16) + pair));
           }
-          note_small<Config>(notes_of_lane<Config>(shared), probabilities, row, chunk, small, block.index);
+          note_small<Config>(notes_of_lane<Config>(shared), probabilities, row, chunk, lane, state.sum[row], block.index);
         }
         noted = true;
       } else {
@@ -239,7 +242,7 @@ __device__ __forceinline__ bool softmax(const AttentionParams& p, uint32_t share
   bool noted = Config::kTwice && progress.pass != Pass::kFirst;
 #pragma unroll
   for (int chunk = 0; chunk < Config::kChunks; ++chunk) {
-    if (!never_simple && exponentiate_if_simple<Config>(p, shared, q, k_lane, block, chunk, state, probabilities, noted)) continue;
+    if (!never_simple && exponentiate_if_simple<Config>(p, shared, q, k_lane, block, chunk, progress.waits, state, probabilities, noted)) continue;
     exponentiate_with_care<Config, 0>(p, shared, tile, q, k_lane, block, first_key, chunk, progress, state, probabilities, noted);
     if constexpr (Config::kMFragments == 2) {
       __syncwarp();  // not both at a time, either

@@ -17,14 +17,16 @@ enum class Pass {
 // Where a warp is in that.
 struct Progress {
   Pass pass = Pass::kFirst;
+  bool waits = false;   // whether of some row it is not told yet what its new base leaves small
   uint32_t in_two = 0;  // a bit for each of a lane's rows
 };
 
 // What a lane keeps in shared memory, since registers are short and this is seldom asked for. Of rows: a bit for each.
 struct Notes {
-  // Of a chunk: rows of which this lane has added up too much, and whose bases have been raised, from nothing or by so much that what
-  // counted before may have become small.
-  uint8_t exceeded = 0, raised = 0, first = 0, leapt = 0;
+  // Of a chunk: rows of which this lane has added up too much.
+  uint8_t exceeded = 0;
+  // Rows whose bases have been raised, from nothing or by so much that what counted before may have become small: until a chunk tells.
+  uint8_t raised = 0, first = 0, leapt = 0;
   uint8_t rescaled = 0;  // whether chunks before one were by that
   // Of a block, in the first pass: rows whose first base or whose leap left small probabilities; of which only few are not small;
   // whose bases, which had been lowered, were raised again.
@@ -76,9 +78,18 @@ __device__ __forceinline__ bool some_small(uint32_t four) {
   return (~((four & 0x78787878u) + 0x78787878u) & 0x80808080u) != 0;
 }
 
-// Notes what a chunk's probabilities tell of a row. `some`: whether this lane has small ones of it.
+// What this lane has of a row in a chunk.
+struct Chunk {
+  bool small;   // some probability is, of a key that the row sees
+  int seen;     // keys that the row sees
+  float added;  // sum of its probabilities
+};
+
+// Notes what a chunk's probabilities tell of a row. Nothing yet, where it has seen none but keys near its new base, as of a mask that leaves a sink
+// alone, or of a chunk full of sinks: then the next chunk is asked.
 template <typename Config>
-__device__ __forceinline__ void note_small(Notes& notes, Probabilities<Config>& probabilities, int row, int chunk, bool some, int block) {
+__device__ __forceinline__ void note_small(Notes& notes, Probabilities<Config>& probabilities, int row, int chunk, const Chunk& lane, float sum,
+                                           int block) {
   int fours = 0;
 #pragma unroll
   for (int pair = 0; pair < Config::kNFragments / 2; ++pair) {
@@ -86,14 +97,19 @@ __device__ __forceinline__ void note_small(Notes& notes, Probabilities<Config>& 
   }
   fours = sum_of_quad(fours);
   // No branches: with them the compiler takes the lanes for divergent from here on.
-  const int any = any_of_row(some), raised = notes.raised >> row & 1, first = notes.first >> row & 1, leapt = notes.leapt >> row & 1;
+  const int any = any_of_row(lane.small), raised = notes.raised >> row & 1, first = notes.first >> row & 1, leapt = notes.leapt >> row & 1;
   notes.jumped |= (any & (leapt | (first & (fours > 0)))) << row;
   notes.few |= (any & (raised | look_at(block)) & (fours >= Config::kNFragments)) << row;
   notes.returned |= (raised & recent<Config>(notes, block)) << row;
+  const int seen = sum_of_quad(lane.seen);
+  const float added = sum_of_quad(lane.added), total = sum_of_quad(sum);
+  static_assert(Config::kLevel == 2.0f);  // so that these are keys whose mean is a quarter of the largest
+  const int waits = !any & (added >= static_cast<float>(seen)) & (total > 0.0f) & (total < Config::kSettled) &
+                    !(first & (seen == Config::kChunkN));
   const int others = ~(1 << row);
-  notes.raised &= others;
-  notes.first &= others;
-  notes.leapt &= others;
+  notes.raised &= others | (waits & !recent<Config>(notes, block)) << row;
+  notes.first &= others | waits << row;
+  notes.leapt &= others | waits << row;
 }
 
 // Of how many of the warp's rows a bit is set.
@@ -138,6 +154,7 @@ __device__ __forceinline__ bool proceed(uint32_t shared, const Tile& tile, const
   switch (progress.pass) {
     case Pass::kFirst:
       progress.in_two = rows_in_two<Config>(tile, block, state, notes);
+      progress.waits = __any_sync(0xffffffffu, (notes.raised | notes.first | notes.leapt) != 0);
       rescaled = notes.rescaled;
       notes.rescaled = 0;
       if (!__any_sync(0xffffffffu, progress.in_two != 0)) break;
