@@ -54,7 +54,8 @@ class Twice(NamedTuple):
     rest: float = 14.0
     below: float = 2.0**-6
     jump: float = 10.0
-    settled: float = 2.0**10
+    near: float = 1.0
+    settled: float = 2.0**8
     enough: float = 2.0**24
     largest: float = 2.0**20
     recent: int = 2
@@ -509,9 +510,9 @@ def attention(
                 jumped |= small & (rows.leapt | (rows.first & fours.any(dim=-1, keepdim=True)))
                 few |= small & look & (2 * fours.sum(dim=-1, keepdim=True) >= fours.shape[-1])
                 returned |= rows.raised & recent
-                seen = visible.sum(dim=-1, keepdim=True)
-                waits = ~small & (p.sum(dim=-1, keepdim=True) >= seen) & (rows.sum > 0) & (rows.sum < TWICE.settled)
-                waits &= ~(rows.first & (seen == chunk))
+                near = (added_by_thread(p) >= TWICE.near * added_by_thread(visible.float())).all(dim=-1, keepdim=True)
+                waits = ~small & near & (rows.base != NEVER) & (rows.sum < 4 * TWICE.settled)  # of four threads, nearly alike
+                waits &= ~rows.first | (visible.sum(dim=-1, keepdim=True) < chunk)
                 rows.raised &= waits & ~recent
                 rows.first &= waits
                 rows.leapt &= waits

@@ -77,21 +77,23 @@ __device__ __forceinline__ void exponentiate_with_care(const AttentionParams& p,
     }
   }
   if constexpr (Config::kTwice) {
-    Notes& notes = notes_of_lane<Config>(shared);
     if (progress.pass != Pass::kFirst) return;
+    Notes notes = notes_of_lane<Config>(shared);  // a copy: read and written once, not for each row and bit
     if (!look_at(block.index) && !__any_sync(0xffffffffu, (notes.raised | notes.first | notes.leapt) != 0)) return;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      Chunk lane = {false, 0, added[i]};
+      bool small = false;
+      float excess = added[i];
 #pragma unroll
       for (int j = 0; j < Config::kNFragments * 2; ++j) {
         const int n = j / 2, column = i * 2 + j % 2;
         const bool sees = scores[n][column] > -INFINITY;
-        lane.small |= x[n][column] < Config::kRestBelow && sees;
-        lane.seen += sees;
+        small |= x[n][column] < Config::kRestBelow && sees;
+        excess -= sees ? Config::kNear : 0.0f;
       }
-      note_small<Config>(notes, probabilities, 2 * M + i, chunk, lane, state.sum[2 * M + i], block.index);
+      note_small<Config>(notes, probabilities, state, 2 * M + i, chunk, small, excess >= 0.0f, false, block.index);
     }
+    notes_of_lane<Config>(shared) = notes;
     noted = true;
   }
 }
@@ -206,15 +208,18 @@ __device__ __forceinline__ bool exponentiate_if_simple(const AttentionParams& p,
         some_four |= all_small<Config>(packed<Config>(probabilities, i % Config::kRows, chunk * (Config::kChunkN / 16) + i / Config::kRows));
       }
       if (raised || noted || waits || __any_sync(0xffffffffu, some_four)) {
+        Notes notes = notes_of_lane<Config>(shared);  // a copy, as above
 #pragma unroll
         for (int row = 0; row < Config::kRows; ++row) {
-          Chunk lane = {false, Config::kChunkN / 4, added[row]};
+          bool small = false;
 #pragma unroll
           for (int pair = 0; pair < Config::kNFragments / 2; ++pair) {
-            lane.small |= some_small<Config>(packed<Config>(probabilities, row, chunk * (Config::kChunkN / 16) + pair));
+            small |= some_small<Config>(packed<Config>(probabilities, row, chunk * (Config::kChunkN / 16) + pair));
           }
-          note_small<Config>(notes_of_lane<Config>(shared), probabilities, row, chunk, lane, state.sum[row], block.index);
+          note_small<Config>(notes, probabilities, state, row, chunk, small, added[row] >= Config::kChunkN / 4 * Config::kNear,
+                             true, block.index);
         }
+        notes_of_lane<Config>(shared) = notes;
         noted = true;
       } else {
         notes_of_lane<Config>(shared).raised = notes_of_lane<Config>(shared).first = 0;  // the first bases: they left nothing small

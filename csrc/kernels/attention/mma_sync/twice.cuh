@@ -78,18 +78,11 @@ __device__ __forceinline__ bool some_small(uint32_t four) {
   return (~((four & 0x78787878u) + 0x78787878u) & 0x80808080u) != 0;
 }
 
-// What this lane has of a row in a chunk.
-struct Chunk {
-  bool small;   // some probability is, of a key that the row sees
-  int seen;     // keys that the row sees
-  float added;  // sum of its probabilities
-};
-
-// Notes what a chunk's probabilities tell of a row. Nothing yet, where it has seen none but keys near its new base, as of a mask that leaves a sink
-// alone, or of a chunk full of sinks: then the next chunk is asked.
+// Notes what a chunk's probabilities tell of a row. `some`: whether this lane has small ones of it; `near`: whether those that it has are near the row's
+// base in the mean; `whole`: of no row is anything hidden.
 template <typename Config>
-__device__ __forceinline__ void note_small(Notes& notes, Probabilities<Config>& probabilities, int row, int chunk, const Chunk& lane, float sum,
-                                           int block) {
+__device__ __forceinline__ void note_small(Notes& notes, Probabilities<Config>& probabilities, const State<Config>& state, int row, int chunk,
+                                           bool some, bool near, bool whole, int block) {
   int fours = 0;
 #pragma unroll
   for (int pair = 0; pair < Config::kNFragments / 2; ++pair) {
@@ -97,15 +90,13 @@ __device__ __forceinline__ void note_small(Notes& notes, Probabilities<Config>& 
   }
   fours = sum_of_quad(fours);
   // No branches: with them the compiler takes the lanes for divergent from here on.
-  const int any = any_of_row(lane.small), raised = notes.raised >> row & 1, first = notes.first >> row & 1, leapt = notes.leapt >> row & 1;
+  const int any = any_of_row(some), raised = notes.raised >> row & 1, first = notes.first >> row & 1, leapt = notes.leapt >> row & 1;
   notes.jumped |= (any & (leapt | (first & (fours > 0)))) << row;
   notes.few |= (any & (raised | look_at(block)) & (fours >= Config::kNFragments)) << row;
   notes.returned |= (raised & recent<Config>(notes, block)) << row;
-  const int seen = sum_of_quad(lane.seen);
-  const float added = sum_of_quad(lane.added), total = sum_of_quad(sum);
-  static_assert(Config::kLevel == 2.0f);  // so that these are keys whose mean is a quarter of the largest
-  const int waits = !any & (added >= static_cast<float>(seen)) & (total > 0.0f) & (total < Config::kSettled) &
-                    !(first & (seen == Config::kChunkN));
+  // Nothing, where the row has seen none but keys near its new base, as of a mask that leaves a sink alone, or of a chunk full of sinks: then the next
+  // chunk is asked.
+  const int waits = !any_of_row(some || !near || !(state.sum[row] < Config::kSettled)) & (state.base[row] != Config::kNever) & !(whole & first);
   const int others = ~(1 << row);
   notes.raised &= others | (waits & !recent<Config>(notes, block)) << row;
   notes.first &= others | waits << row;
