@@ -585,7 +585,11 @@ NUMBER = r"(-?(?:0x[\dp-]+|\d[\d.]*(?:e-?\d+)?))f?"
         ("attention/mma_sync/config.cuh", rf"kRest = {NUMBER};", [reference.TWICE.rest]),
         ("attention/mma_sync/config.cuh", rf"kRestBelow = {NUMBER};", [reference.TWICE.below]),
         ("attention/mma_sync/config.cuh", rf"kJump = {NUMBER};", [reference.TWICE.jump]),
-        ("attention/mma_sync/config.cuh", rf"kNear = {NUMBER}, kSettled = {NUMBER};", [reference.TWICE.near, reference.TWICE.settled]),
+        (
+            "attention/mma_sync/config.cuh",
+            rf"kNear = {NUMBER}, kSettled = {NUMBER};",
+            [reference.TWICE.near, reference.TWICE.settled],
+        ),
         ("attention/mma_sync/config.cuh", rf"kQuorum = {NUMBER};", [reference.TWICE.quorum]),
         ("attention/mma_sync/config.cuh", rf"kRecent = {NUMBER};", [reference.TWICE.recent]),
         ("attention/mma_sync/config.cuh", rf"kInVain = {NUMBER};", [reference.TWICE.in_vain]),

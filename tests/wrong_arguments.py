@@ -153,6 +153,6 @@ def call(arguments: dict[str, Any], device: str = "cpu") -> dict[str, Any]:
 
 def _moved(x: torch.Tensor, device: str) -> torch.Tensor:
     """With its strides, which `x.to` keeps only of a tensor that is whole."""
-    if x.layout != torch.strided:
+    if x.is_nested or x.layout != torch.strided:
         return x.to(device)
     return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=device).copy_(x)
