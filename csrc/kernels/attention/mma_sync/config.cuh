@@ -93,8 +93,8 @@ struct MmaSyncConfig : Kernel {
   //   FP16, V scaled   2^4: more would be exact behind sinks of longer sequences, and slower where maxima rise (bench/notes-mma-sync.md).
   //          The 64 keys of a sum, of four chunks or fewer, lie with four threads: with |V| <= 4.5 / 32 it is at most
   //          4 * 4 * 2^14 * 4.5 / 32 = 36864
-  //   e4m3   2^2; 448 is the largest number, and as many as 2^8 below are not yet subnormal. The 64 keys of a sum, of four chunks or
-  //          fewer, lie with four threads, and rounding adds a sixteenth: at most 4 * 4 * 448 * 17/16 * 4.5 = 34272
+  //   e4m3   2^2; 448 is the largest number, and as many as 2^8 below are not yet subnormal. The 64 keys of a sum, of two chunks or one,
+  //          lie with four threads, and rounding adds a sixteenth: at most 2 * 4 * 448 * 17/16 * 4.5 = 17136
   // A power of two, which rounding leaves as it is: a row's largest probability matters most.
   static constexpr bool kHalfRange = cuda::std::is_same_v<Element, __half>;
   static constexpr float kLevel = kValues == Values::kE4m3 ? 2.0f : kScaled ? 4.0f : kHalfRange ? 2.0f : -60.0f;
