@@ -55,7 +55,8 @@ class Twice(NamedTuple):
     below: float = 2.0**-6
     jump: float = 10.0
     near: float = 1.0
-    settled: float = 2.0**8
+    few: float = 2.0
+    settled: float = 2.0**7
     enough: float = 2.0**24
     largest: float = 2.0**20
     recent: int = 2
@@ -509,11 +510,12 @@ def attention(
                 look = rows.raised | (block & (block - 1) == 0)
                 jumped |= small & (rows.leapt | (rows.first & fours.any(dim=-1, keepdim=True)))
                 few |= small & look & (2 * fours.sum(dim=-1, keepdim=True) >= fours.shape[-1])
-                returned |= rows.raised & recent
-                near = (added_by_thread(p) >= TWICE.near * added_by_thread(visible.float())).all(dim=-1, keepdim=True)
-                waits = ~small & near & (rows.base != NEVER) & (rows.sum < 4 * TWICE.settled)  # of four threads, nearly alike
-                waits &= ~rows.first | (visible.sum(dim=-1, keepdim=True) < chunk)
-                rows.raised &= waits & ~recent
+                returned |= grown & ~first & recent
+                near = added_by_thread(p) >= TWICE.near * (added_by_thread(visible.float()) - TWICE.few)
+                waits = ~small & near.all(dim=-1, keepdim=True) & (rows.base != NEVER) & (rows.sum < 4 * TWICE.settled)
+                # The first bases of a first block that is seen whole are looked at once: a kernel finds them beforehand.
+                waits &= ~rows.first | (block > 0) | (visible.sum(dim=-1, keepdim=True) < chunk)
+                rows.raised &= waits
                 rows.first &= waits
                 rows.leapt &= waits
             unsmoothed = (added * ~values.smoothed[..., None, keys]).sum(dim=-1, keepdim=True)

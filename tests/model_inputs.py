@@ -54,6 +54,7 @@ def sink(
     mass: float,
     *,
     seats: Sequence[int] = (0,),
+    shares: Sequence[float] = (),
     likes: int = 1,
     spread: float = 1.0,
     v_offset: float = 0.0,
@@ -62,7 +63,7 @@ def sink(
     """Some keys, `seats`, that one in `likes` queries likes so much that they take `mass` of its row, and whose values are zero.
 
     Most language models have one, their first token, and some others at full stops; picture models have registers. The other keys'
-    scores have a standard deviation of `spread` squared.
+    scores have a standard deviation of `spread` squared. `shares`: of these keys beside the first one's, else they are alike.
     """
     q, k = spread * randn(1, 1, queries, 128), spread * randn(1, 1, tokens, 128, seed=1)
     v = randn(1, 1, tokens, 128, seed=2) + v_offset * randn(128, seed=4)
@@ -71,7 +72,8 @@ def sink(
     k = k - (k @ liked)[..., None] * liked
     rest = torch.logsumexp((q @ k.transpose(-1, -2) * 128**-0.5), dim=-1).mean()
     q[:, :, ::likes] += 8 * liked
-    k[:, :, list(seats)] = (rest + math.log(mass / (1 - mass) / len(seats))) / (8 * 128**-0.5) * liked
+    alike = torch.tensor(shares or [1.0] * len(seats))
+    k[:, :, list(seats)] = (rest + (mass / (1 - mass) / alike.sum() * alike).log())[:, None] / (8 * 128**-0.5) * liked
     v[:, :, list(seats)] = 0.0
     return Inputs(q, k, v)
 
@@ -96,7 +98,10 @@ def check_sinks(kernel: str, device: str, seats: Sequence[int], likes: int, spre
 
 
 # Where nothing else of a sink's block is seen, or all of it are sinks.
-LONE_SINKS = ["padding before", "a window", "four and a window", "all around is hidden", "a chunk full"]
+LONE_SINKS = [
+    "padding before", "a window", "four and a window", "unequal ones and a window", "all around is hidden", "all around three", "a block full behind padding",
+    "a chunk full",
+]  # fmt: skip
 
 
 def check_lone_sinks(kernel: str, device: str, name: str, tokens: int) -> None:
@@ -104,14 +109,20 @@ def check_lone_sinks(kernel: str, device: str, name: str, tokens: int) -> None:
     queries, half = 48, tokens // 2 // 128 * 128
     keys, rows = torch.arange(tokens), torch.arange(tokens - queries, tokens)[:, None]
     window = keys > rows - tokens // 4
-    seats, mask = {
-        "padding before": ([half + 63], keys[None] >= half + 63),
-        "a window": ([0], window | (keys == 0)),
-        "four and a window": (range(4), window | (keys < 4)),
-        "all around is hidden": ([half + 60], (keys[None] // 128 * 128 != half) | (keys == half + 60)),
-        "a chunk full": (range(half + 64, half + 104), None),
-    }[name]
-    inputs = sink(tokens, 0.99, seats=seats, queries=queries).to(device, torch.bfloat16)
+    outside = keys[None] // 128 * 128 != half
+    three = [half + 60, half + 70, half + 90]
+    cases: dict[str, tuple[Sequence[int], list[float], torch.Tensor | None]] = {
+        "padding before": ([half + 63], [], keys[None] >= half + 63),
+        "a window": ([0], [], window | (keys == 0)),
+        "four and a window": (range(4), [], window | (keys < 4)),
+        "unequal ones and a window": (range(4), [1.0, 0.3, 0.1, 0.03], window | (keys < 4)),
+        "all around is hidden": ([half + 60], [], outside | (keys == half + 60)),
+        "all around three": (three, [1.0, 0.1, 0.1], outside | torch.isin(keys, torch.tensor(three))),
+        "a block full behind padding": (range(half + 64, half + 128), [], keys[None] >= half + 64),
+        "a chunk full": (range(half + 64, half + 104), [], None),
+    }
+    seats, shares, mask = cases[name]
+    inputs = sink(tokens, 0.99, seats=seats, shares=shares, queries=queries).to(device, torch.bfloat16)
     mask = None if mask is None else mask.expand(queries, tokens).to(device)
     f8 = 0.055 if mask is None else 0.046  # bases that rise by less than kJump are not told from others
     assert error(kernel, inputs, mask, smooth_v=False) <= (f8 if "f8" in kernel else 0.03)

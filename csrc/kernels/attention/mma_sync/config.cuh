@@ -110,8 +110,9 @@ struct MmaSyncConfig : Kernel {
   // So such rows are taken in two: then what rounding left of probabilities below kRestBelow, 2^kRest times finer. Which rows: those
   // whose maximum has risen by kJump powers of two, and of which a key is below; and those whose first maximum left four keys of a thread
   // below. Less will do where one warp's rows agree, as a sink makes them: if of one in kQuorum, whose maximum has risen or in
-  // blocks 1, 2, 4, 8, ..., half of the fours of a chunk are below. Rows whose new maximum has had none but its like beside it yet, or nothing at
-  // all, say so in a later chunk, until what a thread adds up of them is kSettled.
+  // blocks 1, 2, 4, 8, ..., half of the fours of a chunk are below. A mask may leave a sink alone in its chunk, or sinks fill it: so a
+  // row that has seen nothing small since is asked again in the next chunk, unless keys of a thread, but for kFewKeys, are less than kNear in the mean, or
+  // add up to kSettled.
   // Where scores are merely far apart all that would come back in every block: taken in two, a row has a base 2^kRest lower, and the next
   // block raises it. So within kRecent blocks that is no jump; and where it befalls one row in kQuorum, the first block was taken in two
   // in vain. That, and taking in two fewer rows than one in kQuorum, may happen kInVain times, and once more in kPardon blocks. Beside
@@ -120,7 +121,9 @@ struct MmaSyncConfig : Kernel {
   static constexpr float kRest = 14.0f;
   static constexpr float kRestBelow = 0x1p-6f;
   static constexpr float kJump = 10.0f;
-  static constexpr float kNear = 1.0f, kSettled = 0x1p8f;
+  static constexpr float kNear = 1.0f;
+  static constexpr float kFewKeys = 2.0f;
+  static constexpr float kSettled = 0x1p7f;
   static constexpr int kQuorum = 4;
   static constexpr int kRecent = 2;
   static constexpr int kInVain = 4;

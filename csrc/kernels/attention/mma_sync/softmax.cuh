@@ -91,7 +91,7 @@ __device__ __forceinline__ void exponentiate_with_care(const AttentionParams& p,
         small |= x[n][column] < Config::kRestBelow && sees;
         excess -= sees ? Config::kNear : 0.0f;
       }
-      note_small<Config>(notes, probabilities, state, 2 * M + i, chunk, small, excess >= 0.0f, false, block.index);
+      note_small<Config>(notes, probabilities, state, 2 * M + i, chunk, small, like_sinks<Config>(excess, state.sum[2 * M + i]), block.index);
     }
     notes_of_lane<Config>(shared) = notes;
     noted = true;
@@ -216,8 +216,8 @@ __device__ __forceinline__ bool exponentiate_if_simple(const AttentionParams& p,
           for (int pair = 0; pair < Config::kNFragments / 2; ++pair) {
             small |= some_small<Config>(packed<Config>(probabilities, row, chunk * (Config::kChunkN / 16) + pair));
           }
-          note_small<Config>(notes, probabilities, state, row, chunk, small, added[row] >= Config::kChunkN / 4 * Config::kNear,
-                             true, block.index);
+          const bool sinks = like_sinks<Config>(added[row] - Config::kChunkN / 4 * Config::kNear, state.sum[row]);
+          note_small<Config>(notes, probabilities, state, row, chunk, small, sinks, block.index);
         }
         notes_of_lane<Config>(shared) = notes;
         noted = true;

@@ -65,6 +65,7 @@ __device__ __forceinline__ void note_rise(Notes& notes, int row, float rise, int
   notes.raised |= 1 << row;
   if (first) notes.first |= 1 << row;
   if (!first && rise >= Config::kJump + (recent<Config>(notes, block) ? Config::kRest : 0.0f)) notes.leapt |= 1 << row;
+  if (!first && recent<Config>(notes, block)) notes.returned |= 1 << row;
 }
 
 // Whether four keys that a lane has of a row are so small that e4m3 has less than its three bits of them: all, or some.
@@ -78,11 +79,16 @@ __device__ __forceinline__ bool some_small(uint32_t four) {
   return (~((four & 0x78787878u) + 0x78787878u) & 0x80808080u) != 0;
 }
 
-// Notes what a chunk's probabilities tell of a row. `some`: whether this lane has small ones of it; `near`: whether those that it has are near the row's
-// base in the mean; `whole`: of no row is anything hidden.
+// Whether what a lane sees of a row in a chunk may all be sinks: `excess` is what it adds up, less kNear for each key that it sees.
+template <typename Config>
+__device__ __forceinline__ bool like_sinks(float excess, float sum) {
+  return excess >= -Config::kFewKeys * Config::kNear && sum < Config::kSettled;
+}
+
+// Notes what a chunk's probabilities tell of a row. `some`: whether this lane has small ones of it; `sinks`: whether it is like_sinks.
 template <typename Config>
 __device__ __forceinline__ void note_small(Notes& notes, Probabilities<Config>& probabilities, const State<Config>& state, int row, int chunk,
-                                           bool some, bool near, bool whole, int block) {
+                                           bool some, bool sinks, int block) {
   int fours = 0;
 #pragma unroll
   for (int pair = 0; pair < Config::kNFragments / 2; ++pair) {
@@ -93,14 +99,11 @@ __device__ __forceinline__ void note_small(Notes& notes, Probabilities<Config>& 
   const int any = any_of_row(some), raised = notes.raised >> row & 1, first = notes.first >> row & 1, leapt = notes.leapt >> row & 1;
   notes.jumped |= (any & (leapt | (first & (fours > 0)))) << row;
   notes.few |= (any & (raised | look_at(block)) & (fours >= Config::kNFragments)) << row;
-  notes.returned |= (raised & recent<Config>(notes, block)) << row;
-  // Nothing, where the row has seen none but keys near its new base, as of a mask that leaves a sink alone, or of a chunk full of sinks: then the next
-  // chunk is asked.
-  const int waits = !any_of_row(some || !near || !(state.sum[row] < Config::kSettled)) & (state.base[row] != Config::kNever) & !(whole & first);
-  const int others = ~(1 << row);
-  notes.raised &= others | (waits & !recent<Config>(notes, block)) << row;
-  notes.first &= others | waits << row;
-  notes.leapt &= others | waits << row;
+  const int waits = !any_of_row(some || !sinks) & (state.base[row] != Config::kNever);  // the next chunk is asked
+  const int kept = ~(1 << row) | waits << row;
+  notes.raised &= kept;
+  notes.first &= kept;
+  notes.leapt &= kept;
 }
 
 // Of how many of the warp's rows a bit is set.
