@@ -16,11 +16,12 @@ try:
     from .in_place import scaled_dot_product_attention
 
     __version__ = build.version
-except (ImportError, OSError):
-    from .doctor import is_asked_for
+except Exception as error:
+    from . import doctor
 
-    if not is_asked_for():
+    if not doctor.is_asked_for():
         raise
+    doctor.import_failure = error
 
 __all__ = [
     "__version__",

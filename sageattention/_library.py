@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import os
 import sys
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
@@ -157,8 +158,8 @@ class Library:
 
     def set_kernel_directory(self, directory: str, folders: list[str]) -> None:
         """Name the kernel set, and the folders in it. What was loaded of another is forgotten."""
-        encoded = (ctypes.c_char_p * len(folders))(*(folder.encode() for folder in folders))
-        self._check(self._c.sage_set_kernel_directory(directory.encode(), encoded, len(folders)))
+        encoded = (ctypes.c_char_p * len(folders))(*map(os.fsencode, folders))
+        self._check(self._c.sage_set_kernel_directory(os.fsencode(directory), encoded, len(folders)))
 
     def kernel_architecture(self, device: int) -> str:
         """The folder whose kernels a device runs.

@@ -196,9 +196,9 @@ def of_autocast(
 
 
 def in_dtype(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """x of another dtype, its dimensions in the order in memory that they have."""
+    """x of another dtype, its dimensions in the order in memory that they have, where head_dim stays the last of these."""
     converted = x.to(dtype)
-    # Of views that overlap PyTorch chooses another order, in which head_dim need not be the last.
+    # Of views that overlap PyTorch chooses an order of its own.
     return converted if converted.stride(-1) == 1 or x.stride(-1) != 1 else converted.contiguous()
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import importlib
+import io
 import json
 import platform
 import re
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 PACKAGE = Path(__file__).parent
 NAME = str(__package__)
+# Why the package could not be imported, where this report was asked for nevertheless. A second import of what failed may say less.
+import_failure: Exception | None = None
 # With dependencies PyTorch would be replaced, or looked for in an index that has none.
 REINSTALL = (
     "reinstall the package: pip install --force-reinstall --no-deps with the wheel's file or its exact version, "
@@ -72,6 +75,8 @@ class Report:
 
 def main() -> int:
     """Print the report. Returns 1 where a problem was found, else 0."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a path need not be of the terminal's letters
     report = Report()
     made = versions(report)
     if pytorch(report):
@@ -99,11 +104,13 @@ def pytorch(report: Report) -> bool:
     """PyTorch's version; whether it can be imported."""
     try:
         import torch
-    except (ImportError, OSError) as error:
+
+        report.say("PyTorch", f"{torch.__version__}, {f'CUDA {torch.version.cuda}' if torch.version.cuda else 'without CUDA'}")
+    except Exception as error:  # noqa: BLE001 - whatever a broken one raises
         report.say("PyTorch", "cannot be imported")
-        report.problem(f"import torch fails: {error}", "install PyTorch: https://pytorch.org/get-started/locally")
+        first = f"; at first: {import_failure}" if import_failure is not None and str(import_failure) != str(error) else ""
+        report.problem(f"import torch fails: {error}{first}", "install PyTorch: https://pytorch.org/get-started/locally")
         return False
-    report.say("PyTorch", f"{torch.__version__}, {f'CUDA {torch.version.cuda}' if torch.version.cuda else 'without CUDA'}")
     return True
 
 
@@ -111,7 +118,12 @@ def driver(report: Report, made: dict[str, Any]) -> None:
     """The NVIDIA driver, and whether PyTorch and the kernels can use it."""
     import torch
 
-    found = driver_cuda()
+    try:
+        found = driver_cuda()
+    except RuntimeError as error:
+        report.say("driver", "cannot be asked")
+        report.problem(str(error), "let the driver's own library be found first, or give the container the driver's libraries")
+        return
     if found is None:
         report.say("driver", "no NVIDIA driver: on CPU tensors the reference runs, which is slow")
         return
@@ -132,14 +144,23 @@ def driver(report: Report, made: dict[str, Any]) -> None:
 
 
 def driver_cuda() -> tuple[int, int] | None:
-    """The CUDA version of the driver; None without one."""
+    """The CUDA version of the driver; None without one.
+
+    Raises:
+        RuntimeError: there is a driver, and its library is missing or does not answer.
+    """
+    name = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
     version = ctypes.c_int()
     try:
-        library = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
-        if library.cuDriverGetVersion(ctypes.byref(version)) != 0:
-            return None
-    except (OSError, AttributeError):
+        library = ctypes.CDLL(name)
+    except OSError as error:
+        if Path("/proc/driver/nvidia/version").exists():
+            raise RuntimeError(f"there is an NVIDIA driver, but not its library: {error}") from None
         return None
+    code = library.cuDriverGetVersion(ctypes.byref(version)) if hasattr(library, "cuDriverGetVersion") else 34
+    if code != 0:
+        stub = ": it is the stub that programs are linked with" if code == 34 else ""  # CUDA_ERROR_STUB_LIBRARY
+        raise RuntimeError(f"{name} does not say the driver's version (error {code}){stub}")
     return version.value // 1000, version.value % 1000 // 10
 
 
@@ -150,6 +171,9 @@ def package(report: Report) -> bool:
             importlib.import_module(name, __package__)
     except (ImportError, OSError) as error:
         report.problem(f"import {NAME} fails: {error}", "as the message says")
+        return False
+    except Exception as error:  # noqa: BLE001 - of a file that is not whole, say
+        report.problem(f"import {NAME} fails: {type(error).__name__}: {error}", REINSTALL)
         return False
     return True
 
@@ -187,15 +211,31 @@ def gpus(report: Report) -> None:
         name, capability = torch.cuda.get_device_name(index), torch.cuda.get_device_capability(index)
         report.say(f"GPU {index}", "{}, compute capability {}.{}".format(name, *capability))
         try:
-            folder = dispatch.kernel_folder(index)
             gpu, present = dispatch.gpu_of("cuda", index)
+            folder = dispatch.kernel_folder(index)
             chosen = dispatch.choose(dispatch.Request(dispatch.FIRST), gpu, present)
         except (RuntimeError, ValueError) as error:
             remedy = f"install the build for this GPU's architecture, or {dispatch.ELSEWHERE}"
             report.problem(f"GPU {index}: {str(error).splitlines()[0]}", remedy)
             continue
         report.say("  runs", f"{folder}; {dispatch.FIRST} takes {chosen.kernel}: {chosen.reason}")
+        if failure := failure_of_pytorch(f"cuda:{index}"):
+            report.problem(
+                f"PyTorch itself computes nothing on GPU {index}: {failure}", "install a PyTorch that was built for this GPU"
+            )
+            continue
         self_test(report, f"cuda:{index}", present or frozenset())
+
+
+def failure_of_pytorch(device: str) -> str:
+    """What PyTorch says where not even an addition runs; else nothing."""
+    import torch
+
+    try:
+        (torch.ones(1, device=device) + 1).item()
+    except RuntimeError as error:
+        return str(error).splitlines()[0]
+    return ""
 
 
 def self_test(report: Report, device: str, present: frozenset[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import shutil
@@ -18,12 +19,14 @@ from sageattention import _library, dispatch, doctor
 needs_no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
 
 
-def run(*paths: Path, words: tuple[str, ...] = ("-m", "sageattention")) -> subprocess.CompletedProcess[str]:
+def run(
+    *paths: Path, words: tuple[str, ...] = ("-m", "sageattention"), environment: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
     before = os.environ.get("PYTHONPATH")
     path = os.pathsep.join([*map(str, paths), *([before] if before else [])])
     return subprocess.run(
         [sys.executable, "-P", *words],
-        capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path}, check=False, encoding="utf-8",
+        capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path, **(environment or {})}, check=False, encoding="utf-8",
     )  # fmt: skip
 
 
@@ -87,6 +90,32 @@ def test_without_pytorch(package: Path) -> None:
     assert done.returncode == 1
     assert "Problem 1: import torch fails: libtorch_cpu.so: no such file\n  To do: install PyTorch" in done.stdout
     assert "Traceback" not in done.stderr
+
+
+def test_what_is_left_of_a_pytorch(package: Path) -> None:
+    (package.parent / "torch.py").touch()
+    done = run(package.parent)
+    assert done.returncode == 1
+    assert "Problem 1: import torch fails: module 'torch' has no attribute '__version__'" in done.stdout
+    assert "Traceback" not in done.stderr
+
+
+def test_a_module_that_is_not_whole(package: Path) -> None:
+    (package / "reference.py").write_text("def attention(", encoding="utf-8")
+    done = run(package.parent)
+    assert done.returncode == 1
+    assert "Problem 1: import sageattention fails: SyntaxError: " in done.stdout
+    assert "Traceback" not in done.stderr
+    assert "SyntaxError" in run(package.parent, words=("-c", "import sageattention")).stderr
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="paths are Unicode there")
+def test_a_folder_of_other_letters_than_the_terminals(package: Path) -> None:
+    elsewhere = package.parent / "josé"
+    shutil.copytree(_library.PACKAGE, elsewhere / "sageattention", ignore=shutil.ignore_patterns("__pycache__"))
+    done = run(elsewhere, environment={"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONIOENCODING": "ascii"})
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "No problem found." in done.stdout
 
 
 @pytest.mark.parametrize("gone", ["_build.json", "_C"])
@@ -211,6 +240,27 @@ def test_no_driver_here() -> None:
     assert doctor.driver_cuda() is None
 
 
+@pytest.mark.parametrize(("code", "expected"), [(0, None), (34, "(error 34): it is the stub"), (999, "(error 999)")])
+def test_a_driver_that_does_not_answer(monkeypatch: pytest.MonkeyPatch, code: int, expected: str | None) -> None:
+    """As of the stub that CUDA's toolkit has for linkers, where its folder is on the loader's path."""
+
+    class Library:
+        def __init__(self, name: str) -> None: ...
+
+        def cuDriverGetVersion(self, version: Any) -> int:  # noqa: N802
+            version._obj.value = 13010
+            return code
+
+    monkeypatch.setattr(ctypes, "CDLL", Library)
+    if expected is None:
+        assert doctor.driver_cuda() == (13, 1)
+        return
+    report = doctor.Report()
+    doctor.driver(report, {})
+    (problem,) = report.problems
+    assert expected in problem.what
+
+
 @pytest.fixture
 def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     """An Ada GPU, and one that is too old."""
@@ -230,6 +280,7 @@ def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     }.items():
         monkeypatch.setattr(torch.cuda, name, value)
     monkeypatch.setattr(dispatch, "kernel_folder", folder)
+    monkeypatch.setattr(doctor, "failure_of_pytorch", lambda device: "")
     monkeypatch.setattr(_library, "kernels", {"sm_89": present})
 
 
@@ -248,7 +299,8 @@ def test_gpus(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
         "sm89_qk_int8_pv_f8 on cuda:0 is 0.5000 off exact attention under a mask, at most 0.0424 is right",
         "sm89_qk_int8_pv_f8 on cuda:0 is 0.6000 off exact attention of packed sequences, at most 0.0424 is right",
         "sm89_qk_int8_pv_f8 on cuda:0 is 0.7000 off exact attention of a causal call in float16 with offsets in K and V, at most 0.0424 is right",
-        "GPU 1: no kernel for compute capability 7.5 (device 1)",
+        "GPU 1: sageattention: no kernel runs on compute capability 7.5 (device 1, GPU of 1), they are for 8.0 and later, 8.6, 8.9 and 12.x, 8.9 and 12.x, "
+        "9.0 alone; use a GPU of compute capability 8.0 or later",
     ]
     said = capsys.readouterr().out
     assert facts(said)["GPU 0"] == "GPU of 0, compute capability 8.9"
@@ -256,6 +308,14 @@ def test_gpus(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
     rows = [line.split() for line in said.splitlines() if line.startswith("sm")]
     assert [row[0] for row in rows] == ["sm80_qk_int8_pv_f16", "sm89_qk_int8_pv_f8"]
     assert rows[1][6:] == ["2.000", "200"]
+
+
+@pytest.mark.usefixtures("two_gpus")
+def test_a_pytorch_without_code_for_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "failure_of_pytorch", lambda device: "CUDA error: no kernel image is available")
+    report = doctor.Report()
+    doctor.gpus(report)
+    assert report.problems[0].what == "PyTorch itself computes nothing on GPU 0: CUDA error: no kernel image is available"
 
 
 @pytest.mark.parametrize("kind", [RuntimeError, TypeError, ValueError])

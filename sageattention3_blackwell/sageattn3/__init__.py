@@ -8,10 +8,11 @@ try:
     from .dispatch import explain
 
     __version__ = build.version
-except (ImportError, OSError):
-    from .doctor import is_asked_for
+except Exception as error:
+    from . import doctor
 
-    if not is_asked_for():
+    if not doctor.is_asked_for():
         raise
+    doctor.import_failure = error
 
 __all__ = ["__version__", "explain", "sageattn3_blackwell", "sageattn3_varlen"]
