@@ -251,9 +251,8 @@ def test_autocast(attention: Callable[..., torch.Tensor], monkeypatch: pytest.Mo
     with torch.autocast("cpu", dtype=torch.bfloat16):
         for some in ((Q.float(), K.float(), V.float()), (Q.float(), K.float(), V)):
             assert torch.equal(attention(*some), expected)
-        windows = torch.randn(1, 3, 40 + 63).unfold(
-            -1, 64, 1
-        )  # of which PyTorch would make tensors whose head_dim is not the last
+        # Of these PyTorch would make tensors whose head_dim is not the last.
+        windows = torch.randn(1, 3, 103).unfold(-1, 64, 1)
         assert torch.equal(attention(windows, windows, windows), sageattn(*[windows.contiguous().bfloat16()] * 3))
         masks: list[torch.Tensor] = []
 

@@ -312,7 +312,7 @@ def test_order_of_keys_does_not_matter(step: float, head_dim: int) -> None:
     for order in (torch.arange(keys), torch.arange(keys).flip(0), shuffled):
         out, lse = attend_lse(q16, k16[:, :, order], v[:, :, order], **options)
         torch.testing.assert_close(out.double(), expected, rtol=2e-3, atol=2e-3)
-        # Folding MAGIC into the exponent's offset rounds that by up to a unit of the integer scores: here 1/127.
+        # Folding MAGIC into the exponent's offset rounds that by up to a unit of the integer scores, here 1/127, and by 0.75 of it at most.
         torch.testing.assert_close(lse.double(), expected_lse, rtol=0, atol=0.75 / 127)
 
 
