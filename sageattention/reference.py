@@ -340,6 +340,7 @@ class _Rows:
 
     def __init__(self, q_scale: torch.Tensor, v_head_dim: int) -> None:
         self.q_scale = q_scale
+        self.unit = torch.ones_like(q_scale)  # what scores are multiplied by: less than 1 once they have been beyond LARGEST_SCORE
         self.base = torch.full_like(q_scale, NEVER)  # what probabilities are relative to, in log2 units
         self.last = torch.full_like(q_scale, -1e3)  # block that their warp took in two
         self.in_vain = torch.zeros_like(q_scale)  # how many of those the next ones made needless, or were for few of its rows
@@ -456,9 +457,9 @@ def attention(
 
     def log_scores(keys: slice) -> torch.Tensor:
         """In log2 units; -infinity: hidden."""
-        scores = (q_int @ k_int[..., keys, :].transpose(-1, -2)) * (rows.q_scale * k_scale[..., keys])  # integers below 2**22
+        scores = (q_int @ k_int[..., keys, :].transpose(-1, -2)) * (rows.q_scale * rows.unit * k_scale[..., keys])  # integers below 2**22
         if bias is not None:
-            scores = scores + bias[..., keys]
+            scores = scores + bias[..., keys] * rows.unit
         if is_causal:
             hidden = torch.arange(keys.start, keys.stop) > torch.arange(qo_len)[:, None]
             scores = scores.masked_fill(hidden, -math.inf)
@@ -491,7 +492,7 @@ def attention(
                 grown = largest > rows.base + precision.headroom[q.dtype == torch.bfloat16]
                 excess = torch.where(grown & (largest.abs() > LARGEST_SCORE), LARGEST_SCORE / largest.abs(), 1.0)
                 if (excess < 1.0).any():
-                    rows.q_scale, scores = rows.q_scale * excess, scores * excess
+                    rows.unit, scores = rows.unit * excess, scores * excess
                     rows.base, largest = ((x + level) * excess - level for x in (rows.base, largest))
             base = torch.where(grown, largest, rows.base)
             first = grown & (rows.base == NEVER)  # base of the row: that is no jump
@@ -536,7 +537,7 @@ def attention(
     # No product of matrices, for which PyTorch may be told that half the bits of float32 will do.
     shift = (queries * mean.float().unsqueeze(2)).sum(dim=-1, keepdim=True)
     empty = rows.sum == 0.0
-    lse = ((rows.base + torch.log2(rows.sum) + shift) * math.log(2.0)).masked_fill(empty, -math.inf)
+    lse = (((rows.base + torch.log2(rows.sum)) / rows.unit + shift) * math.log(2.0)).masked_fill(empty, -math.inf)
     smoothed = (rows.sum - rows.unsmoothed) / rows.sum
     unit = 1.0 if precision.largest_v is None else SCALE_UNIT
     out = (rows.out * (unit / rows.sum) + values.mean * smoothed).masked_fill(empty, 0.0)

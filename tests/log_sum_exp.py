@@ -88,6 +88,10 @@ def kinds(queries: int, keys: int) -> Iterator[Kind]:
     yield Kind("a mask that leaves one key in twenty, and some rows none", normal(300, 300), 0.04, 0.0065, some)
     bias = torch.randn(300, 300, generator=torch.Generator().manual_seed(1)).masked_fill(~some, -math.inf)
     yield Kind("the same, added", normal(300, 300), 0.04, 0.0065, bias)
+    # Of some kernels in another unit.
+    yield Kind("scores of millions", Inputs(2000 * q, 2000 * k, v), 2.3e5, 5e4)
+    q, k, v = normal(300, 300)
+    yield Kind("the same, under a mask that adds", Inputs(2000 * q, 2000 * k, v), 2.3e5, 5e4, bias)
 
 
 def check(kernel: str, kind: Kind, device: str, dtype: torch.dtype) -> None:

@@ -222,12 +222,16 @@ def test_the_stable_abi_says_the_same(name: str, hopper: Kernels) -> None:
 
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_parts_whose_scores_are_beyond_measure(head_dim: int, hopper: Kernels) -> None:
-    """Each part makes the unit of such a row's scores another; one key outweighs all others in any. The log-sum-exp is that of one unit or another."""
+    """Each part makes the unit of such a row's scores another; one key outweighs all others in any."""
     dtype = TYPES[head_dim]
     q, k, v = inputs(1, 1, 1, 70, 1000, head_dim, head_dim)
     it = Case((250 * q).to(dtype), (250 * k).to(dtype), v.to(dtype), sm_scale=100.0)
     rounding = 2**-10 if dtype == torch.float16 else 0  # whose sums are of probabilities that are not rounded yet
-    torch.testing.assert_close(it.run(hopper, KERNEL)[0], it.expected(KERNEL)[0], rtol=rounding, atol=0)
+    out, lse = it.run(hopper, KERNEL)
+    expected, expected_lse = it.expected(KERNEL)
+    torch.testing.assert_close(out, expected, rtol=rounding, atol=0)
+    # Where the kernel divides, Q may be rounded otherwise.
+    torch.testing.assert_close(lse, expected_lse, rtol=0, atol=float(expected_lse.abs().max()) / 128)
 
 
 class Mask(ctypes.Structure):

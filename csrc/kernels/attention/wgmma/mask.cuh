@@ -118,13 +118,6 @@ __device__ __forceinline__ void hide(uint32_t seen, Scores& scores) {
   }
 }
 
-// What a lane's row is multiplied by beside sm_scale: less than 1 once its scores have been beyond measure.
-__device__ __forceinline__ float unit_of(int row, const Rows& rows, const Memory& shared) {
-  const int lane_row = threadIdx.x / 32 * 16 - 64 + threadIdx.x % 32 / 4;
-  const float first = shared.at<float>(Shared::kQScale)[lane_row + row * 8];
-  return first > 0.0f ? ptx::divide(rows.q_scale[row], first) : 1.0f;
-}
-
 // Replaces scores by floats, to which what the mask adds is added: in its own unit, of which 2^x takes `log2` of the row. -infinity
 // where it hides.
 __device__ __forceinline__ void add_mask(const Config::Params& p, const Memory& shared, int group, uint32_t seen,

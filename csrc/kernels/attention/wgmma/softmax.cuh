@@ -69,6 +69,13 @@ struct Rescaling {
   }
 };
 
+// What a lane's row is multiplied by beside sm_scale: less than 1 once its scores have been beyond measure.
+__device__ __forceinline__ float unit_of(int row, const Rows& rows, const Memory& shared) {
+  const int lane_row = threadIdx.x / 32 * 16 - 64 + threadIdx.x % 32 / 4;
+  const float first = shared.at<float>(Shared::kQScale)[lane_row + row * 8];
+  return first > 0.0f ? ptx::divide(rows.q_scale[row], first) : 1.0f;
+}
+
 // Has a row relative to another reference if that has grown, and limits keys anew. Returns what the output is to be rescaled by.
 __device__ __forceinline__ float move_reference(int row, bool grown, float reference, const float* q_reach, Rows& rows) {
   const float factor = grown ? ptx::ex2(rows.reference[row] - reference) : 1.0f;

@@ -32,7 +32,7 @@ __device__ __forceinline__ void store_out(const Config::Params& p, const Work& w
     // A row that sees no key is zero.
     inverse[row] = sum == 0.0f ? 0.0f : ptx::rcp(sum);
     if (p.lse != nullptr && lane % 4 == 0 && inside) {
-      const float log_sum = rows.reference[row] + ptx::lg2(sum) + shared.at<float>(Shared::kQShift)[block_row];
+      const float log_sum = ptx::divide(rows.reference[row] + ptx::lg2(sum), unit_of(row, rows, shared)) + shared.at<float>(Shared::kQShift)[block_row];
       p.lse[work.lse + token] = sum == 0.0f ? -INFINITY : log_sum * static_cast<float>(kLn2);
     }
     if constexpr (!Staged) {
