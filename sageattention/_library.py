@@ -125,10 +125,20 @@ class Library:
         self.path = package / ("_C.dll" if sys.platform == "win32" else "_C.so")
         try:
             self._c = ctypes.CDLL(str(self.path))
-            for name in ("register_operators", "set_kernel_directory", "kernel_architecture", "kernel_name"):
+            for name in (
+                "register_operators",
+                "set_kernel_directory",
+                "kernel_architecture",
+                "kernel_name",
+                "faster_in_16_bits",
+            ):
                 getattr(self._c, f"sage_{name}").restype = ctypes.c_char_p
-            self._c.sage_faster_in_16_bits.argtypes = [*[ctypes.c_int] * 9, ctypes.c_bool, ctypes.c_int]
-            self._c.sage_faster_in_16_bits.restype = ctypes.c_bool
+            self._c.sage_faster_in_16_bits.argtypes = [
+                *[ctypes.c_int] * 9,
+                ctypes.c_bool,
+                ctypes.c_int,
+                ctypes.POINTER(ctypes.c_bool),
+            ]
         except (OSError, AttributeError) as error:
             message = f"{__package__}: {self.path} cannot be loaded ({error}); reinstall the package"
             raise ImportError(message) from error
@@ -179,11 +189,17 @@ class Library:
         Args:
             kernel: than which.
             multiprocessors: of the GPU.
-            sizes: batch, q_heads, kv_heads, qo_len, kv_len, head_dim, v_head_dim: each at least 1, below 2^31.
+            sizes: batch, q_heads, kv_heads, qo_len, kv_len, head_dim, v_head_dim: each at least 1, below 2^31; head_dims at most 256.
             is_causal: as of the functions.
             mask: one of `MASKS`, as far as an attn_mask's strides tell it.
+
+        Raises:
+            RuntimeError: a size is out of that range.
         """
-        return bool(self._c.sage_faster_in_16_bits(self.kernels[kernel], multiprocessors, *sizes, is_causal, MASKS.index(mask)))
+        faster = ctypes.c_bool()
+        arguments = (self.kernels[kernel], multiprocessors, *sizes, is_causal, MASKS.index(mask))
+        self._check(self._c.sage_faster_in_16_bits(*arguments, ctypes.byref(faster)))
+        return faster.value
 
     @staticmethod
     def _check(failure: bytes | None) -> None:

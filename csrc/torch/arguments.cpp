@@ -121,7 +121,7 @@ runtime::CUstream current_stream(int device) {
 uint32_t grid_size(int64_t blocks) {
   // Kernels that take one tile after the other count some beyond the last, in 32 bits.
   constexpr int64_t kMost = std::numeric_limits<int32_t>::max() - 4096;
-  TORCH_CHECK_VALUE(blocks <= kMost, "q: batch x heads x tokens is too large: ", blocks, " blocks, at most ", kMost);
+  TORCH_CHECK_VALUE(blocks <= kMost, "q, k, v: batch x heads x tokens is too large: ", blocks, " blocks of threads, at most ", kMost);
   return static_cast<uint32_t>(blocks);
 }
 

@@ -43,7 +43,7 @@ AttentionParams attention_params(const Call& call, const Tensor& out, const Tens
   return params;
 }
 
-// Whether the kernel can do what is asked of it. Throws ValueError or TypeError if not.
+// Whether the kernel can do what is asked of it. Throws ValueError if not.
 void check_kernel(const Call& call) {
   const AttentionKernel& kernel = call.kernel;
   const runtime::Architecture built_for = runtime::KernelStore::get().device(call.device()).built_for;
@@ -53,8 +53,6 @@ void check_kernel(const Call& call) {
   TORCH_CHECK_VALUE((!kernel.wgmma_int8 && !kernel.in_16_bits) || (call.shape.head_dim % 8 == 0 && call.shape.v_head_dim % 8 == 0),
                     "q, v: the kernel ", kernel.name, " wants multiples of 8 as head_dim, got ", call.shape.head_dim, " and ",
                     call.shape.v_head_dim);
-  TORCH_CHECK_VALUE(kernel.v_differs || call.shape.v_head_dim == call.shape.head_dim, "v: the kernel ", kernel.name,
-                    " wants the head_dim of q, ", call.shape.head_dim, ", got ", call.shape.v_head_dim);
 }
 
 void run(Call& call, const Tensor& out, const Tensor& lse, const std::optional<Tensor>& attn_mask) {
@@ -95,14 +93,10 @@ void run(Call& call, const Tensor& out, const Tensor& lse, const std::optional<T
   params.mask = looked.mask;
 
   const char* name = masked ? kernel.masked : call.packed() ? kernel.packed : kernel.name;
-  runtime::Launch launch{instance_name(name, head_dim, call.q),
-                         name,
-                         call.device(),
-                         call.stream,
-                         tiling.blocks,
-                         static_cast<uint32_t>(kernel.threads(head_dim)),
-                         static_cast<uint32_t>(masked ? Sm90QkInt8PvF16Masked::shared_bytes(head_dim) : kernel.shared_bytes(head_dim)),
-                         static_cast<uint32_t>(tiling.cluster)};
+  const auto launch_it = [&](void* with) {
+    const int32_t shared_bytes = masked ? Sm90QkInt8PvF16Masked::shared_bytes(head_dim) : kernel.shared_bytes(head_dim);
+    launch(call, name, tiling.blocks, kernel.threads(head_dim), with, shared_bytes, tiling.cluster);
+  };
   if (kernel.fp4) {
     Sm120QkFp4PvFp4::Params extended{};
     static_cast<AttentionParams&>(extended) = params;
@@ -110,9 +104,9 @@ void run(Call& call, const Tensor& out, const Tensor& lse, const std::optional<T
     extended.q_mean = workspace.q_mean;
     extended.mean_scores = workspace.mean_scores;
     extended.means = call.means();
-    store.launch(launch, &extended);
+    launch_it(&extended);
   } else if (!kernel.wgmma_int8) {
-    store.launch(launch, &params);
+    launch_it(&params);
   } else {
     using Kernel = Sm90QkInt8PvF16;
     Kernel::Params mapped{};
@@ -142,7 +136,7 @@ void run(Call& call, const Tensor& out, const Tensor& lse, const std::optional<T
       mapped.mask_map = runtime::encode_tensor_map(call.device(), rows, looked.batch, looked.heads, looked.rows, params.kv_len,
                                                    MaskTiles::kWgmmaRows);
     }
-    store.launch(launch, &mapped);
+    launch_it(&mapped);
   }
 }
 

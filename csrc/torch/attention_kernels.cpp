@@ -28,7 +28,6 @@ constexpr AttentionKernel mma_sync(const char* name, int32_t since, const char* 
   kernel.v_scale_bytes = &Kernel::scale_bytes;
   kernel.v_smooths = Kernel::kUnsmoothedBytes > 0;
   kernel.packed = name;
-  kernel.v_differs = true;
   return kernel;
 }
 
@@ -48,7 +47,7 @@ constexpr AttentionKernel fp4(const char* name) {
   kernel.v_block_bytes = [](int32_t head_dim) { return static_cast<int32_t>(Fp4::v_block(head_dim)); };
   kernel.v_scale_bytes = &Kernel::scale_bytes;
   kernel.packed = name;
-  kernel.fp4 = kernel.v_smooths = kernel.v_differs = true;
+  kernel.fp4 = kernel.v_smooths = true;
   return kernel;
 }
 
@@ -62,7 +61,7 @@ constexpr AttentionKernel wgmma(const char* name, const char* masked, const char
   kernel.threads = &Kernel::threads;
   kernel.shared_bytes = &Kernel::shared_bytes;
   kernel.since = 90;
-  kernel.that_alone = kernel.v_differs = kernel.wgmma_int8 = true;
+  kernel.that_alone = kernel.wgmma_int8 = true;
   return kernel;
 }
 
@@ -70,7 +69,7 @@ constexpr AttentionKernel wgmma_in_16_bits(const char* name) {
   AttentionKernel kernel{};
   kernel.name = name;
   kernel.since = 90;
-  kernel.that_alone = kernel.v_differs = kernel.in_16_bits = true;
+  kernel.that_alone = kernel.in_16_bits = true;
   return kernel;
 }
 

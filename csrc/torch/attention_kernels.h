@@ -19,7 +19,6 @@ struct AttentionKernel {
   int32_t (*v_block_bytes)(int32_t head_dim);  // of a block of 64 keys that that one writes
   int32_t (*v_scale_bytes)(int32_t head_dim);  // of its scales
   bool v_smooths;         // takes V less its mean
-  bool v_differs;         // V's head_dim may differ from Q's and K's
   bool fp4;               // K in FP4 and the means of Q beside it; Sm120 parameters
   bool in_16_bits;        // quantises nothing: one launch, by hopper_in_16_bits.h; block_m, threads and shared_bytes are null
   bool wgmma_int8;        // one block a multiprocessor, each takes tile after tile, alone or in clusters of two; Sm90 parameters

@@ -34,7 +34,6 @@ bool has_even_rows(const AttentionMask& mask, int64_t element_size, int64_t byte
 }
 
 AttentionMask described(const Call& call, const Tensor& attn_mask) {
-  constexpr int64_t kLargestStride = 1 << 24;  // in bytes: 32 bits then do within a tile
   TORCH_CHECK_VALUE(attn_mask.device() == call.q.device(), "attn_mask: expected device ", call.q.device(),
                     " as q, got ", attn_mask.device());
   const ScalarType type = attn_mask.scalar_type();
@@ -55,8 +54,10 @@ AttentionMask described(const Call& call, const Tensor& attn_mask) {
                       "attn_mask: expected a shape that broadcasts to ", IntArrayRef(whole, 4), ", got ", attn_mask.sizes());
     if (attn_mask.size(i) > 1) *strides[missing + i] = attn_mask.stride(i) * static_cast<int64_t>(attn_mask.element_size());
   }
-  TORCH_CHECK_VALUE(mask.row_stride < kLargestStride && mask.key_stride < kLargestStride, "attn_mask: expected rows and keys under ",
-                    kLargestStride, " bytes apart, got strides ", attn_mask.strides(), "; call .contiguous() on it");
+  TORCH_CHECK_VALUE(mask.key_stride < AttentionMask::kLargestKeyStride, "attn_mask: expected keys under ", AttentionMask::kLargestKeyStride,
+                    " bytes apart, got strides ", attn_mask.strides(), "; call .contiguous() on it");
+  TORCH_CHECK_VALUE(mask.row_stride < AttentionMask::kLargestRowStride, "attn_mask: expected rows under ", AttentionMask::kLargestRowStride,
+                    " bytes apart, got strides ", attn_mask.strides(), "; take fewer keys a call, and merge the parts by return_lse");
   return mask;
 }
 
@@ -112,12 +113,12 @@ LookedAt look_at_mask(const Call& call, const Tensor& attn_mask) {
   params.causal = bits && call.options.is_causal ? 1 : 0;
   params.rows = params.causal != 0 ? shape.qo_len : looked.rows;
   params.keys = shape.kv_len;
-  params.not_causal = call.options.is_causal ? 0 : 1;
+  params.alone = call.options.is_causal ? 0 : 1;
   params.vectors = has_even_rows(mask, element_size) ? 1 : 0;
   mask.tile_rows = bits ? MaskTiles::kWgmmaRows : MaskTiles::kRows;
   const int64_t row_tiles = (params.rows + mask.tile_rows - 1) / mask.tile_rows;
   const int64_t key_tiles = (params.keys + MaskTiles::kKeys - 1) / MaskTiles::kKeys;
-  const int64_t tiles = looked.batch * looked.heads * row_tiles * key_tiles;
+  const int64_t tiles = int64_t{looked.batch} * looked.heads * row_tiles * key_tiles;
   TORCH_CHECK_VALUE(tiles <= std::numeric_limits<int32_t>::max(), "attn_mask: too large: ", tiles, " tiles of ", mask.tile_rows, " queries x ",
                     MaskTiles::kKeys, " keys, at most 2^31 - 1");
   looked.tiles = call.empty({looked.batch, looked.heads, row_tiles, key_tiles}, kByte);

@@ -3,6 +3,7 @@
 //
 // PyTorch has one library a namespace in a process, and aborts where a second one registers it while it is opened. So nothing is
 // registered then: Python calls sage_register_operators with the namespace that _build.json states, and reports what came of it.
+#include <algorithm>
 #include <exception>
 #include <string>
 #include <vector>
@@ -70,15 +71,17 @@ SAGE_EXPORT const char* sage_kernel_architecture(int device, const char** folder
 SAGE_EXPORT const char* sage_kernel_name(int number) noexcept { return sage::attention_kernel_name(number); }
 
 // Whether Hopper's kernel in 16 bits is expected to be faster than the kernel of a number, on a GPU of so many multiprocessors. mask: a MaskForm.
-SAGE_EXPORT bool sage_faster_in_16_bits(int kernel, int multiprocessors, int batch, int q_heads, int kv_heads, int qo_len, int kv_len, int head_dim,
-                                        int v_head_dim, bool is_causal, int mask) noexcept {
-  bool faster = false;
-  attempt([&] {  // what is wrong with sizes the operators say
+SAGE_EXPORT const char* sage_faster_in_16_bits(int kernel, int multiprocessors, int batch, int q_heads, int kv_heads, int qo_len, int kv_len,
+                                               int head_dim, int v_head_dim, bool is_causal, int mask, bool* faster) noexcept {
+  return attempt([&] {
+    for (const int size : {multiprocessors, batch, q_heads, kv_heads, qo_len, kv_len, head_dim, v_head_dim}) {
+      TORCH_CHECK_VALUE(size >= 1, "multiprocessors, batch, q_heads, kv_heads, qo_len, kv_len, head_dim, v_head_dim: expected each at least 1, got ", size);
+    }
+    TORCH_CHECK_VALUE(std::max(head_dim, v_head_dim) <= 256, "head_dim, v_head_dim: expected at most 256, got ", std::max(head_dim, v_head_dim));
     sage::AttentionOptions options(0);
     options.is_causal = is_causal;
     const sage::AttentionShape shape{batch, q_heads, kv_heads, qo_len, kv_len, head_dim, v_head_dim, /*heads_first=*/true};
     const sage::Call call{sage::attention_kernel(kernel), shape, {}, {}, {}, {}, {}, 1.0, options};
-    faster = sage::faster_in_16_bits(call, static_cast<sage::MaskForm>(mask), multiprocessors) > 0;
+    *faster = sage::faster_in_16_bits(call, static_cast<sage::MaskForm>(mask), multiprocessors) > 0;
   });
-  return faster;
 }

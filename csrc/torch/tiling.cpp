@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <limits>
 #include <utility>
 
 #include "kernels/attention/sm90_qk_int8_pv_f16.h"
@@ -104,6 +105,26 @@ float time_of_all(const Call& call, const Tiling& tiling, int32_t at_once) {
   return clusters.done();
 }
 
+// Tiles whose rows see fewer keys the sooner they come, under a causal mask.
+struct CausalTiles {
+  int32_t strips;    // as many rows as a block has keys, of a head
+  int32_t together;  // in a tile
+  int32_t blocks;    // of keys
+};
+
+// How long the tiles of so many heads take, `at_once` of them at a time and the longest first, in blocks of keys: each tile as long as its
+// strips in the mean, and as `tile` blocks beside. The last tile ends `late` longest tiles after the mean, but `latest` blocks at most.
+float causal_rounds(const CausalTiles& tiles, int64_t heads, int32_t at_once, float tile, float late,
+                    float latest = std::numeric_limits<float>::infinity()) {
+  const int64_t fewer = std::min(tiles.strips, tiles.blocks);  // strips that see fewer keys than there are
+  const int64_t seen = fewer * (fewer + 1) / 2 + (tiles.strips - fewer) * tiles.blocks;
+  const int64_t tiles_of_head = (tiles.strips + tiles.together - 1) / tiles.together;
+  const float longest = static_cast<float>(fewer) + tile;
+  if (heads * tiles_of_head <= at_once) return longest;
+  const float of_head = static_cast<float>(seen) / static_cast<float>(tiles.together) + tile * static_cast<float>(tiles_of_head);
+  return std::max(longest, of_head * static_cast<float>(heads) / static_cast<float>(at_once) + std::min(late * longest, latest));
+}
+
 // time_of_all under a causal mask.
 float time_of_causal(const Call& call, const Tiling& tiling, int32_t at_once) {
   const CausalTiles tiles{strips_of(call), tiling.tile_rows() / kStrip, key_blocks_of(call)};
@@ -161,16 +182,6 @@ Tiling fastest_of_alike(const Call& call, int32_t multiprocessors) {
 }
 
 }  // namespace
-
-float causal_rounds(const CausalTiles& tiles, int64_t heads, int32_t at_once, float tile, float late, float latest) {
-  const int64_t fewer = std::min(tiles.strips, tiles.blocks);  // strips that see fewer keys than there are
-  const int64_t seen = fewer * (fewer + 1) / 2 + (tiles.strips - fewer) * tiles.blocks;
-  const int64_t tiles_of_head = (tiles.strips + tiles.together - 1) / tiles.together;
-  const float longest = static_cast<float>(fewer) + tile;
-  if (heads * tiles_of_head <= at_once) return longest;
-  const float of_head = static_cast<float>(seen) / static_cast<float>(tiles.together) + tile * static_cast<float>(tiles_of_head);
-  return std::max(longest, of_head * static_cast<float>(heads) / static_cast<float>(at_once) + std::min(late * longest, latest));
-}
 
 Tiling tiling_of(const Call& call, int32_t multiprocessors, MaskForm mask) {
   const int32_t most = call.kernel.block_m(call.head_dim());

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <limits>
 
 #include "torch/call.h"
 #include "torch/mask.h"
@@ -21,18 +20,6 @@ struct Tiling {
 
   int32_t tile_rows() const { return block_rows * cluster; }
 };
-
-// Tiles whose rows see fewer keys the sooner they come, under a causal mask.
-struct CausalTiles {
-  int32_t strips;    // as many rows as a block has keys, of a head
-  int32_t together;  // in a tile
-  int32_t blocks;    // of keys
-};
-
-// How long the tiles of so many heads take, `at_once` of them at a time and the longest first, in blocks of keys: each tile as long as its
-// strips in the mean, and as `tile` blocks beside. The last tile ends `late` longest tiles after the mean, but `latest` blocks at most.
-float causal_rounds(const CausalTiles& tiles, int64_t heads, int32_t at_once, float tile, float late,
-                    float latest = std::numeric_limits<float>::infinity());
 
 // What a tile of a persistent kernel takes beside its keys: as long as so many blocks of these.
 constexpr float kBlocksOfTile = 3.7f;

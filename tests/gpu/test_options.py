@@ -140,6 +140,22 @@ def test_masks(kernel: str, head_dim: int, causal: bool) -> None:
         assert (lse - expected_lse)[~blind].abs().max() <= 0.15, name
 
 
+def test_a_mask_as_far_apart_as_may_be(kernel: str) -> None:
+    q, k, v = (randn(1, 2, tokens, 64, dtype=torch.bfloat16, seed=i) for i, tokens in enumerate((10, 70, 70)))
+    near = randn(10, 70, dtype=torch.bfloat16, seed=5)
+    rows, keys = (n // 2 - 1 for n in (1 << 27, 1 << 24))  # bytes to elements
+    far = (
+        torch.empty(9 * rows + 69 * keys + 1, device="cuda", dtype=torch.bfloat16)
+        .as_strided((10, 70), (rows, keys))
+        .copy_(near)
+    )
+    for found, expected in zip(attend(kernel, q, k, v, far), attend(kernel, q, k, v, near), strict=True):
+        assert torch.equal(found, expected)
+    for strides, message in (((rows + 1, keys), "rows under 134217728"), ((rows, keys + 1), "keys under 16777216")):
+        with pytest.raises(ValueError, match=f"attn_mask: expected {message} bytes apart"):
+            attend(kernel, q[:, :, :9], k[:, :, :69], v[:, :, :69], far.as_strided((9, 69), strides))
+
+
 @pytest.mark.parametrize("filled", [40, 300, 700])
 def test_a_cache_that_is_not_full(kernel: str, filled: int) -> None:
     """Whatever keys hold that a mask hides from all queries changes no bit, and costs nothing where K has a bias."""

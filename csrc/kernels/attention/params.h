@@ -15,6 +15,9 @@ struct AttentionMask {
   const void* data;      // null: there is no mask
   const uint8_t* tiles;  // [.., rows, keys], one Tile a byte
   const uint32_t* bits;  // of each tile of 64 rows: scores that are seen, as MaskTiles leaves them; null for mma.sync
+  // In bytes: within a tile 32 bits then do.
+  static constexpr int64_t kLargestRowStride = 1 << 27, kLargestKeyStride = 1 << 24;
+
   int64_t batch_stride;  // of data, in bytes
   int64_t head_stride;
   int64_t row_stride;

@@ -273,11 +273,11 @@ __device__ __forceinline__ void look_at_keys(const MaskTiles::Params& p) {
   const float values[2] = {value(tile_key + lane * 2), value(tile_key + lane * 2 + 1)};
 
   bool any_near = __any_sync(0xffffffffu, values[0] > near || values[1] > near);
-  if (p.not_causal && p.mask.type != AttentionMask::kBool) {
+  if (p.alone && p.mask.type != AttentionMask::kBool) {
 #pragma unroll 1
     for (int first = 0; !any_near && first < p.keys; first += 32) any_near = __any_sync(0xffffffffu, value(first + lane) > near);
   }
-  const float hides = p.not_causal && any_near ? far : -INFINITY;
+  const float hides = p.alone && any_near ? far : -INFINITY;
   const bool seen[2] = {!(values[0] <= hides), !(values[1] <= hides)};
   const uint32_t even = __ballot_sync(0xffffffffu, seen[0]), odd = __ballot_sync(0xffffffffu, seen[1]);
   const uint32_t word = (even >> lane % 4 & 0x11111111u) | (odd >> lane % 4 & 0x11111111u) << 1;

@@ -24,7 +24,7 @@ struct MaskTiles {
     int32_t rows;     // 1: of all rows the same
     int32_t keys;
     int32_t causal;   // bits and their tiles: keys past the row are hidden too
-    int32_t not_causal;  // nothing but the mask hides keys
+    int32_t alone;    // nothing but the mask hides keys
     int32_t vectors;  // rows can be read 16 bytes at a time
     uint32_t count;   // of tiles
   };

@@ -21,7 +21,7 @@ extern "C" __global__ void __launch_bounds__(SeenKeys::kThreads) seen_keys(const
 #pragma unroll
   for (int i = 0; i < SeenKeys::kWords; ++i) {
     const uint32_t word = __reduce_or_sync(0xffffffffu, words[i]);
-    if (lane == i) p.words[index * SeenKeys::kWords + i] = word;
+    if (lane == i) p.words[int64_t{index} * SeenKeys::kWords + i] = word;
   }
 }
 

@@ -111,7 +111,7 @@ __device__ __forceinline__ void add_mask(const AttentionParams& p, const Tile& t
                                          LogScores<Config>& scores) {
   const uint8_t* mask = mask_row(p.mask, tile.batch, tile.head, place.row) + place.key * p.mask.key_stride;
   const int rows = tile.qo_len - place.row, keys = tile.kv_len - place.key;
-  // Within a tile 32 bits do: torch/mask.cpp sees to it.
+  static_assert(8 * AttentionMask::kLargestRowStride + (Config::kChunkN - 7) * AttentionMask::kLargestKeyStride < int64_t{1} << 31);
   const auto row_stride = static_cast<int>(p.mask.row_stride), key_stride = static_cast<int>(p.mask.key_stride);
   Place<Config>::each(scores, [&](float& score, int row, int key) {
     if (key < keys && row < rows) score += mask_value(p.mask.type, mask + row * row_stride + key * key_stride);
