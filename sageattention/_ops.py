@@ -198,7 +198,10 @@ def _(
 def _no_derivative(gradient: torch.Tensor, sizes: list[int], operator: str) -> torch.Tensor:
     """An operator, so that graphs that never go back can be compiled."""
     del gradient, sizes
-    raise RuntimeError(f"derivative for {operator} is not implemented")
+    raise RuntimeError(
+        f"derivative for {operator} is not implemented: it goes forward only. Train with PyTorch's scaled_dot_product_attention, "
+        "and call this one under torch.no_grad()"
+    )
 
 
 @_no_derivative.register_fake  # type: ignore[untyped-decorator, unused-ignore]

@@ -43,6 +43,8 @@ OPTIONS: dict[str, tuple[tuple[object, ...], str]] = {
     # Of sageattn_varlen; to others it is an argument of their own.
     "tensor_layout": (("NHD",), "packed sequences have one layout, [tokens, heads, head_dim]"),
     "enable_gqa": ((False, True), "grouped heads need no permission"),
+    "low_precision_attention": ((False, True), "ComfyUI's leave to take such as these"),
+    "output_dtype": ((None,), "the output has q's dtype; convert it, with out.to(dtype)"),
     **table.OPTIONS,
 }
 
@@ -78,6 +80,8 @@ def resolved(
             arguments[meant] = value
         elif name in OPTIONS:
             served, otherwise = OPTIONS[name]
+            if name == "output_dtype":
+                served = (*served, getattr(arguments["q"], "dtype", None))
             try:
                 asks_nothing = value in served
             except (RuntimeError, ValueError):  # arrays of several numbers are equal to none

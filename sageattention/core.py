@@ -306,7 +306,7 @@ def sageattn_qk_int8_pv_fp8_cuda_sm90(
         is_causal,
         return_lse,
         smooth_k,
-        smooth_v=False,
+        smooth_v=True,  # as sageattn does
         qk_quant_gran=qk_quant_gran,
         sm_scale=sm_scale,
     )
@@ -362,6 +362,11 @@ def sageattn_varlen(
         smooth_k,
         smooth_v=True,
     )
+
+
+def get_cuda_arch_versions() -> list[str]:
+    """ "sm90" for each GPU of the process: what installers ask of SageAttention before they take its place."""
+    return ["sm{}{}".format(*torch.cuda.get_device_capability(device)) for device in range(torch.cuda.device_count())]
 
 
 if not TYPE_CHECKING:  # to type checkers the module has what it defines

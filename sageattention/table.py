@@ -86,8 +86,13 @@ FEW_TOKENS = FewTokens(
     short="sm90_qk_f16_pv_f16",
 )
 
-# Options of other functions that ask nothing of these: as `aliases.OPTIONS`.
-OPTIONS: dict[str, tuple[tuple[object, ...], str]] = {}
+# Options of single kernels' functions that ask nothing of the others, which choose by themselves and are no less exact: as `aliases.OPTIONS`.
+OPTIONS: dict[str, tuple[tuple[object, ...], str]] = {
+    "pv_accum_dtype": (("fp32", "fp32+fp32", "fp32+fp16", "fp16+fp32", "fp16"), "the kernel's sums are of its own"),
+    "qk_quant_gran": (("per_thread", "per_warp"), "every kernel's scales are finer"),
+    "quantization_backend": (("triton", "cuda"), "nothing here uses Triton"),
+    "smooth_v": ((False, True), "V's mean is taken off wherever V is rounded to 8 bits"),
+}
 
 # What to do where none of these kernels runs.
 ELSEWHERE = "use a GPU of compute capability 8.0 or later"

@@ -103,14 +103,16 @@ def number(name: str, value: Any) -> float:
     raise TypeError(f"{name}: expected a number or None, got {value!r}")
 
 
-def length(name: str, value: Any) -> int:
-    """A number of tokens.
+def length(name: str, value: Any) -> None:
+    """Check a number of tokens. A GPU's integer is taken unread, which would wait for the GPU: nothing depends on it.
 
     Raises:
         TypeError, ValueError: it is not an integer, or negative.
     """
     if isinstance(value, torch.Tensor) and value.device.type != "cpu":
-        raise TypeError(f"{name}: expected an int, got a tensor on {value.device}; reading it would wait for the GPU")
+        if value.numel() != 1 or value.is_floating_point() or value.is_complex() or value.dtype == torch.bool:
+            raise TypeError(f"{name}: expected an int, got a tensor of shape {tuple(value.shape)}, {value.dtype}")
+        return
     if not isinstance(value, (int, torch.SymInt)):  # which operator.index would make a constant of compiled graphs
         try:
             value = operator.index(value)
@@ -119,7 +121,6 @@ def length(name: str, value: Any) -> int:
     # What a compiler keeps open cannot be looked at where it is a tensor's content.
     if not isinstance(value, torch.SymInt) and not torch.compiler.is_compiling() and value < 0:
         raise ValueError(f"{name}: expected 0 or more, got {value}")
-    return value  # type: ignore[no-any-return, unused-ignore]
 
 
 def capability(name: str, value: object) -> tuple[int, int]:

@@ -131,6 +131,28 @@ def test_comfyui(layout: str, mask_shape: tuple[int, ...] | None) -> None:
     check(out, q, k, v, layout, attn_mask=options.get("attn_mask"))
 
 
+def test_what_others_hand_on() -> None:
+    """ComfyUI-bleh whatever ComfyUI gave, talking heads after SoulX a dtype, MagicNodes a single kernel's option; SageAttention swallows it."""
+    q, k, v = qkv(1, 2, 30, 64)
+    expected = sageattn(q, k, v)
+    for option in (
+        {"low_precision_attention": False},
+        {"output_dtype": q.dtype},
+        {"pv_accum_dtype": "fp32+fp16"},
+        {"smooth_v": False, "qk_quant_gran": "per_warp", "quantization_backend": "cuda"},
+    ):
+        assert torch.equal(sageattn(q, k, v, **option), expected)  # type: ignore[call-overload]
+    with pytest.raises(ValueError, match=r"output_dtype: expected None or torch.float16, got torch.float32; .*out.to\(dtype\)"):
+        sageattn(q, k, v, output_dtype=torch.float32)
+
+
+def test_installers_find_what_they_look_for() -> None:
+    """Scripts for rented GPUs, which put SageAttention's own package in the place of one without that."""
+    assert sageattention.core.get_cuda_arch_versions() == [
+        "sm" + "".join(map(str, torch.cuda.get_device_capability(i))) for i in range(torch.cuda.device_count())
+    ]
+
+
 @pytest.mark.parametrize("layout", ["HND", "NHD"])
 def test_comfyui_gets_k_smoothed(layout: str) -> None:
     """Though it passes `smooth_k=False`, which SageAttention 2's `sageattn` ignores: K has an offset in every channel, as models have it."""
@@ -217,7 +239,7 @@ def test_private_kernels_are_absent(caplog: pytest.LogCaptureFixture) -> None:
         from sageattention.core import per_thread_int8_triton  # type: ignore[attr-defined]  # noqa: F401
     assert [record.name for record in caplog.records] == ["sageattention"]
     assert "choose 'Patch Sage Attention KJ'" in caplog.text
-    for kernels in ("_qattn_sm80", "_qattn_sm89", "_qattn_sm90", "sm80_compile", "get_cuda_arch_versions"):
+    for kernels in ("_qattn_sm80", "_qattn_sm89", "_qattn_sm90", "sm80_compile"):
         assert getattr(sageattention.core, kernels, None) is None
     assert len(caplog.records) == 1
     assert importlib.util.find_spec("sageattention.triton") is None
@@ -422,7 +444,8 @@ def test_wanvideowrapper_varlen() -> None:
     check_packed(varlen(q, k, v, cu, cu, 18, 18, dropout_p=0.0, is_causal=False), q, k, v, [12, 18])
     scaled = varlen(q, k, v, cu, cu, 18, 18, softmax_scale=0.2, causal=False, dropout_p=0, deterministic=True)
     assert torch.equal(scaled, varlen(q, k, v, cu, cu, 18, 18, sm_scale=0.2))
-    axolotls = varlen(q, k, v, cu, cu, 18, 18, tensor_layout="NHD", sm_scale=0.2)
+    longest = torch.tensor(18, device="meta")  # for a GPU's, as transformers' collators leave it
+    axolotls = varlen(q, k, v, cu, cu, longest, longest, tensor_layout="NHD", sm_scale=0.2)
     assert torch.equal(scaled, axolotls)
     with pytest.raises(ValueError, match="tensor_layout: expected 'NHD', got 'HND'; packed sequences have one layout"):
         varlen(q, k, v, cu, cu, 18, 18, tensor_layout="HND")

@@ -26,7 +26,7 @@ sageattn3 = pytest.importorskip(
     "sageattn3", reason="not installed here: `python3 scripts/run.py test` builds it and installs it"
 )
 
-from sageattn3 import _library, _ops, dispatch, explain, sageattn3_blackwell, sageattn3_varlen  # noqa: E402
+from sageattn3 import _library, _ops, api, dispatch, explain, sageattn3_blackwell, sageattn3_varlen  # noqa: E402
 
 KERNEL = "sm120_qk_fp4_pv_fp4"
 README = Path(__file__).resolve().parent.parent / "sageattention3_blackwell" / "README.md"
@@ -58,6 +58,7 @@ def test_the_first_arguments_are_the_originals() -> None:
 
 def test_what_is_exported() -> None:
     assert sageattn3.__version__ == _library.build.version == "1.0.0"
+    assert api.sageattn3_blackwell is sageattn3_blackwell  # as SageAttention3 has it, and ComfyUI-SageAttention3 imports it
     assert set(sageattn3.__all__) == {"__version__", "explain", "sageattn3_blackwell", "sageattn3_varlen"}
     assert _library.build.package == _library.build.namespace == "sageattn3"
     assert all(callable(getattr(sageattn3, name)) for name in sageattn3.__all__ if name != "__version__")

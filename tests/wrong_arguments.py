@@ -136,7 +136,7 @@ PACKED_CASES: list[tuple[str, dict[str, Any], type[Exception], str]] = [
     ("negative", {"max_seqlen_k": -1}, ValueError, "max_seqlen_k: expected 0 or more, got -1"),
     (
         "max on a GPU", {"max_seqlen_k": torch.ones((), device="meta")}, TypeError,
-        "max_seqlen_k: expected an int, got a tensor on meta; reading it would wait for the GPU",
+        "max_seqlen_k: expected an int, got a tensor of shape (), torch.float32",
     ),
     ("unknown", {"cu_seqlens_kv": CU}, TypeError, "sageattn_varlen() has no argument 'cu_seqlens_kv': did you mean 'cu_seqlens_k'?"),
 ]  # fmt: skip
