@@ -9,16 +9,16 @@ namespace sage {
 
 namespace {
 
-// What the kernels that quantise K and V are told alike.
+// `together` spans a block of threads.
 template <typename Params>
-Params quantisation(const Call& call, const SeenKeys::Words& seen, int32_t head_dim) {
+Params quantisation(const Call& call, const SeenKeys::Words& seen, int32_t head_dim, int32_t together) {
   Params params{};
   params.kv_heads = call.shape.kv_heads;
   params.kv_len = call.shape.kv_len;
   params.head_dim = head_dim;
   params.sequences = call.shape.batch;
-  params.together = call.spans_together();
-  params.lots = call.lots(params.together);
+  params.together = together;
+  params.lots = call.lots(together);
   params.cu_seqlens = data_or_null<int32_t>(call.cu_seqlens_k);
   if (call.options.is_causal) params.cu_seqlens_q = data_or_null<int32_t>(call.cu_seqlens_q);
   params.seen = seen;
@@ -26,7 +26,7 @@ Params quantisation(const Call& call, const SeenKeys::Words& seen, int32_t head_
 }
 
 QuantV::Params quantisation_of_v(const Call& call, const Workspace& workspace, const SeenKeys::Words& seen) {
-  auto params = quantisation<QuantV::Params>(call, seen, call.shape.v_head_dim);
+  auto params = quantisation<QuantV::Params>(call, seen, call.shape.v_head_dim, call.spans_together());
   params.v = view(call.v, call.shape.heads_first);
   params.v_quantised = workspace.v;
   params.v_scale = workspace.v_scale;
@@ -37,7 +37,7 @@ QuantV::Params quantisation_of_v(const Call& call, const Workspace& workspace, c
 }  // namespace
 
 void quantise_k(const Call& call, const Workspace& workspace, const SeenKeys::Words& seen, const Tiling& tiling) {
-  auto params = quantisation<QuantKInt8::Params>(call, seen, call.shape.head_dim);
+  auto params = quantisation<QuantKInt8::Params>(call, seen, call.shape.head_dim, call.spans_together());
   params.k = view(call.k, call.shape.heads_first);
   params.k_int8 = workspace.k_int8;
   params.k_scale = workspace.k_scale;
@@ -87,24 +87,17 @@ void quantise_kv_fp4(const Call& call, const Workspace& workspace, const SeenKey
   params.v = quantisation_of_v(call, workspace, seen);
   params.v_blocks = static_cast<int32_t>(call.kv_blocks());
   params.k_blocks = static_cast<int32_t>(call.kv_spans());
+  params.k = quantisation<QuantKFp4::Params>(call, seen, call.shape.head_dim, 1);
   params.k.k = view(call.k, call.shape.heads_first);
   params.k.k_fp4 = workspace.k_fp4;
   params.k.k_mean = workspace.k_mean;
   params.k.q_mean = workspace.q_mean;
   params.k.mean_scores = workspace.mean_scores;
   params.k.q_heads = call.shape.q_heads;
-  params.k.kv_heads = call.shape.kv_heads;
-  params.k.kv_len = call.shape.kv_len;
-  params.k.head_dim = call.shape.head_dim;
-  params.k.sequences = call.shape.batch;
-  params.k.lots = call.lots(1);
   params.k.means = call.means();
   params.k.parts = call.parts();
   params.k.causal = call.options.is_causal ? 1 : 0;
   params.k.scale_log2 = call.scale_log2();
-  params.k.cu_seqlens = params.v.cu_seqlens;
-  params.k.cu_seqlens_q = params.v.cu_seqlens_q;
-  params.k.seen = seen;
   launch(call, call.kernel.quant_v, call.kv_blocks() + call.parts() * call.kv_spans(), QuantKvFp4::threads(call.head_dim()), &params);
 }
 

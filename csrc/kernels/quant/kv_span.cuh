@@ -5,6 +5,7 @@
 
 #include "kernels/element.cuh"
 #include "kernels/ptx/math.cuh"
+#include "kernels/quant/kv_spans.h"
 #include "kernels/quant/sampled_tokens.cuh"
 #include "kernels/sequences.cuh"
 
@@ -21,20 +22,18 @@ struct KvSpan {
   int64_t mean;        // index of its mean
 
   KvSpan() = default;
-  // `heads` and `tokens` are those of the whole tensor, as the grid is from `first_block` on. cu_seqlens: null if it is not packed. cu_seqlens_q: null unless
-  // it is packed and causal; then a sequence has as many keys as queries at most. A block of threads has a lot: `together` consecutive spans of a head and
-  // sequence. A head has `lots`, those of all packed sequences; unsigned numbers, whose division is shorter.
-  __device__ __forceinline__ KvSpan(const int32_t* cu_seqlens, const int32_t* cu_seqlens_q, int sequences, int heads, int tokens, int span_n, int together, uint32_t lots,
-                                    int first_block = 0) {
-    const uint32_t block = blockIdx.x - first_block;
-    const int lot = together * span_n;
-    if (cu_seqlens == nullptr) {
-      const int spans = (tokens + span_n - 1) / span_n;
+  // A block of threads, counted from `first_block` on, has a lot: `together` consecutive spans of a head and sequence. Unsigned numbers' division is shorter.
+  __device__ __forceinline__ explicit KvSpan(const KvSpans& p, int first_block = 0) {
+    constexpr int kSpanN = KvSpans::kSpanN;
+    const uint32_t block = blockIdx.x - first_block, lots = p.lots;
+    const int tokens = p.kv_len, lot = p.together * kSpanN;
+    if (p.cu_seqlens == nullptr) {
+      const int spans = (tokens + kSpanN - 1) / kSpanN;
       const uint32_t batch_head = block / lots;
-      const int first_span = static_cast<int>(block - batch_head * lots) * together;
-      batch = static_cast<int>(batch_head / static_cast<uint32_t>(heads));
-      head = static_cast<int>(batch_head) - batch * heads;
-      first_key = first_span * span_n;
+      const int first_span = static_cast<int>(block - batch_head * lots) * p.together;
+      batch = static_cast<int>(batch_head / static_cast<uint32_t>(p.kv_heads));
+      head = static_cast<int>(batch_head) - batch * p.kv_heads;
+      first_key = first_span * kSpanN;
       end_key = min(tokens, first_key + lot);
       length = tokens;
       first_token = 0;
@@ -44,14 +43,16 @@ struct KvSpan {
       batch = 0;
       head = static_cast<int>(block / lots);
       const int slot = static_cast<int>(block - head * lots);
-      const Sequence sequence = find_sequence(cu_seqlens, sequences, tokens, lot, slot);
+      const Sequence sequence = find_sequence(p.cu_seqlens, p.sequences, tokens, lot, slot);
       first_key = (slot - sequence.first_slot) * lot;
-      length = sequence.index < sequences ? sequence.length : 0;
-      if (cu_seqlens_q != nullptr && length > 0) length = max(0, min(length, cu_seqlens_q[sequence.index + 1] - cu_seqlens_q[sequence.index]));
+      length = sequence.index < p.sequences ? sequence.length : 0;
+      if (p.cu_seqlens_q != nullptr && length > 0) {
+        length = max(0, min(length, p.cu_seqlens_q[sequence.index + 1] - p.cu_seqlens_q[sequence.index]));
+      }
       end_key = min(length, first_key + lot);
       first_token = sequence.first_token;
-      index = head * slots(tokens, sequences, span_n) + sequence.first_token / span_n + sequence.index + first_key / span_n;
-      mean = static_cast<int64_t>(sequence.index) * heads + head;
+      index = head * slots(tokens, p.sequences, kSpanN) + sequence.first_token / kSpanN + sequence.index + first_key / kSpanN;
+      mean = static_cast<int64_t>(sequence.index) * p.kv_heads + head;
     }
   }
 };

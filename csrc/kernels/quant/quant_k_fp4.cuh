@@ -76,7 +76,7 @@ template <typename Config>
 __device__ __forceinline__ void quantise_k_fp4(const typename Config::Params& p, int first_block, int part) {
   __shared__ MeanOfKeys<Config> mean_of_keys;
   ptx::grid_dependency_launch();
-  const KvSpan span(p.cu_seqlens, p.cu_seqlens_q, p.sequences, p.kv_heads, p.kv_len, Config::kSpanN, 1, p.lots, first_block);
+  const KvSpan span(p, first_block);
   if (span.first_key >= span.length) {
     ptx::grid_dependency_wait();
     return;

@@ -8,10 +8,10 @@ namespace sage {
 
 struct QuantKFp4 {
   static constexpr int kBlockN = QuantKInt8::kBlockN;
-  static constexpr int kSpanN = QuantKInt8::kSpanN;  // keys of a block of threads
+  static constexpr int kSpanN = KvSpans::kSpanN;  // keys of a block of threads
   static constexpr int kRows = Means::kRows;
   static constexpr int kMeans = 16;  // that a product has
-  struct Params {
+  struct Params : KvSpans {
     TensorView k;
     uint8_t* k_fp4;         // [batch, kv_heads, blocks], or packed as k_int8 is, of Fp4::k_block, written; zero past kv_len and head_dim
     const float* k_mean;    // as Means leaves it; null: K is not smoothed
@@ -20,18 +20,10 @@ struct QuantKFp4 {
     // those of whole spans, or of all slots for spans
     float* mean_scores;
     int32_t q_heads;
-    int32_t kv_heads;
-    int32_t kv_len;
-    int32_t lots;  // spans of a head (of all packed sequences)
-    int32_t head_dim;
-    int32_t sequences;
     int32_t means;
     int32_t parts;   // blocks of threads that share a span's products
     int32_t causal;  // products that nothing reads are left out
     float scale_log2;  // sm_scale * log2(e)
-    const int32_t* cu_seqlens;  // null: not packed
-    const int32_t* cu_seqlens_q;  // under a causal mask; else null
-    SeenKeys::Words seen;
   };
 };
 

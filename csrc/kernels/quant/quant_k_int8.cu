@@ -156,7 +156,7 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPe
     for (int i = threadIdx.x; i < p.zeros; i += Config::kThreads) p.next_tile[1 + i] = 0;
   }
 
-  const KvSpan span(p.cu_seqlens, p.cu_seqlens_q, p.sequences, p.kv_heads, p.kv_len, Config::kSpanN, p.together, p.lots);
+  const KvSpan span(p);
   if (span.first_key >= span.length) return;
   __shared__ Sample<Config::kHeadDim, Config::kThreads> sample;
   __shared__ SampleOfQ<Config::kHeadDim> sample_of_q;

@@ -1,7 +1,7 @@
 // Quantisation of K to INT8: what host and device agree on.
 #pragma once
 
-#include "kernels/mask/seen_keys.h"
+#include "kernels/quant/kv_spans.h"
 
 namespace sage {
 
@@ -12,8 +12,9 @@ struct QuantKInt8 {
   static constexpr int kGroups = 4;
   // A block's scales, then for each group a bound: no score of its keys exceeds bound * |q|, by Cauchy and Schwarz.
   static constexpr int kScales = 2 * kGroups;
-  // Blocks come in pairs: a span, of which a block of threads takes `together`.
-  static constexpr int kSpanN = 2 * kBlockN;
+  // Blocks come in pairs.
+  static constexpr int kSpanN = KvSpans::kSpanN;
+  static_assert(kSpanN == 2 * kBlockN);
   static constexpr int kThreads = 256;
   // Any estimate of K's mean serves (softmax does not see the shift); this many keys are read for it.
   static constexpr int kSampledKeys = 64;
@@ -30,7 +31,7 @@ struct QuantKInt8 {
   SAGE_HOST_DEVICE static constexpr float q_unit(int head_dim) { return static_cast<float>((1 << 2 * kMostPowers) * (head_dim / 4)); }
   SAGE_HOST_DEVICE static constexpr int spans(int kv_len) { return (kv_len + kSpanN - 1) / kSpanN; }
   SAGE_HOST_DEVICE static constexpr int blocks(int kv_len) { return 2 * spans(kv_len); }
-  struct Params {
+  struct Params : KvSpans {
     TensorView k;
     // [batch, kv_heads, blocks * 64, kHeadDim], or [kv_heads, slots of 128 keys (sequences.h), kHeadDim] of packed
     // sequences; zero past head_dim where the head is not rotated, anything past kv_len; the chunks of a row stand where shared
@@ -47,15 +48,6 @@ struct QuantKInt8 {
     int32_t* next_tile;  // the attention kernel's counter, set to `first_tile`; null: it has none
     int32_t first_tile;
     int32_t zeros;       // numbers behind the counter that are set to 0
-    int32_t kv_heads;
-    int32_t kv_len;
-    int32_t head_dim;
-    int32_t sequences;
-    int32_t together;           // spans of a block of threads, which all but the first cost it no sample
-    int32_t lots;               // of so many spans, of a head (of all packed sequences)
-    const int32_t* cu_seqlens;  // null: not packed
-    const int32_t* cu_seqlens_q;  // under a causal mask; else null
-    SeenKeys::Words seen;
   };
 };
 

@@ -86,7 +86,7 @@ __device__ __forceinline__ void quantise_v(const typename Config::Params& p, con
   __shared__ Sample<Config::kHeadDim, Config::kThreads> sample;
   ptx::grid_dependency_launch();
 
-  const KvSpan span(p.cu_seqlens, p.cu_seqlens_q, p.sequences, p.kv_heads, p.kv_len, Config::kSpanN, p.together, p.lots);
+  const KvSpan span(p);
   const auto part = VPart<Config>::mine();
   if (span.first_key < span.length) {
     const SeenByQueries seen(p.seen, span.batch);

@@ -8,7 +8,7 @@ namespace sage {
 struct QuantV {
   // Blocks of 64 keys with a scale for each channel, two to a span, as K's are.
   static constexpr int kBlockN = QuantKInt8::kBlockN;
-  static constexpr int kSpanN = QuantKInt8::kSpanN;
+  static constexpr int kSpanN = KvSpans::kSpanN;
   // A warp takes 16 keys and 64 channels.
   static constexpr int threads(int head_dim) { return kBlockN / 16 * (head_dim / 64) * 32; }
   // Of a block's scales, of `size` bytes each: 4, a float32, or 1, the exponent byte of one that is a power of two, 255 where V holds what is
@@ -19,22 +19,13 @@ struct QuantV {
   // The i-th key of thread j's part of a chunk of 16: 2j, 2j + 1, 2j + 8 and 2j + 9, which are a word of 8-bit V.
   SAGE_HOST_DEVICE static constexpr int key(int chunk, int j, int i) { return chunk * 16 + j * 2 + i / 2 * 8 + i % 2; }
 
-  struct Params {
+  struct Params : KvSpans {
     TensorView v;
     // [batch, kv_heads, blocks, ...], or packed as k_int8 is; zero past kv_len and head_dim; the 16-byte chunks of a row stand where
     // shared memory wants them (swizzle.cuh).
     uint8_t* v_quantised;
     uint8_t* v_scale;  // [batch, kv_heads, blocks, scale_bytes(kScaleSize, kHeadDim)]; in kScaleUnit
     float* v_mean;     // [batch or sequences, kv_heads, kHeadDim], written; null: V is not smoothed
-    int32_t kv_heads;
-    int32_t kv_len;
-    int32_t head_dim;
-    int32_t sequences;
-    int32_t together;  // spans of a block of threads
-    int32_t lots;      // of so many spans, of a head (of all packed sequences)
-    const int32_t* cu_seqlens;  // null: not packed
-    const int32_t* cu_seqlens_q;  // under a causal mask; else null
-    SeenKeys::Words seen;
   };
 
   // Whether a sequence's first key is left out, its value being attention's to add: no scale is for it, nor does it keep the mean from being taken.

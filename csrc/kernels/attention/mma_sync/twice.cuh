@@ -7,7 +7,8 @@
 
 namespace sage {
 
-// How a block of keys is gone through. Nearly all are done with the first.
+// How a block of keys is gone through: kFirst; where rows are to be taken in two kFirst, kRest; where a base of theirs rose within the block kFirst,
+// whose probabilities meet no V, kAgain, kRest. Nearly all are done with the first.
 enum class Pass {
   kFirst,
   kAgain,  // a row is to be taken in two, but its base rose between two chunks: once more, so that nothing has been rounded twice
@@ -23,16 +24,16 @@ struct Progress {
 
 // What a lane keeps in shared memory, since registers are short and this is seldom asked for. Of rows: a bit for each.
 struct Notes {
-  // Of a chunk: rows of which this lane has added up too much.
+  // Of a chunk, for raise_bases: rows of which this lane has added up too much.
   uint8_t exceeded = 0;
-  // Rows whose bases have been raised, from nothing or by so much that what counted before may have become small: until a chunk tells.
+  // By note_rise, for note_small, until a chunk tells what the new base leaves small: rows whose base has been raised; from nothing; by kJump or more.
   uint8_t raised = 0, first = 0, leapt = 0;
-  uint8_t rescaled = 0;  // whether chunks before one were by that
-  // Of a block, in the first pass: rows whose first base or whose leap left small probabilities; of which only few are not small;
-  // whose bases, which had been lowered, were raised again.
-  uint8_t jumped = 0, few = 0, returned = 0;
-  int16_t in_vain = 0;  // blocks that were taken in two needlessly, or for few of the warp's rows
-  int last = -1000;     // block that was taken in two last
+  uint8_t rescaled = 0;  // By note_rise, for proceed: whether a base rose within the block.
+  // Of a block, for rows_in_two. By note_small: rows whose first base or whose leap left small probabilities; of which only few are not small.
+  uint8_t jumped = 0, few = 0;
+  uint8_t returned = 0;  // By note_rise: rows whose base, which had been lowered, rose again.
+  int16_t in_vain = 0;   // blocks that were taken in two needlessly, or for few of the warp's rows
+  int last = -1000;      // block that was taken in two last
 
   // All rows are about to have their first bases.
   static __device__ __forceinline__ Notes at_start(int rows) {
