@@ -143,14 +143,14 @@ __device__ __forceinline__ void consume(const Config::Params& p, const Memory& s
       ptx::proxy_async_fence();
       ptx::named_barrier(1 + group, 128);
     };
-    if (has_rows) quantise_q<false>(p, work, first_row, warp_row, shared, q, rows);
+    if (has_rows) quantise_q<Masked, false>(p, work, first_row, warp_row, shared, q, rows);
     put();
     if (has_rows) {
       wait_full();
       // Where K turns out to have been rotated: once more, as it was.
       if (__builtin_expect(same(work.rotated), 0)) {
         ptx::grid_dependency_wait();
-        quantise_q<true>(p, work, first_row, warp_row, shared, q, rows);
+        quantise_q<Masked, true>(p, work, first_row, warp_row, shared, q, rows);
         put();
       }
     }

@@ -66,7 +66,7 @@ struct Shared {
   static constexpr int kV = kK + Config::kStages * Config::kStageBlocks * Config::kKBlockBytes;
   static constexpr int kKScale = kV + Config::kStages * Config::kStageBlocks * Config::kVBlockBytes;  // under a mask: of the stage
   static constexpr int kSeen = kKScale + Config::kStages * Config::kStageBlocks * Config::kScaleBytes;
-  static constexpr int kQScale = kSeen + Config::kStages * Config::kStageBlocks * Config::kSeenBytes;  // of the row in sm_scale's unit
+  static constexpr int kQScale = kSeen + Config::kStages * Config::kStageBlocks * Config::kSeenBytes;  // of the row, in sm_scale's unit: under a mask and for log-sum-exp
   static constexpr int kQReach = kQScale + kRowBytes;  // no score of the row exceeds its key's bound over this
   static constexpr int kQShift = kQReach + kRowBytes;  // what smoothing K took off the row's scores
   static constexpr int kTile = kQShift + kRowBytes;

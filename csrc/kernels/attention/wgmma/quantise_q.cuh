@@ -11,7 +11,7 @@ namespace sage {
 
 // Quantises this warp's 16 rows of Q straight into A fragments, one scale a row: four lanes hold a row. `first_row` is the warpgroup's. Rotated: after factors
 // of channels, as K was.
-template <bool Rotated>
+template <bool Masked, bool Rotated>
 __device__ __forceinline__ void quantise_q(const Config::Params& p, const Work& work, int first_row, int warp_row, const Memory& shared,
                                            Queries& q, Rows& rows) {
   using P = Pair<Config::Element>;
@@ -91,12 +91,14 @@ __device__ __forceinline__ void quantise_q(const Config::Params& p, const Work& 
     square = sum_of_quad(square);
     rows.q_scale[0] = rows.q_scale[1];
     rows.q_scale[1] = scale_of(magnitude, fabsf(p.scale_log2) * ((Rotated ? QuantKInt8::q_unit(Config::kHeadDim) : 1.0f) / 127.0f));
-    shared.at<float>(Shared::kQScale)[block_row] = rows.q_scale[1];
+    if constexpr (Masked || Rotated) shared.at<float>(Shared::kQScale)[block_row] = rows.q_scale[1];
     shared.at<float>(Shared::kQReach)[block_row] = ptx::rcp(rows.q_scale[1] * ptx::sqrt(static_cast<float>(square)));
     // Smoothing took q . mean(K) off every score of this row; log-sum-exp gets it back at the end. Where Q is quantised once more it is there already. (Of wider heads
     // it is found again: without that, one kernel would have stack.)
     constexpr bool kHasShift = Rotated && Config::kKeepQ;
     if (!kHasShift && p.lse != nullptr) {
+      // Stored for every call it costs packed sequences a hundredth of their time.
+      if constexpr (!Masked && !Rotated) shared.at<float>(Shared::kQScale)[block_row] = rows.q_scale[1];
       float shift = 0.0f;
       if (p.k_mean != nullptr) {
         const float* mean = p.k_mean + work.kv_mean * Config::kHeadDim + channel;
