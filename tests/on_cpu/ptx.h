@@ -16,6 +16,7 @@
 #include "kernels/ptx/math.cuh"
 #include "kernels/ptx/mma_sync.cuh"
 #include "kernels/ptx/movmatrix.cuh"
+#include "kernels/ptx/shared.cuh"
 
 namespace ptx_code {
 

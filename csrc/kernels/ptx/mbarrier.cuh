@@ -63,29 +63,4 @@ __device__ __forceinline__ void tensor_copy(uint32_t shared_destination, const T
 // Makes this thread's writes to shared memory visible to wgmma and the copy engine.
 __device__ __forceinline__ void proxy_async_fence() { asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory"); }
 
-// Barrier `id` (1 to 15) among `threads` threads.
-__device__ __forceinline__ void named_barrier(int id, int threads) {
-  asm volatile("bar.sync %0, %1;\n" ::"r"(id), "r"(threads) : "memory");
-}
-
-// The same, which tells whether something holds for one of them.
-__device__ __forceinline__ bool named_barrier_any(int id, int threads, bool predicate) {
-  uint32_t any;
-  asm volatile(
-      "{\n.reg .pred p, q;\nsetp.ne.b32 p, %3, 0;\n"
-      "bar.red.or.pred q, %1, %2, p;\n"
-      "selp.b32 %0, 1, 0, q;\n}\n" : "=r"(any) : "r"(id), "r"(threads), "r"(static_cast<int32_t>(predicate)) : "memory");
-  return any;
-}
-
-// Gives registers of this warpgroup back to the block, or takes them.
-template <int Registers>
-__device__ __forceinline__ void registers_release() {
-  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;\n" ::"n"(Registers));
-}
-template <int Registers>
-__device__ __forceinline__ void registers_acquire() {
-  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;\n" ::"n"(Registers));
-}
-
 }  // namespace sage::ptx

@@ -5,6 +5,7 @@
 #include "kernels/attention/tile.cuh"
 #include "kernels/element.cuh"
 #include "kernels/ptx/cp_async.cuh"
+#include "kernels/ptx/shared.cuh"
 #include "kernels/swizzle.cuh"
 
 namespace sage {

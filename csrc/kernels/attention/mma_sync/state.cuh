@@ -3,8 +3,8 @@
 
 #include "kernels/attention/mma_sync/scores.cuh"
 #include "kernels/element.cuh"
-#include "kernels/ptx/cp_async.cuh"
 #include "kernels/ptx/float8.cuh"
+#include "kernels/ptx/shared.cuh"
 
 namespace sage {
 

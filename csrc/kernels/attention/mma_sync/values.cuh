@@ -2,7 +2,7 @@
 #pragma once
 
 #include "kernels/attention/mma_sync/softmax.cuh"
-#include "kernels/ptx/cp_async.cuh"
+#include "kernels/ptx/shared.cuh"
 
 namespace sage {
 

@@ -3,7 +3,7 @@
 
 #include "kernels/attention/sm80_qk_f16_pv_f16.h"
 #include "kernels/element.cuh"
-#include "kernels/ptx/cp_async.cuh"
+#include "kernels/ptx/shared.cuh"
 
 namespace sage {
 

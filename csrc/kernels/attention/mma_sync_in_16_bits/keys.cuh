@@ -11,6 +11,7 @@
 #include "kernels/attention/mma_sync_in_16_bits/config.cuh"
 #include "kernels/element.cuh"
 #include "kernels/ptx/cp_async.cuh"
+#include "kernels/ptx/shared.cuh"
 
 namespace sage {
 

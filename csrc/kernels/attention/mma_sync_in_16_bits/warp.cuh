@@ -12,7 +12,6 @@
 #include "kernels/attention/quad.cuh"
 #include "kernels/attention/sm80_qk_f16_pv_f16.h"
 #include "kernels/element.cuh"
-#include "kernels/ptx/cp_async.cuh"
 #include "kernels/ptx/math.cuh"
 #include "kernels/ptx/mma_sync.cuh"
 #include "kernels/ptx/movmatrix.cuh"

@@ -16,8 +16,10 @@
 #include "kernels/attention/wgmma/softmax.cuh"
 #include "kernels/attention/wgmma/store_out.cuh"
 #include "kernels/attention/wgmma/store_packed.cuh"
+#include "kernels/ptx/bar.cuh"
 #include "kernels/ptx/cluster.cuh"
-#include "kernels/ptx/cp_async.cuh"
+#include "kernels/ptx/setmaxnreg.cuh"
+#include "kernels/ptx/shared.cuh"
 #include "kernels/ptx/wgmma.cuh"
 
 namespace sage {

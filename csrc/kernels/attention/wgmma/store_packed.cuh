@@ -3,8 +3,8 @@
 
 #include "kernels/attention/wgmma/softmax.cuh"
 #include "kernels/attention/wgmma/stage_panel.cuh"
-#include "kernels/ptx/cp_async.cuh"
 #include "kernels/ptx/global.cuh"
+#include "kernels/ptx/shared.cuh"
 #include "kernels/swizzle.cuh"
 
 namespace sage {

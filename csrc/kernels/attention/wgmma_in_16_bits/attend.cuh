@@ -11,10 +11,12 @@
 #include "kernels/attention/wgmma_in_16_bits/config.cuh"
 #include "kernels/attention/wgmma_in_16_bits/mask.cuh"
 #include "kernels/element.cuh"
-#include "kernels/ptx/cp_async.cuh"
+#include "kernels/ptx/bar.cuh"
 #include "kernels/ptx/grid.cuh"
 #include "kernels/ptx/math.cuh"
 #include "kernels/ptx/mbarrier.cuh"
+#include "kernels/ptx/setmaxnreg.cuh"
+#include "kernels/ptx/shared.cuh"
 #include "kernels/ptx/wgmma.cuh"
 
 namespace sage {

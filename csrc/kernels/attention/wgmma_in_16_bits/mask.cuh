@@ -6,6 +6,7 @@
 #include "kernels/element.cuh"
 #include "kernels/ptx/cp_async.cuh"
 #include "kernels/ptx/ldmatrix.cuh"
+#include "kernels/ptx/shared.cuh"
 #include "kernels/swizzle.cuh"
 
 namespace sage {

@@ -128,26 +128,4 @@ inline void tensor_copy(uint32_t destination, const TensorMap& map, int channel,
 }
 inline void proxy_async_fence() { gpu::races::proxy_fence(); }
 
-inline bool named_barrier_any(int id, int threads, bool predicate) {
-  if (id < 1 || id > 15 || threads % gpu::kLanes != 0) gpu::fail("barrier " + std::to_string(id) + " of " + std::to_string(threads) + " threads");
-  gpu::exchange<struct NamedBarrier>(id);
-  return gpu::pass_any(gpu::current->block->named[id], threads, predicate);
-}
-inline void named_barrier(int id, int threads) { named_barrier_any(id, threads, false); }
-
-// Registers go from warp to warp.
-inline void set_registers(int registers) {
-  gpu::together<char>(registers, [](auto given, auto) {
-    gpu::Warp& warp = *gpu::current->warp;
-    int& free = gpu::current->block->free_registers;
-    while (given[0] - warp.registers > free) gpu::wait(free, free);
-    free -= given[0] - warp.registers;
-    warp.registers = given[0];
-  });
-}
-template <int Registers>
-void registers_release() { set_registers(Registers); }
-template <int Registers>
-void registers_acquire() { set_registers(Registers); }
-
 }  // namespace sage::ptx
