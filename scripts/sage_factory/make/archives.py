@@ -8,7 +8,7 @@ import stat
 import struct
 import tarfile
 import zipfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
@@ -94,6 +94,15 @@ def read_wheel(path: Path) -> Wheel:
             if not member.is_dir():
                 files[member.filename] = _member(path, archive, member.filename)
     return Wheel(files, faults)
+
+
+def holds(path: Path, files: Mapping[str, bytes]) -> bool:
+    """Whether a whole wheel of this content is there. Its bytes may be others: those of the zlib of the Python that packed it."""
+    try:
+        found = read_wheel(path)
+    except ArtifactError:
+        return False
+    return found.files == files and not found.faults
 
 
 def unsafe(name: str) -> bool:

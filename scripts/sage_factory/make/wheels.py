@@ -48,7 +48,8 @@ def emit(operators: Path, cubins: Path, *, build: matrix.Build, out_dir: Path) -
 def for_index(wheel: Path, *, build: matrix.Build, out_dir: Path, index_url: str = "") -> Path:
     """The same wheel as pip's indexes have it: by its local version, and with the address of the indexes, which its import error names.
 
-    Of equal versions pip and uv keep the one that is installed, whatever its build tag is.
+    Of equal versions pip and uv keep the one that is installed, whatever its build tag is. One that is there with this content stays
+    as it is, byte for byte: it may be signed for.
     """
     target = out_dir / build.index_name
     info, named = build.dist_info, f"{build.package}-{build.index_version}.dist-info"
@@ -67,7 +68,8 @@ def for_index(wheel: Path, *, build: matrix.Build, out_dir: Path, index_url: str
     content[f"{named}/{sbom.name(build.package)}"] = sbom.of_wheel(content, build.package, build.index_version)
     content.pop(f"{named}/RECORD", None)
     content[f"{named}/RECORD"] = _record(content, f"{named}/RECORD")
-    put(target, _zipped(content, last=f"{named}/"))
+    if not archives.holds(target, content):
+        put(target, _zipped(content, last=f"{named}/"))
     return target
 
 

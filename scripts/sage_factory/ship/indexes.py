@@ -186,7 +186,11 @@ def missing(given: Iterable[Path], site: Path, index_url: str = "") -> list[Path
 
 def _lacking(offered: Mapping[Path, Path], site: Path) -> list[Path]:
     planned = {wheel: (made, target(wheel, site)) for wheel, made in offered.items()}
-    differ = [str(path) for made, path in planned.values() if path.is_file() and path.read_bytes() != made.read_bytes()]
+    differ = [
+        str(path)
+        for made, path in planned.values()
+        if path.is_file() and not archives.holds(path, archives.read_wheel(made).files)
+    ]
     if differ:
         raise SiteError("published files are never replaced, and these have other content: " + ", ".join(differ))
     return [wheel for wheel, (_, path) in planned.items() if not path.is_file()]
@@ -206,7 +210,8 @@ def add(given: Sequence[Path], site: Path, index_url: str = "") -> list[Path]:
             path = target(wheel, site)
             # pip may ask for the metadata of any wheel that it sees.
             put(path.with_name(f"{path.name}.metadata"), metadata)
-            put(path, made.read_bytes())
+            if wheel in new:  # else its digest is known to somebody, and its content is this
+                put(path, made.read_bytes())
         for name, text in pages(there(site)).items():
             put(site / name, text.encode())
     return new

@@ -109,21 +109,17 @@ def prepare(tag: str, files: collect.Collection, index_url: str, channel_url: st
 
 
 def write_again(release: Release, folder: Path) -> list[Path]:
-    """`write` after a run that made the same release, if one did, and perhaps was signed for: the same files, or ReleaseError.
-
-    A wheel is packed for the indexes each time, and another Python's zlib may pack it otherwise.
-    """
+    """`write` after a run that made the same release, if one did, and perhaps was signed for: the same files, or ReleaseError."""
     built = folder / "BUILT"
     before = built.read_text(encoding="utf-8") if built.exists() else ""
     files = write(release, folder)
     again = built.read_text(encoding="utf-8")
-    same_release = release.bill in before
-    if same_release and (changed := sorted(set(before.splitlines()) - set(again.splitlines()))):
+    if release.bill in before and (changed := sorted(set(before.splitlines()) - set(again.splitlines()))):
         put(built, before.encode())
         names = ", ".join(line.split()[1] for line in changed)
         raise ReleaseError(
-            f"an earlier run has made {release.tag} ready with other content: {names}. If that was signed for, "
-            f"publish with the Python of that run, whose zlib packs as it did; if not, delete {folder} and begin again"
+            f"an earlier run has made {release.tag} ready with other content: {names}. If that was signed for, publish the files of "
+            f"that run, for the --index-url that it was told, {release.index_url} here; if not, delete {folder} and begin again"
         )
     return files
 

@@ -164,6 +164,24 @@ def test_adding_again_changes_nothing(wheels: list[Path], tmp_path: Path) -> Non
         assert [page.count(f'/{quote(path.name)}#sha256={sha256(path.read_bytes())}"') for path in offered] == [1, 1, 1]
 
 
+def test_a_wheel_that_another_zlib_packed_stays_as_it_was_published(
+    wheels: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As another level does."""
+    indexes.add(wheels[:2], tmp_path)
+    before = files(tmp_path)
+    monkeypatch.setattr(packed, "LEVEL", 1)
+    other = packed.for_index(wheels[0], build=indexes.build_of(wheels[0]), out_dir=tmp_path.with_name("other"))
+    assert other.read_bytes() != indexes.target(wheels[0], tmp_path).read_bytes()
+    assert indexes.missing(wheels, tmp_path) == wheels[2:]
+    assert indexes.add(wheels[:2], tmp_path) == []
+    assert files(tmp_path) == before
+    damaged = indexes.target(wheels[0], tmp_path)
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    with pytest.raises(indexes.SiteError, match=f"never replaced.*{re.escape(damaged.name)}"):
+        indexes.add(wheels[:2], tmp_path)
+
+
 def test_a_published_wheel_is_never_replaced(wheels: list[Path], tmp_path: Path) -> None:
     indexes.add(wheels[:1], tmp_path / "site")
     before = files(tmp_path / "site")

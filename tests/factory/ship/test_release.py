@@ -163,18 +163,31 @@ def test_a_release_is_a_draft_until_all_of_it_is_there(
 def test_what_was_signed_for_is_what_is_published(
     dist: Path, github: github_stand_in.GitHub, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Another Python's zlib may pack the indexes' wheels otherwise: as another level does here."""
+    """Another Python's zlib would pack the indexes' wheels otherwise: as another level does here."""
+    assert run(dist) == 0
+    built = (dist / "release" / "BUILT").read_text(encoding="utf-8")
+    signed = {path.name: path.read_bytes() for path in (dist / "release" / "index").glob("*.whl")}
+    monkeypatch.setattr(wheels, "LEVEL", 1)
+    assert run(dist, "v2.2.0", "--publish") == 0
+    assert (dist / "release" / "BUILT").read_text(encoding="utf-8") == built
+    assert {path.name: path.read_bytes() for path in (dist / "release" / "index").glob("*.whl")} == signed
+    published = {asset["name"]: asset["digest"] for asset in github.releases[0]["assets"]}
+    assert all(published[name] == f"sha256:{digest}" for digest, name in map(str.split, built.splitlines()))
+
+
+def test_what_was_not_signed_for_is_not_published(
+    dist: Path, github: github_stand_in.GitHub, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run(dist) == 0
     built = (dist / "release" / "BUILT").read_bytes()
-    with monkeypatch.context() as other:
-        other.setattr(wheels, "LEVEL", 1)
-        for _ in range(2):
-            assert run(dist, "v2.2.0", "--publish") == 1
-            said = capsys.readouterr().err
-            assert "an earlier run has made v2.2.0 ready with other content" in said
-            assert BUILDS[0].index_name in said
-            assert (dist / "release" / "BUILT").read_bytes() == built
-        assert github.releases == []
+    for _ in range(2):
+        assert run(dist, "v2.2.0", "--publish", "--index-url", "https://example.com/another") == 1
+        said = capsys.readouterr().err
+        assert "an earlier run has made v2.2.0 ready with other content" in said
+        assert BUILDS[0].index_name in said
+        assert "the --index-url that it was told, https://example.com/another here" in said
+        assert (dist / "release" / "BUILT").read_bytes() == built
+    assert github.releases == []
     assert run(dist, "v2.2.0", "--publish") == 0
 
 
