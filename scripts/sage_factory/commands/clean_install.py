@@ -2,7 +2,8 @@
 dist/wheels that this machine can run.
 
 Each gets a clean environment of its Python, the newest PyTorch of its series that pip brings, and is installed in both its forms:
-the file of a release, and what pip's indexes have of it.
+the file of a release, and what pip's indexes have of it. One for every PyTorch from 2.9 on gets a second environment, of the newest
+PyTorch and its newest Python.
 """
 
 from __future__ import annotations
@@ -36,10 +37,11 @@ def run(args: argparse.Namespace) -> int:
         raise FactoryError(f"{args.wheels} holds no wheel of that kind for this machine: {builds[0].wheel_name} would be one")
     for build, path in there.items():
         made = json.loads(archives.read_wheel(path).files[f"{build.package}/_build.json"])
-        with clean.environment(build.python) as python, tempfile.TemporaryDirectory() as scratch:
+        with tempfile.TemporaryDirectory() as scratch:
             offered = wheels.for_index(path, build=build, out_dir=Path(scratch), index_url=args.index_url)
-            for torch in clean.pytorches(build):
-                clean.pytorch(python, build, torch, cxx11_abi=made.get("cxx11_abi", True))
-                clean.tried(python, list({one.name: one for one in (path, offered)}.values()), build.package)
-                print(f"{path.name} and {build.index_name} install and run beside {torch}")
+            for python, torch in clean.pytorches(build):
+                with clean.environment(python) as interpreter:
+                    clean.pytorch(interpreter, build, torch, cxx11_abi=made.get("cxx11_abi", True))
+                    clean.tried(interpreter, list({one.name: one for one in (path, offered)}.values()), build.package)
+                print(f"{path.name} and {build.index_name} install and run beside {torch} with Python {python}")
     return 0

@@ -10,6 +10,8 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from packaging.version import Version
+
 from sage_factory import ROOT, FactoryError, child
 from sage_factory.what import matrix
 
@@ -34,20 +36,25 @@ def environment(python: str) -> Iterator[Path]:
         yield interpreter
 
 
-def pytorches(build: matrix.Build) -> list[str]:
-    """Beside which a wheel is tried: the newest of its series; for every PyTorch from one on, that one and the newest."""
-    series = f"torch=={build.torch_series}.*"
-    return [series, build.requires_torch] if build.stable_abi else [series]
+def pytorches(build: matrix.Build) -> list[tuple[str, str]]:
+    """With which Python and beside which PyTorch a wheel is tried: its own, and the newest of its series; one for every PyTorch from
+    one on also beside the newest, with the newest Python of that: it may have none for the oldest.
+    """
+    tried = [(build.python, f"torch=={build.torch_series}.*")]
+    if build.stable_abi:
+        newest = max(matrix.load().pytorch.values(), key=lambda one: matrix.release_order(one.version))
+        tried.append((max(newest.python, key=Version), build.requires_torch))
+    return tried
 
 
 def pytorch(interpreter: Path, build: matrix.Build, wanted: str, *, cxx11_abi: bool = True) -> None:
-    """Install or upgrade to this PyTorch: pip's own, but for one that is not of the build's C++ ABI."""
+    """Install this PyTorch: pip's own, but for one that is not of the build's C++ ABI."""
     table, said = matrix.load(), f"{wanted} cannot be installed"
     if cxx11_abi and table.pytorch[build.torch].old_abi_on_pypi and not table.platforms[build.platform].windows:
         backend = matrix.cuda_tag(build.cuda)
-        _run(said, ["uv", "pip", "install", "--upgrade", "--python", str(interpreter), "--torch-backend", backend, wanted])
+        _run(said, ["uv", "pip", "install", "--python", str(interpreter), "--torch-backend", backend, wanted])
     else:
-        _pip(said, interpreter, "install", "--upgrade", wanted)
+        _pip(said, interpreter, "install", wanted)
 
 
 def tried(interpreter: Path, files: Sequence[Path], package: str, test: Path = CPU_TEST) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import loopback
@@ -100,7 +101,8 @@ def test_the_pytorch_is_pips_but_where_its_abi_is_another(
     asked: list[list[str]] = []
     monkeypatch.setattr(clean, "_run", lambda _, command, **__: asked.append(command))
     build = next(b for b in matrix.builds(platform="linux-64", torch=torch))
-    (series,) = clean.pytorches(build)
+    ((python, series),) = clean.pytorches(build)
+    assert python == build.python
     clean.pytorch(Path("python"), build, series, cxx11_abi=abi)
     ((*command, wanted),) = asked
     assert wanted == f"torch=={build.torch_series}.*"
@@ -110,6 +112,31 @@ def test_the_pytorch_is_pips_but_where_its_abi_is_another(
     assert "--torch-backend" not in asked[-1]
 
 
-def test_one_for_every_pytorch_is_tried_beside_the_first_and_the_newest() -> None:
-    (build,) = matrix.builds(platform="linux-64", torch="2.9+", cuda="12.8")
-    assert clean.pytorches(build) == ["torch==2.9.*", "torch>=2.9"]
+def test_one_for_every_pytorch_is_tried_beside_the_first_and_the_newest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The newest has no release for the oldest Python that the wheel is for."""
+    made: list[str] = []
+    tried: list[tuple[str, ...]] = []
+
+    @contextlib.contextmanager
+    def environment(python: str) -> Iterator[Path]:
+        made.append(python)
+        yield tmp_path / str(len(made))
+
+    def pytorch(interpreter: Path, _build: matrix.Build, wanted: str, **_abi: bool) -> None:
+        tried.append((interpreter.name, wanted))
+
+    def runs(interpreter: Path, files: Sequence[Path], _package: str) -> None:
+        tried.append((interpreter.name, *(path.name for path in files)))
+
+    for name, stand_in in (("environment", environment), ("pytorch", pytorch), ("tried", runs)):
+        monkeypatch.setattr(clean, name, stand_in)
+    (build,) = matrix.builds("stable-abi", platform="linux-64", cuda=samples.CUDA)
+    wheel = samples.a_stable_wheel(tmp_path)
+    assert commands.main(["clean-install", "--wheels", str(wheel.parent), "--torch", "2.9+", "--cuda", samples.CUDA]) == 0
+    newest = list(matrix.load().pytorch.values())[-1]
+    assert build.python not in newest.python
+    assert made == [build.python, newest.python[-1]]
+    both = build.wheel_name, build.index_name
+    assert tried == [("1", "torch==2.9.*"), ("1", *both), ("2", "torch>=2.9"), ("2", *both)]
