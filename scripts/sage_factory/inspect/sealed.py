@@ -20,7 +20,7 @@ ABOUT = {"license", "summary"}
 INDEX = {"arch", "build", "build_number", "constrains", "depends", "license", "name", "noarch", "platform", "subdir", "timestamp",
          "version"}  # fmt: skip
 LINK = {"noarch": {"type": "python"}, "package_metadata_version": 1}
-INFO = re.compile(r"info/((about|hash_input|index|link|paths)\.json|licenses/LICENSE|tests/tests\.yaml)")
+INFO = re.compile(r"info/((about|index|link|paths)\.json|licenses/LICENSE|tests/tests\.yaml)")
 
 
 def faults(path: Path, info: Mapping[str, bytes], index: Mapping[str, Any], *, python: bool) -> Iterator[str]:

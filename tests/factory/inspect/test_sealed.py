@@ -92,6 +92,7 @@ EITHER: dict[str, tuple[Change, str]] = {
     "half a second": (says("index.json", timestamp=1_600_000_000_500), "says timestamp 1600000000500, expected that of a commit"),
     "a timestamp of another day": (says("index.json", timestamp=1_500_000_000_000), "is of 1600000000 s since 1970, expected 1500000000"),
     "run_exports": (put("info/run_exports.json", b"{}"), "info/run_exports.json is not of the metadata that a package of this"),
+    "what the recipe was told": (put("info/hash_input.json", b"{}"), "info/hash_input.json is not of the metadata"),
     "a recipe": (put("info/recipe/recipe.yaml", b"{}"), "info/recipe/recipe.yaml is not of the metadata"),
 }  # fmt: skip
 OPERATORS: dict[str, tuple[Change, str]] = {
@@ -119,6 +120,19 @@ def test_what_is_sealed_is_good(kind: Callable[[Path], Path], tmp_path: Path) ->
     assert verify.verify(path) != []
     seal.seal(path, samples.SECONDS)
     assert verify.verify(path) == []
+
+
+def test_the_python_of_the_build_makes_no_other_package(tmp_path: Path) -> None:
+    """It is not in the name."""
+    made = []
+    for python in ("3.11.*", "3.12.* *_cpython"):
+        told = put("info/hash_input.json", json.dumps({"python": python}).encode())
+        made.append(changed(samples.operators_conda(tmp_path / python[:4]), told))
+    assert made[0].read_bytes() != made[1].read_bytes()
+    for path in made:
+        seal.seal(path, samples.SECONDS)
+        assert verify.verify(path) == []
+    assert made[0].read_bytes() == made[1].read_bytes()
 
 
 def test_a_zip_of_another_time_is_named(tmp_path: Path) -> None:
