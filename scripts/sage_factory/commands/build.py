@@ -90,9 +90,10 @@ def requested(args: argparse.Namespace) -> list[tuple[matrix.Build, ...]]:
     package, torch, pythons = args.package, args.torch, args.python
     if not args.profile:
         package = package or next(iter(matrix.load().packages))
-        torch = torch or matrix.load().default_torch(args.cuda, package)
-        if not torch.endswith("+") and not args.kernels:  # those are for every Python
-            pythons = pythons or [channel.PYTHON]
+        if not args.kernels:  # which know neither PyTorch nor Python
+            torch = torch or matrix.load().default_torch(args.cuda, package)
+            if not torch.endswith("+"):  # those are for every Python
+                pythons = pythons or [channel.PYTHON]
     platform = args.platform or matrix.host_platform()
     chosen = matrix.builds(args.profile, package=package, platform=platform, cuda=args.cuda, torch=torch, python=pythons)
     return matrix.groups(chosen, kernels=args.kernels)

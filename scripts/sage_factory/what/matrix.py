@@ -277,7 +277,7 @@ class Matrix:
         """The newest host compiler that the table names: what a newer one makes of operators may not load where it is promised."""
         return max(int(cuda.gcc) for cuda in self.cuda.values())
 
-    def default_torch(self, cuda: str, package: str | None = None) -> str:
+    def default_torch(self, cuda: str, package: str) -> str:
         """What a bare `--cuda X` means: the PyTorch that `cuda` says, or the newest by itself where a package has no row of that one."""
         usual = known("CUDA version", cuda, self.cuda).pytorch
         there = {

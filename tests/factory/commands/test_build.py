@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import subprocess
 import sys
 from pathlib import Path
@@ -63,6 +64,15 @@ def test_kernels_are_for_no_python(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sage_factory.commands.build.channel.PYTHON", "3.11")
     (group,) = build.requested(arguments(package="sageattn3", cuda="13.0", platform="linux-64", kernels=True))
     assert {one.cuda for one in group} == {"13.0"}
+
+
+def test_kernels_are_for_no_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor for the one that their CUDA version usually means, which a package may have no row of."""
+    every = {"package": "sageattn3", "pytorch": "2.9+", "cuda": "13.0"}
+    table = dataclasses.replace(matrix.load(), rows=(every,))
+    monkeypatch.setattr(matrix, "load", lambda: table)
+    (group,) = build.requested(arguments(package="sageattn3", cuda="13.0", platform="linux-64", kernels=True))
+    assert [one.torch for one in group] == ["2.9+"]
 
 
 def test_nothing_asked_for() -> None:

@@ -85,7 +85,7 @@ def test_windows_from_39_to_312(torch: str) -> None:
 
 @pytest.mark.parametrize("cuda", matrix.load().cuda)
 def test_a_bare_cuda_version_means_one_pytorch_that_is_built(cuda: str) -> None:
-    assert matrix.builds(platform="linux-64", cuda=cuda, torch=matrix.load().default_torch(cuda))
+    assert matrix.builds(platform="linux-64", cuda=cuda, torch=matrix.load().default_torch(cuda, "sageattention"))
 
 
 def test_todays_world_is_there() -> None:

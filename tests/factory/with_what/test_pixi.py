@@ -90,7 +90,7 @@ def test_lock_writes_the_manifest_whole_or_not_at_all(tmp_path: Path, monkeypatc
 
 def test_the_tests_use_the_pytorch_that_their_wheel_is_built_for() -> None:
     cuda = matrix.load().development_cuda
-    torch = matrix.load().default_torch(cuda)
+    torch = matrix.load().default_torch(cuda, "sageattention")
     assert MANIFEST["feature"]["torch"]["dependencies"] == {"pytorch": ".".join(torch.split(".")[:2]) + ".*"}
     assert MANIFEST["tool"]["run"]["environments"]["test"] == ["test", f"torch-{torch}"]
     needed = [{"task": f"build-{tag(cuda)}", "environment": tag(cuda)}]
