@@ -31,20 +31,26 @@ def torch_version() -> str:
 
 
 def choose(directory: Path, torch: str, cuda: str) -> list[Path]:
-    """The wheels in `directory` for this Python and PyTorch: sageattention, which has to be there, and what else there is."""
+    """The wheels in `directory` for this Python and PyTorch: sageattention, which has to be there, and what else there is.
+
+    PyTorch is a release such as 2.8.1, whose wheel is the one of its series, or 2.9+.
+    """
     python, here = f"{sys.version_info[0]}.{sys.version_info[1]}", matrix.host_platform()
-    names = dict.fromkeys(
-        build.wheel_name
+    series = ".".join(torch.split(".")[:2])  # 2.9+ stays as it is
+    fitting = [
+        build
         for build in matrix.load().all_builds()
-        if (build.torch, build.cuda, build.platform) == (torch, cuda, here) and (build.stable_abi or build.python == python)
-    )
+        if (build.cuda, build.platform) == (cuda, here) and series == (build.torch if build.stable_abi else build.torch_series)
+    ]
+    names = dict.fromkeys(build.wheel_name for build in fitting if build.stable_abi or build.python == python)
     found = [directory / name for name in names if (directory / name).is_file()]
     if found and found[0].name.startswith("sageattention-"):
         return found
     there = ", ".join(path.name for path in sorted(directory.glob("*.whl"))) or "nothing"
+    row = next((build.torch for build in fitting if build.package == "sageattention"), None)
+    todo = f"`python3 scripts/run.py build --cuda {cuda} --torch {row}` makes one" if row else "variants.yaml has no such row"
     raise InstallError(
-        f"{directory.name}/ has no wheel for PyTorch {torch}, CUDA {cuda} and Python {python}: it holds {there}. "
-        f"`python3 scripts/run.py build --cuda {cuda} --torch {torch}` makes one"
+        f"{directory.name}/ has no wheel for PyTorch {series}, CUDA {cuda} and Python {python}: it holds {there}. {todo}"
     )
 
 

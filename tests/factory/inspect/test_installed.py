@@ -28,7 +28,8 @@ def test_the_wheel_for_this_python_is_chosen(tmp_path: Path) -> None:
     assert chosen.name == samples.build(HERE).wheel_name
     other = tmp_path / samples.build(HERE, package="sageattn3").wheel_name
     other.write_bytes(b"")
-    assert installed.choose(tmp_path, "2.8.0", "12.8") == [chosen, other]
+    for release in ("2.8.0", "2.8.1"):
+        assert installed.choose(tmp_path, release, "12.8") == [chosen, other]
     stable = tmp_path / "sageattention-2.2.0-29.128-py3-none-linux_x86_64.whl"
     stable.write_bytes(b"")
     assert installed.choose(tmp_path, "2.9+", "12.8") == [stable]
@@ -36,10 +37,17 @@ def test_the_wheel_for_this_python_is_chosen(tmp_path: Path) -> None:
 
 def test_no_wheel_says_what_there_is_and_what_makes_one(tmp_path: Path) -> None:
     (tmp_path / "sageattention-2.2.0-280.128-cp27-cp27-linux_x86_64.whl").write_bytes(b"")
-    with pytest.raises(installed.InstallError) as caught:
-        installed.choose(tmp_path, "2.8.0", "12.8")
-    assert "cp27" in str(caught.value)
-    assert "run.py build --cuda 12.8 --torch 2.8.0` makes one" in str(caught.value)
+    for torch, series, todo in (
+        ("2.8.1", "2.8", "`python3 scripts/run.py build --cuda 12.8 --torch 2.8.0` makes one"),
+        ("2.9+", "2.9+", "`python3 scripts/run.py build --cuda 12.8 --torch 2.9+` makes one"),
+        ("2.14.0", "2.14", "variants.yaml has no such row"),
+    ):
+        with pytest.raises(installed.InstallError) as caught:
+            installed.choose(tmp_path, torch, "12.8")
+        assert f"no wheel for PyTorch {series}, CUDA 12.8 and Python {HERE}: it holds sageattention-2.2.0-280" in str(
+            caught.value
+        )
+        assert str(caught.value).endswith(todo)
 
 
 def test_a_wheel_is_installed_alone_and_a_broken_one_does_not_import(tmp_path: Path) -> None:
