@@ -61,6 +61,17 @@ def test_every_pytorch_and_system_of_a_release_can_be_chosen() -> None:
     }
 
 
+def test_what_else_is_to_be_known_is_asked_of_no_profile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a release is made of may be called otherwise, and a wheel be of a row that is released no more."""
+    given = [offer for offer in offers("release") if offer.folder in ("cu126-torch26", "cu128-torch27")]
+    table = dataclasses.replace(matrix.load(), profiles={})
+    monkeypatch.setattr(matrix, "load", lambda: table)
+    chooser._note.cache_clear()
+    notes = {(one["torch"], one["os"]): one["note"] for offer in given for one in chooser.described(offer)}
+    assert [key for key, note in notes.items() if note] == [("2.6", "Linux x86-64")]
+    assert "not beside PyPI's" in notes["2.6", "Linux x86-64"]
+
+
 def test_the_page_is_one_file_and_lists_the_indexes() -> None:
     page = chooser.page(offers("release"), ["cu12", "cu128-torch27"])
     assert not re.search(r"(src|href)=\"(https?:)?//", page.partition("<script")[0]), "something from elsewhere"
