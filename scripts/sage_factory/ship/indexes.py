@@ -64,10 +64,10 @@ def describe(name: str, url: str, sha256: str, metadata_sha256: str | None = Non
             f"{name} does not say for which PyTorch and CUDA it is, as the versions 2.2.0+torch2.8.cu128 and 1.0.0+cu128torch2.8.0 do"
         )
     major, minor, torch = said["major"], said["minor"], said["torch"]
+    every = ".abi" in said[0]
     # Of a PyTorch that the table has no more, as in an old release, METADATA alone says it.
-    python = matrix.load().first_python(torch)
-    folder = f"cu{major}{minor}-torch{torch.replace('.', '')}{'-or-later' if '.abi' in said[0] else ''}"
-    pythons = f">={python}" if python else ""
+    pythons = matrix.load().requires_python(torch, stable_abi=every)
+    folder = f"cu{major}{minor}-torch{torch.replace('.', '')}{'-or-later' if every else ''}"
     return Link(canonicalize_name(project), folder, f"cu{major}", name, url, sha256, pythons, metadata_sha256)
 
 

@@ -161,7 +161,7 @@ class Build:
     @property
     def requires_python(self) -> str:
         """What a wheel requires: the same in all wheels of a PyTorch, since Poetry reads one of them for all. The tags say the rest."""
-        return f">={load().pytorch[self.torch].python[0]}"
+        return load().requires_python(self.torch_series, stable_abi=self.stable_abi)
 
     @property
     def wheel_version(self) -> str:
@@ -287,9 +287,10 @@ class Matrix:
         }
         return usual if usual in there or not there else max(there, key=release_order)
 
-    def first_python(self, series: str) -> str:
-        """The oldest Python of a PyTorch series; empty where the table has none of it."""
-        return next((p.python[0] for p in self.pytorch.values() if p.version.startswith(f"{series}.")), "")
+    def requires_python(self, series: str, *, stable_abi: bool) -> str:
+        """What a wheel for a PyTorch series, or for every one from it on, requires; empty where the table has none of it."""
+        named = [p for p in self.pytorch.values() if p.version == f"{series}+" or p.version.startswith(f"{series}.")]
+        return next((f">={p.python[0]}" for p in named if p.version.endswith("+") == stable_abi), "")
 
     def all_builds(self) -> tuple[Build, ...]:
         found = []

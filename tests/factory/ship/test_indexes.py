@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
@@ -59,14 +60,21 @@ def beside_torch(folder: Path, version: str) -> Path:
     return folder
 
 
-def test_one_index_for_each_cuda_and_pytorch_series() -> None:
+@pytest.mark.parametrize("oldest", ["3.10", "3.11"])
+def test_one_index_for_each_cuda_and_pytorch_series(oldest: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """2.9 may be for other Pythons than what is for every PyTorch from 2.9 on: a link says what METADATA says."""
+    table = matrix.load()
+    nine = dataclasses.replace(table.pytorch["2.9.0"], python=(oldest, "3.12"))
+    table = dataclasses.replace(table, pytorch={**table.pytorch, "2.9.0": nine})
+    monkeypatch.setattr(matrix, "load", lambda: table)
     names = {build.index_name: build for build in matrix.builds()}
     for name, build in names.items():
         link = indexes.describe(name, name, "0")
         assert (link.major, link.folder) == (build.index_major, build.index_folder)
         later = "-or-later" if build.stable_abi else ""
         assert link.folder == f"cu{build.cuda.replace('.', '')}-torch{build.torch_series.replace('.', '')}{later}"
-        assert (link.project, link.requires_python) == (build.package, f">={matrix.load().pytorch[build.torch].python[0]}")
+        assert (link.project, link.requires_python) == (build.package, f">={table.pytorch[build.torch].python[0]}")
+        assert link.requires_python == build.requires_python
     found = indexes.pages(indexes.describe(name, name, "0") for name in names)
     offered: Counter[str] = Counter()
     for path, text in found.items():
