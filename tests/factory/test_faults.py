@@ -191,14 +191,14 @@ place.{second}({arguments.format(dist=str(dist), wheel=str(ready[2]))})
 
 
 def test_what_others_are_writing_stays(dist: Path) -> None:
-    for other in (dist / "release" / ".NOTES.md.partial", dist / "hub" / "build" / ".torch28.partial" / "a"):
+    for other in (dist / "release" / ".NOTES.md.1.partial", dist / "hub" / "build" / ".torch28.partial" / "a"):
         other.parent.mkdir(parents=True)
         other.touch()
-    (dist / "wheels" / ".a.whl.partial").touch()
+    (dist / "wheels" / ".a.whl.1.partial").touch()
     (dist / f"{place.JOURNAL}.partial").touch()
     place.recover(dist, dist)
     assert not [*dist.glob("wheels/.*"), *dist.glob(".*.partial")]
-    assert (dist / "release" / ".NOTES.md.partial").exists()
+    assert (dist / "release" / ".NOTES.md.1.partial").exists()
 
 
 # Files that rotted.

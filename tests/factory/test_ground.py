@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sage_factory import alone, child
+from sage_factory import alone, child, files
 from sage_factory.clock import Clock
 
 
@@ -49,6 +50,21 @@ def test_a_failed_child_is_reported_with_its_log(tmp_path: Path) -> None:
         child.run("compiling", [sys.executable, "-c", "print('why'); raise SystemExit(3)"], log=tmp_path / "log")
     assert caught.value.tail == ("why",)
     assert (tmp_path / "log").read_text() == "why\n"
+
+
+def test_two_processes_that_write_one_file_do_not_disturb_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    replace = Path.replace
+
+    def meanwhile(self: Path, target: Path) -> Path:
+        with monkeypatch.context() as other:
+            other.setattr(Path, "replace", replace)
+            other.setattr(os, "getpid", lambda: 1)
+            files.put(target, b"another's")
+        return replace(self, target)
+
+    monkeypatch.setattr(Path, "replace", meanwhile)
+    files.put(tmp_path / "file", b"mine")
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"file": b"mine"}
 
 
 def test_a_step_counts_the_processor_time_of_its_children() -> None:

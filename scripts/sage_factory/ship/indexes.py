@@ -18,7 +18,7 @@ from urllib.parse import quote
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 
 from sage_factory import FactoryError, alone
-from sage_factory.files import put, sha256
+from sage_factory.files import put, sha256, sweep
 from sage_factory.gh import gh
 from sage_factory.make import archives, wheels
 from sage_factory.ship import chooser
@@ -202,6 +202,7 @@ def add(given: Sequence[Path], site: Path, index_url: str = "") -> list[Path]:
         alone.alone(site / ".lock", f"another process that adds to {site}"),
         tempfile.TemporaryDirectory() as scratch,
     ):
+        sweep(site, ".", "*", "*/*")
         offered = _as_offered(given, Path(scratch), index_url)
         new = _lacking(offered, site)
         for wheel, made in offered.items():

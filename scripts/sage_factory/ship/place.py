@@ -17,7 +17,7 @@ from pathlib import Path
 from rattler.index import index_fs
 
 from sage_factory import ROOT, FactoryError, alone
-from sage_factory.files import sha256
+from sage_factory.files import sha256, sweep
 from sage_factory.make import archives
 from sage_factory.what import matrix
 
@@ -130,9 +130,7 @@ def settle(output: Path) -> None:
         for name in plan["remove"]:
             (output / name).unlink(missing_ok=True)
         journal.unlink()
-    for folder in (".", "wheels", "conda/*"):  # nobody else's, such as a release's that is being written
-        for left in output.glob(f"{folder}/.*.partial"):
-            left.unlink(missing_ok=True)
+    sweep(output, ".", "wheels", "conda/*")  # nobody else's, such as a release's that is being written
 
 
 def recover(output: Path, own: Path) -> None:

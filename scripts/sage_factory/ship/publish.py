@@ -24,7 +24,7 @@ from rattler_build import RattlerBuildError
 from rattler_build.upload import upload_package_to_anaconda, upload_package_to_prefix
 
 from sage_factory import FactoryError, alone
-from sage_factory.files import put, sha256
+from sage_factory.files import put, sha256, sweep
 from sage_factory.ship import collect, indexes
 from sage_factory.ship.place import read_at, shadowed
 from sage_factory.what import matrix
@@ -70,6 +70,7 @@ class Folder:
         return {f"{path.parent.name}/{path.name}": sha256(path.read_bytes()) for path in packages if path.is_file()}
 
     def put(self, packages: Sequence[Path]) -> None:
+        sweep(self.path, "*")
         for path in packages:
             put(self.path / place(path), path.read_bytes())
         # But for links to nothing.
