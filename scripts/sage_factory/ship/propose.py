@@ -11,6 +11,14 @@ from sage_factory.gh import gh
 from sage_factory.git import git
 
 LOCK, BRANCH = "pixi.lock", "pixi-lock"
+# git asks gh who pushes, for this once: `gh auth setup-git` would write that into the user's own configuration.
+ASKS_GH = {
+    "GIT_CONFIG_COUNT": "2",
+    "GIT_CONFIG_KEY_0": "credential.helper",
+    "GIT_CONFIG_VALUE_0": "",  # no others, which would keep what gh says
+    "GIT_CONFIG_KEY_1": "credential.helper",
+    "GIT_CONFIG_VALUE_1": "!gh auth git-credential",
+}
 TITLE = "pixi.lock: what conda-forge has now"
 BODY = """Made by `pixi update --no-install`. CI takes pixi.lock as it is, so what is merged here is what builds are made with from then on.
 
@@ -41,8 +49,7 @@ def propose(base: str) -> str:
     made = commit()
     if made is None:
         return f"{LOCK} is what HEAD has: nothing to propose"
-    gh("auth", "setup-git", root=ROOT)
-    git("push", "--force", "origin", f"{made}:refs/heads/{BRANCH}", root=ROOT)
+    git("push", "--force", "origin", f"{made}:refs/heads/{BRANCH}", root=ROOT, more=ASKS_GH)
     # A fork may have a branch of that name, and anybody a fork.
     said = gh("pr", "list", "--head", BRANCH, "--state", "open", "--json", "url,isCrossRepository", root=ROOT)
     if any(not one["isCrossRepository"] for one in json.loads(said)):

@@ -66,6 +66,24 @@ def test_the_lock_alone_is_proposed(checkout: Path, capsys: pytest.CaptureFixtur
     assert git(checkout, "branch", "--show-current") == "main"
 
 
+def test_gh_says_who_pushes_and_the_users_configuration_stays_as_it_is(
+    checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (checkout / "pixi.lock").write_text("version: 7\n")
+    (tmp_path / "home" / ".gitconfig").parent.mkdir()
+    (tmp_path / "home" / ".gitconfig").write_text("[credential]\nhelper = store\n")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    hook = checkout / ".git" / "hooks" / "pre-push"
+    hook.parent.mkdir(exist_ok=True)
+    hook.write_text('#!/bin/sh\ngit config --get-all credential.helper > "$GH_FOLDER/helpers"\n')
+    hook.chmod(0o755)
+    assert commands.main(["propose"]) == 0
+    # Those before an empty one are not asked.
+    assert (tmp_path / "helpers").read_text().splitlines()[-2:] == ["", "!gh auth git-credential"]
+    assert "auth setu" not in asked(checkout)
+    assert (tmp_path / "home" / ".gitconfig").read_text() == "[credential]\nhelper = store\n"
+
+
 def test_a_newer_lock_renews_the_open_request(checkout: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for version in ("7", "8"):
         (checkout / "pixi.lock").write_text(f"version: {version}\n")
