@@ -12,6 +12,7 @@ import hashlib, json, pathlib, sys
 state = pathlib.Path({state!r})
 releases = json.loads(state.read_text())
 arguments = sys.argv[1:]
+pathlib.Path({state!r} + ".where").write_text(str(pathlib.Path.cwd()))
 with open({state!r} + ".log", "a") as log:
     log.write(" ".join(arguments[:2]) + "\\n")
 if arguments[0] == "api":
@@ -75,6 +76,11 @@ class GitHub:
 
     def asked(self, what: str) -> int:
         return Path(f"{self.state}.log").read_text().splitlines().count(what)
+
+    @property
+    def where(self) -> Path:
+        """The folder in which it was asked last."""
+        return Path(Path(f"{self.state}.where").read_text())
 
     def files(self, tag: str) -> Path:
         """What was uploaded to a release."""

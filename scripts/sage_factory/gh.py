@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import subprocess
-from pathlib import Path
 
-from sage_factory import FactoryError
+from sage_factory import ROOT, FactoryError
 
 
 class GhError(FactoryError):
     """gh did not do as it was asked; the message is gh's own."""
 
 
-def gh(*command: str, root: Path | None = None) -> str:
-    """What gh says in `root`, by default here; GhError if it fails or is not there."""
+def gh(*command: str) -> str:
+    """What gh says in this checkout, as git does, wherever it is asked; GhError if it fails or is not there."""
     try:
         done = subprocess.run(
-            ["gh", *command], cwd=root, capture_output=True, text=True, encoding="utf-8", errors="replace", check=False
+            ["gh", *command], cwd=ROOT, capture_output=True, text=True, encoding="utf-8", errors="replace", check=False
         )
     except FileNotFoundError as error:
         raise GhError("`gh`, GitHub's command line, is not installed: the environments `release` and `lock` have it") from error

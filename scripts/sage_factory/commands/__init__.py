@@ -51,7 +51,7 @@ def arguments(command: ModuleType, given: Sequence[str]) -> argparse.Namespace:
     elif rest:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     # Tasks start in the root, and who started one means files of the folder where they did (pixi's variable).
-    caller = Path(os.environ.get("INIT_CWD", "") if Path.cwd() == ROOT else "")
+    caller = Path(os.environ.get("INIT_CWD", "") if Path.cwd() == ROOT else "").absolute()
     for name, value in vars(found).items():
         if isinstance(value, Path):
             setattr(found, name, caller / value)

@@ -13,11 +13,11 @@ from sage_factory.ship import release
 
 def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tag", required=True, help="the release")
-    parser.add_argument("--reason", default="", help="one line, which pip shows")
+    parser.add_argument("--reason", type=str.strip, default="", help="one line, which pip shows")
 
 
 def run(args: argparse.Namespace) -> int:
-    changed = release.withdraw(args.tag, args.reason.strip())
+    changed = release.withdraw(args.tag, args.reason)
     said = f"withdrawn: {args.reason}" if args.reason else "offered"
     print(f"{args.tag} is {said}" if changed else f"{args.tag} is {said} already")
     return 0

@@ -36,12 +36,12 @@ def commit() -> str | None:
         raise ProposeError(f"there is no {LOCK} here: `pixi update --no-install` makes it")
     with tempfile.TemporaryDirectory() as scratch:
         index = {"GIT_INDEX_FILE": str(Path(scratch, "index"))}
-        git("read-tree", "HEAD", root=ROOT, more=index)
-        git("update-index", "--add", LOCK, root=ROOT, more=index)
-        tree = git("write-tree", root=ROOT, more=index)
-    if tree == git("rev-parse", "HEAD^{tree}", root=ROOT):
+        git("read-tree", "HEAD", more=index)
+        git("update-index", "--add", LOCK, more=index)
+        tree = git("write-tree", more=index)
+    if tree == git("rev-parse", "HEAD^{tree}"):
         return None
-    return git("commit-tree", tree, "-p", "HEAD", "-m", TITLE, root=ROOT)
+    return git("commit-tree", tree, "-p", "HEAD", "-m", TITLE)
 
 
 def propose(base: str) -> str:
@@ -49,9 +49,9 @@ def propose(base: str) -> str:
     made = commit()
     if made is None:
         return f"{LOCK} is what HEAD has: nothing to propose"
-    git("push", "--force", "origin", f"{made}:refs/heads/{BRANCH}", root=ROOT, more=ASKS_GH)
+    git("push", "--force", "origin", f"{made}:refs/heads/{BRANCH}", more=ASKS_GH)
     # A fork may have a branch of that name, and anybody a fork.
-    said = gh("pr", "list", "--head", BRANCH, "--state", "open", "--json", "url,isCrossRepository", root=ROOT)
+    said = gh("pr", "list", "--head", BRANCH, "--state", "open", "--json", "url,isCrossRepository")
     if any(not one["isCrossRepository"] for one in json.loads(said)):
         return f"the open pull request of {BRANCH} has the new {LOCK}"
-    return gh("pr", "create", "--head", BRANCH, "--base", base, "--title", TITLE, "--body", BODY, root=ROOT)
+    return gh("pr", "create", "--head", BRANCH, "--base", base, "--title", TITLE, "--body", BODY)

@@ -48,6 +48,8 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)
     monkeypatch.setenv("GH_FOLDER", str(tmp_path))
     monkeypatch.setattr(propose, "ROOT", here)
+    for module in ("git", "gh"):
+        monkeypatch.setattr(f"sage_factory.{module}.ROOT", here)
     return here
 
 

@@ -14,7 +14,7 @@ import github_stand_in
 import pytest
 import samples
 
-from sage_factory import commands
+from sage_factory import ROOT, commands
 from sage_factory.files import sha256
 from sage_factory.make import wheels
 from sage_factory.ship import collect, release
@@ -160,6 +160,14 @@ def test_a_release_is_a_draft_until_all_of_it_is_there(
     assert (github.asked("release create"), github.asked("release edit"), github.asked("release upload")) == (1, 1, 11)
 
 
+def test_github_is_asked_of_this_checkout_wherever_one_stands(
+    dist: Path, github: github_stand_in.GitHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(dist.parent)
+    assert run(Path(dist.name), "v2.2.0", "--publish") == 0
+    assert github.where == ROOT
+
+
 def test_what_was_signed_for_is_what_is_published(
     dist: Path, github: github_stand_in.GitHub, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -198,7 +206,9 @@ def test_an_upload_whose_answer_was_lost_is_done(dist: Path, github: github_stan
     assert (there["draft"], len(there["assets"])) == (False, 10)
 
 
-def test_a_withdrawn_release_is_yanked_and_offered_again(dist: Path, github: github_stand_in.GitHub) -> None:
+def test_a_withdrawn_release_is_yanked_and_offered_again(
+    dist: Path, github: github_stand_in.GitHub, capsys: pytest.CaptureFixture[str]
+) -> None:
     def page() -> str:
         assert commands.main(["index", "--releases", "someone/ours", "--output", str(dist / "site")]) == 0
         return (dist / "site" / "cu12" / "sageattention" / "index.html").read_text(encoding="utf-8")
@@ -215,7 +225,9 @@ def test_a_withdrawn_release_is_yanked_and_offered_again(dist: Path, github: git
     assert commands.main(["withdraw", "--tag", "v2.2.0"]) == 0
     assert github.releases[1]["body"] == notes
     edits = github.asked("release edit")
-    assert commands.main(["withdraw", "--tag", "v2.2.0"]) == 0
+    capsys.readouterr()
+    assert commands.main(["withdraw", "--tag", "v2.2.0", "--reason", " "]) == 0
+    assert capsys.readouterr().out == "v2.2.0 is offered already\n"
     assert github.asked("release edit") == edits, "there was nothing to do"
     assert commands.main(["withdraw", "--tag", "v9"]) == 1
 
