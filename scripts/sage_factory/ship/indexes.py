@@ -48,7 +48,6 @@ class Link:
     sha256: str
     requires_python: str
     metadata_sha256: str | None = None
-    provenance: str | None = None  # where its attestations are, as PEP 740 has them
     yanked: str | None = None  # why nobody shall take it who does not ask for it by its version (PEP 592)
 
 
@@ -106,7 +105,6 @@ def _described(project: str, files: Sequence[Link]) -> dict[str, Any]:
             "requires-python": link.requires_python,
         }
         one |= {"core-metadata": {"sha256": link.metadata_sha256}} if link.metadata_sha256 else {}
-        one |= {"provenance": _below(link.provenance)} if link.provenance else {}
         found.append({**one, "yanked": False if link.yanked is None else link.yanked or True})
     return {"meta": {"api-version": "1.0"}, "name": project, "files": found}
 
@@ -123,8 +121,6 @@ def _file(link: Link) -> str:
         more |= {f"data-{kind}-metadata": f"sha256={link.metadata_sha256}" for kind in ("core", "dist-info")}
     if link.yanked is not None:
         more["data-yanked"] = link.yanked
-    if link.provenance:
-        more["data-provenance"] = _below(link.provenance)
     return _anchor(f"{_below(link.url)}#sha256={link.sha256}", link.name, more)
 
 
@@ -147,9 +143,7 @@ def there(site: Path) -> Iterator[Link]:
         metadata = path.with_name(f"{path.name}.metadata")
         found = sha256(metadata.read_bytes()) if metadata.is_file() else None
         place = path.relative_to(site).as_posix()
-        link = describe(path.name, place, sha256(path.read_bytes()), found)
-        signed = path.with_name(f"{path.name}.provenance").is_file()
-        yield replace(link, provenance=f"{place}.provenance") if signed else link
+        yield describe(path.name, place, sha256(path.read_bytes()), found)
 
 
 def build_of(wheel: Path) -> matrix.Build:
@@ -257,10 +251,9 @@ def links(releases: Iterable[Mapping[str, Any]]) -> list[Link]:
             if not digest.startswith("sha256:"):
                 raise SiteError(f"GitHub gives no SHA-256 of {name} in release {release['tag_name']}")
             # What lies beside a file is found by its address and an ending.
-            metadata, signed = (beside.get(f"{name}.{kind}", {}) for kind in ("metadata", "provenance"))
-            said = str(metadata.get("digest") or "").removeprefix("sha256:") or None
-            link = describe(name, asset["browser_download_url"], digest.removeprefix("sha256:"), said)
-            link = replace(link, yanked=why, provenance=signed.get("browser_download_url"))
+            metadata = str(beside.get(f"{name}.metadata", {}).get("digest") or "").removeprefix("sha256:") or None
+            link = describe(name, asset["browser_download_url"], digest.removeprefix("sha256:"), metadata)
+            link = replace(link, yanked=why)
             if found.setdefault(name, link).sha256 != link.sha256:
                 raise SiteError(f"{name} is in two releases with other content in each; one is {release['tag_name']}")
     return list(found.values())

@@ -1,4 +1,4 @@
-"""The indexes as JSON (PEP 691), the metadata beside wheels (PEP 658) and where attestations are (PEP 740)."""
+"""The indexes as JSON (PEP 691), and the metadata beside wheels (PEP 658)."""
 
 from __future__ import annotations
 
@@ -52,9 +52,6 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("site")
     wheel = samples.a_wheel(tmp_path_factory.mktemp("wheel"), "3.12")
     indexes.add([wheel], folder)
-    target = indexes.target(wheel, folder)
-    target.with_name(f"{target.name}.provenance").write_text('{"version": 1, "attestation_bundles": []}', encoding="utf-8")
-    indexes.add([wheel], folder)
     return folder
 
 
@@ -79,8 +76,6 @@ def test_both_forms_say_the_same_and_what_is_true(site: Path, folder: str) -> No
     assert one["core-metadata"] == {"sha256": sha256(metadata)}
     assert f'data-core-metadata="sha256={sha256(metadata)}"' in attributes
     assert f"Requires-Python: {one['requires-python']}".encode() in metadata
-    assert one["provenance"] == f"{one['url']}.provenance"
-    assert f'data-provenance="{one["provenance"]}"' in attributes
     assert one["yanked"] is False
 
 
@@ -104,11 +99,11 @@ def test_of_a_release_what_lies_beside_a_wheel_is_found() -> None:
         return {"name": name, "browser_download_url": f"https://example.org/v1/{name}", "digest": f"sha256:{digest}"}
 
     name = BUILD.index_name
-    assets = [asset(name, "00"), asset(f"{name}.metadata", "11"), asset(f"{name}.provenance", "22")]
+    assets = [asset(name, "00"), asset(f"{name}.metadata", "11")]
     (link,) = indexes.links([{"tag_name": "v2.2.0", "draft": False, "body": "", "assets": assets}])
-    assert (link.sha256, link.metadata_sha256, link.provenance) == ("00", "11", f"https://example.org/v1/{name}.provenance")
+    assert (link.sha256, link.metadata_sha256) == ("00", "11")
     (bare,) = indexes.links([{"tag_name": "v2.2.0", "draft": False, "body": "", "assets": assets[:1]}])
-    assert (bare.metadata_sha256, bare.provenance) == (None, None)
+    assert bare.metadata_sha256 is None
 
 
 def test_a_yanked_wheel_is_yanked_in_both_forms() -> None:
