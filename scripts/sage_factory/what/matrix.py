@@ -576,22 +576,6 @@ def targets(architectures: Iterable[str], matrix: Matrix | None = None) -> tuple
     return tuple(f"sm_{known('architecture', a, matrix.architectures).name.replace('.', '')}" for a in architectures)
 
 
-def described(build: Build, matrix: Matrix | None = None) -> dict[str, Any]:
-    """One build as a CI job takes it."""
-    matrix = matrix or load()
-    return {
-        "package": build.package,
-        "version": build.version,
-        "platform": build.platform,
-        "runner": matrix.platforms[build.platform].runner,
-        "cuda": build.cuda,
-        "torch": build.torch,
-        "python": build.python,
-        "architectures": list(build.architectures),
-        "wheel": build.wheel_name,
-    }
-
-
 def kernel_sets(chosen: Iterable[Build], matrix: Matrix | None = None) -> list[dict[str, Any]]:
     """The kernels these builds need, one object a package and CUDA version, as the CI job that compiles them takes it."""
     matrix = matrix or load()
