@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import shutil
 from pathlib import Path
 
 import pytest
@@ -184,10 +183,3 @@ def test_what_goes_into_each() -> None:
     assert {*others} - {*mine} == {"pyproject.toml", "README.md"}
     for path in (*mine, *others):
         assert (Path(samples.__file__).parents[1] / path).exists(), path
-
-
-def test_the_command_that_packs_wheels(dist: Path, tmp_path: Path) -> None:
-    packages = [next(dist.glob(f"conda/*/{name}-1.0.0-*.conda")) for name in (NAME, f"{NAME}-cubins")]
-    assert commands.main(["wheel", *map(str, packages), "--python", "3.12", "--out", str(tmp_path / "out")]) == 0
-    assert (tmp_path / "out" / WHEEL).read_bytes() == (dist / "wheels" / WHEEL).read_bytes()
-    shutil.rmtree(tmp_path / "out")

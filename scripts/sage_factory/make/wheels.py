@@ -158,13 +158,11 @@ def _zipped(files: dict[str, bytes], last: str) -> bytes:
     return archives.zipped(((name, modes[name], files[name]) for name in names), EPOCH, LEVEL)
 
 
-def find_build(operators: Path, python: str | None = None) -> matrix.Build:
-    """The build of variants.yaml that a package was made as, for that Python or for any."""
+def find_build(operators: Path) -> matrix.Build:
+    """The first build of variants.yaml that a package was made for."""
     conda = archives.read_conda(operators)
     made = next((json.loads(data) for name, data in conda.payload.items() if name.endswith("/_build.json")), None)
     if made is None:
         raise WheelError(f"{operators.name} does not hold _build.json: the operators' package comes first, then the kernels'")
     index = json.loads(conda.info["info/index.json"])
-    return matrix.builds(
-        package=index["name"], platform=index["subdir"], cuda=made["cuda"], torch=made["torch"], python=python
-    )[0]
+    return matrix.builds(package=index["name"], platform=index["subdir"], cuda=made["cuda"], torch=made["torch"])[0]

@@ -15,7 +15,6 @@ import samples
 from packaging.utils import parse_wheel_filename
 from packaging.version import Version
 
-from sage_factory import commands
 from sage_factory.files import sha256
 from sage_factory.inspect import verify
 from sage_factory.make import wheels
@@ -152,20 +151,3 @@ def test_a_full_disk_leaves_nothing_half_written(tmp_path: Path, monkeypatch: py
     with pytest.raises(OSError, match="No space left"):
         wheels.emit(operators, cubins, build=samples.build(), out_dir=tmp_path / "out")
     assert not list((tmp_path / "out").iterdir())
-
-
-def test_command_packs_one_wheel_for_each_python(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    packages = [str(samples.operators_conda(tmp_path)), str(samples.cubins_conda(tmp_path))]
-    assert commands.main(["wheel", *packages, "--python", "3.11", "3.12", "--out", str(tmp_path / "out")]) == 0
-    made = sorted((tmp_path / "out").iterdir())
-    assert [path.name.split("-")[3] for path in made] == ["cp311", "cp312"]
-    assert all(verify.verify_wheel(path) == [] for path in made)
-    assert len(capsys.readouterr().out.splitlines()) == 2
-
-
-def test_command_names_a_python_that_is_not_built(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    packages = [str(samples.operators_conda(tmp_path)), str(samples.cubins_conda(tmp_path))]
-    assert commands.main(["wheel", *packages, "--python", "3.7", "--out", str(tmp_path / "out")]) == 1
-    said = capsys.readouterr().err
-    assert said.startswith("error: ")
-    assert "3.7" in said
