@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from cards import model
+from cards.cubin import CubinError
 from cards.gpus import Card, card_of
 from measure import Shape, each, environment, error, packed_speed, result_file, speed
 from methods import KERNELS, methods
@@ -27,7 +28,6 @@ from rich.console import Console
 from rich.table import Table
 
 import sageattention
-from sage_factory.inspect.cubin import CubinError
 from sageattention import _library
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -16,10 +16,9 @@ import re
 import sys
 from pathlib import Path
 
+from cards.cubin import CubinError
 from cards.gpus import BY_NAME
 from cards.tables import SHORT, fp4_table, generated, kernels_of, original_table
-
-from sage_factory.inspect.cubin import CubinError
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "kernels.md"

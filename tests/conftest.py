@@ -33,10 +33,10 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 @pytest.fixture(scope="session")
 def listed_once() -> Iterator[None]:
     """nvdisasm is asked once a run for each cubin: its start alone takes a quarter of a second."""
+    from cards import cubin
     from kernels_on_cpu import whole
 
     from sage_factory import files  # the package's own tests do without the factory's tools
-    from sage_factory.inspect import cubin
 
     ask, folder = cubin.listing, Path(os.environ["SAGEATTENTION_SHARED"])
 

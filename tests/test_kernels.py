@@ -19,10 +19,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from cards import cubin
 from cards.model import OURS, shared_bytes
 from kernels_on_cpu import FIRST
 
-from sage_factory.inspect import content, cubin, elf
+from sage_factory.inspect import content, elf
 
 pytestmark = pytest.mark.usefixtures("listed_once")
 

@@ -10,15 +10,14 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from cards import model, tables
+from cards import cubin, model, tables
+from cards.cubin import Code, Instruction
 from cards.gpus import BY_NAME, CARDS, card_of
 from cards.hot import hot_path, product
 from predict import BETWEEN, PAGE
 from test_kernels import CUBINS, KERNELS, Kernel
 
 from sage_factory import ROOT
-from sage_factory.inspect import cubin
-from sage_factory.inspect.cubin import Code, Instruction
 from sage_factory.make import kernels
 from sageattention import _library, dispatch
 

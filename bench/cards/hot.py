@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from sage_factory.inspect.cubin import Code, Instruction
+from cards.cubin import Code, Instruction
 
 WARPGROUP = 4  # warps that compute a wgmma together
 LANES = 32  # of a warp

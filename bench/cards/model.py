@@ -9,11 +9,11 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
+from cards.cubin import Instruction, blocks_per_sm, disassemble, resources
 from cards.gpus import Card
 from cards.hot import hot_path
 from cards.simulate import simulate
 from cards.units import UNITS, unit_of
-from sage_factory.inspect.cubin import Instruction, blocks_per_sm, disassemble, resources
 
 TILE = 128 * 128  # scores
 L2_BYTES = 64  # a clock and multiprocessor, from L2

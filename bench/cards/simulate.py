@@ -7,9 +7,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from cards.cubin import Instruction
 from cards.hot import product
 from cards.units import Unit
-from sage_factory.inspect.cubin import Instruction
 
 ROUNDS = 10  # of each warp, on average, of which the first START do not count: all begin together
 START = 2

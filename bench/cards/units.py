@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+from cards.cubin import Instruction
 from cards.hot import product
-from sage_factory.inspect.cubin import Instruction
 
 # By unit, from memory of the pipelines that Nsight Compute names; an opcode that is not named goes to the ALU.
 _FLOAT = {"FFMA", "FMUL", "FADD"}

@@ -15,8 +15,6 @@ from typing import NamedTuple
 from elftools.elf.elffile import ELFFile
 from elftools.elf.sections import SymbolTableSection
 
-from sage_factory import FactoryError
-
 # .nv.info attributes that compilers from 12.6 to 13.0 write alike (the register count in sh_info went away with ABI 8).
 MAX_THREADS, REQUIRED_THREADS, FRAME_SIZE, MIN_STACK_SIZE, PARAMETER_BYTES, REGISTERS = 0x05, 0x10, 0x11, 0x12, 0x19, 0x2F
 
@@ -26,7 +24,7 @@ SHARED_KIB = {80: 164, 86: 100, 87: 164, 89: 100, 90: 228, 100: 228, 103: 228, 1
 RESERVED_SHARED = 1024  # per block, by the system: from 9.0 on the compiler counts it as the kernel's own, where it has any
 
 
-class CubinError(FactoryError):
+class CubinError(Exception):
     """The cubin cannot be read; the message says why and what to do."""
 
 
