@@ -40,18 +40,18 @@ def operator_faults(files: Mapping[str, bytes], said: Said) -> Iterator[str]:
     for key, expected in (("version", said.version), ("torch", said.torch), ("cuda", said.cuda)):
         if not faults and made.get(key) != expected:
             yield f"_build.json says {key} {made.get(key)!r}, expected {expected!r} as the file name does"
-    for name in ("__init__.py", platform.extension):
+    for name in ("__init__.py", platform.library):
         if name not in files:
             yield f"{said.package}/{name} is missing"
     for name, data in sorted(files.items()):
-        if name == platform.extension:
+        if name == platform.library:
             yield from elf.path_faults(name, data)
             if platform.glibc:
                 yield from elf.host_faults(name, data, said.platform, platform.glibc)
             else:
                 yield from pe.library_faults(name, data, platform.wheel)
         elif name.endswith(LIBRARIES):
-            yield f"{name} is a second library: expected {platform.extension} alone"
+            yield f"{name} is a second library: expected {platform.library} alone"
         elif not OWN.fullmatch(name):
             yield f"{said.package}/{name} is neither a module nor anything else that belongs there: was it left among the sources?"
 

@@ -117,7 +117,7 @@ class Packages:
         table = matrix.load()
         cuda, platform = table.cuda[build.cuda], table.platforms[build.platform]
         if not system:
-            kernels.append(f"gcc={cuda.gcc}")
+            kernels.append(f"gcc={table.gcc}")
         else:
             kernels += [f"{name}={version}" for name, version in cuda.pypi.items()]
             kernels.append(sha256(channel.SHIM.read_bytes()))

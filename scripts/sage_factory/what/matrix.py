@@ -52,7 +52,6 @@ class Platform:
     name: str
     host: str
     wheel: str
-    extension: str
     cxx: str
     c: str
     runner: str
@@ -71,6 +70,11 @@ class Platform:
     def windows(self) -> bool:
         return self.name.startswith("win-")
 
+    @property
+    def library(self) -> str:
+        """The operators' file in a package."""
+        return "_C.dll" if self.windows else "_C.so"
+
 
 @dataclass(frozen=True)
 class Cuda:
@@ -78,7 +82,6 @@ class Cuda:
     architectures: tuple[str, ...]
     ptx: tuple[str, ...]
     pytorch: str
-    gcc: str
     gcc_below: str
     pypi: Mapping[str, str] = field(hash=False)
 
@@ -264,6 +267,7 @@ class Matrix:
     platforms: Mapping[str, Platform]
     architectures: Mapping[str, Architecture]
     cuda: Mapping[str, Cuda]
+    gcc: str
     development_cuda: str
     build_python: str
     pytorch: Mapping[str, PyTorch]
@@ -271,11 +275,6 @@ class Matrix:
     kernels: str
     rows: tuple[Mapping[str, Any], ...]
     profiles: Mapping[str, tuple[Mapping[str, Any], ...]]
-
-    @property
-    def newest_gcc(self) -> int:
-        """The newest host compiler that the table names: what a newer one makes of operators may not load where it is promised."""
-        return max(int(cuda.gcc) for cuda in self.cuda.values())
 
     def default_torch(self, cuda: str, package: str) -> str:
         """What a bare `--cuda X` means: the PyTorch that `cuda` says, or the newest by itself where a package has no row of that one."""
@@ -395,9 +394,10 @@ def load(path: Path = TABLE) -> Matrix:
             platforms={n: Platform(n, **p) for n, p in raw["platforms"].items()},
             architectures={n: Architecture(n, **a) for n, a in raw["architectures"].items()},
             cuda={
-                n: Cuda(n, tuple(c["architectures"]), tuple(c["ptx"]), c["pytorch"], c["gcc"], c["gcc_below"], c["pypi"])
+                n: Cuda(n, tuple(c["architectures"]), tuple(c["ptx"]), c["pytorch"], c["gcc_below"], c["pypi"])
                 for n, c in raw["cuda"].items()
             },
+            gcc=raw["gcc"],
             development_cuda=raw["development_cuda"],
             build_python=raw["build_python"],
             pytorch={

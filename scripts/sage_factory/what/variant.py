@@ -18,7 +18,7 @@ def of(
     `gcc` replaces the table's compiler where the channel forwards to the system's.
     """
     table = table or matrix.load()
-    platform, cuda = table.platforms[build.platform], table.cuda[build.cuda]
+    platform = table.platforms[build.platform]
     values = {
         "target_platform": build.platform,
         "python": python_pin,
@@ -39,7 +39,7 @@ def of(
         "cuda_ptx": ";".join(build.ptx),
     }
     if not platform.windows:
-        compiler = gcc or cuda.gcc
+        compiler = gcc or table.gcc
         values |= {"c_compiler_version": compiler, "cxx_compiler_version": compiler}
         values |= {"c_stdlib": "sysroot", "c_stdlib_version": str(platform.glibc)}
     else:

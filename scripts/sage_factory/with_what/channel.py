@@ -58,7 +58,7 @@ class Compiler:
     @property
     def too_new(self) -> bool:
         """For operators that load beside the promised glibc."""
-        return int(self.major) > matrix.load().newest_gcc
+        return int(self.major) > int(matrix.load().gcc)
 
 
 @dataclass
@@ -97,7 +97,7 @@ class Thin:
 
 def compiler() -> Compiler:
     """What CC and CXX name; else gcc and g++, or where these are too new for operators the newest on PATH that is not."""
-    newest = matrix.load().newest_gcc
+    newest = int(matrix.load().gcc)
     found = _compiler("gcc", "g++")
     if (found is None or found.too_new) and not os.environ.keys() & {"CC", "CXX"}:
         found = next(filter(None, (_compiler(f"gcc-{n}", f"g++-{n}") for n in range(newest, OLDEST_GCC - 1, -1))), found)
@@ -124,7 +124,7 @@ def _compiler(c: str, cxx: str) -> Compiler | None:
 def check_operators(found: Compiler) -> None:
     """ChannelError if `verify` would refuse, once all is compiled, what this compiler makes."""
     if found.too_new:
-        newest = matrix.load().newest_gcc
+        newest = int(matrix.load().gcc)
         raise ChannelError(
             f"{found.cxx} is GCC {found.version}, too new for operators: its libstdc++ has symbols that machines with the promised "
             f"glibc lack (GLIBCXX_3.4.32 of GCC 13, CXXABI_1.3.15 of GCC 14). GCC {newest} is the newest that will do: on Debian "

@@ -127,7 +127,7 @@ def test_a_mirror_makes_the_packages_of_conda_forge() -> None:
 @pytest.mark.parametrize(
     ("entry", "change", "kernels"),
     [
-        ("cuda", {"gcc": "13"}, True),
+        ("", {"gcc": "13"}, True),
         ("platforms", {"glibc": "2.17"}, False),
         ("packages", {"version": "2.3.0"}, True),
     ],
@@ -139,9 +139,10 @@ def test_what_variants_yaml_says_of_a_build_is_in_its_name(
     build = matrix.builds(platform="linux-64", cuda="12.8", torch="2.8.0", python="3.12")[0]
     found = packages.Packages("conda-forge", Console(quiet=True), Clock(), lambda _path: [])
     before = [one.path.name for one in found._planned(build)]
-    name = {"cuda": build.cuda, "platforms": build.platform, "packages": build.package}[entry]
-    entries = getattr(table, entry)
-    more: dict[str, Any] = {entry: {**entries, name: dataclasses.replace(entries[name], **change)}}
+    more: dict[str, Any] = dict(change)
+    if entry:
+        name, entries = {"platforms": build.platform, "packages": build.package}[entry], getattr(table, entry)
+        more = {entry: {**entries, name: dataclasses.replace(entries[name], **change)}}
     changed = dataclasses.replace(table, **more)
     monkeypatch.setattr(matrix, "load", lambda: changed)
     build = next(one for one in changed.all_builds() if (one.cuda, one.torch, one.python) == ("12.8", "2.8.0", "3.12"))

@@ -230,13 +230,13 @@ def test_a_table_that_contradicts_itself_is_refused(
 
 NEW_ROWS = """
 platforms:
-  linux-ppc64le: {host: linux ppc64le, wheel: linux_ppc64le, extension: _C.so, c: gcc, cxx: gxx, runner: power,
+  linux-ppc64le: {host: linux ppc64le, wheel: linux_ppc64le, c: gcc, cxx: gxx, runner: power,
                   glibc: "2.28", glibc_first: "2.17"}
 architectures:
   "13.0": {cuda: "13.9"}
 cuda:
   "13.9":
-    {architectures: ["9.0a", "13.0"], ptx: ["8.0"], pytorch: 2.99.0, gcc: "14", gcc_below: "17",
+    {architectures: ["9.0a", "13.0"], ptx: ["8.0"], pytorch: 2.99.0, gcc_below: "17",
      pypi: {nvidia-cuda-nvcc: 13.9.1}}
 pytorch:
   2.99.0: {python: ["3.15", "3.16"]}
