@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import io
 import json
@@ -12,7 +13,7 @@ import subprocess
 import tarfile
 import tempfile
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -301,6 +302,13 @@ ALL_BUILDS = matrix.builds
 def chosen(profile: str | None = None, *, platform: str | None = None, **conditions: Any) -> tuple[matrix.Build, ...]:
     """In place of matrix.builds, which then knows the profile."""
     return BUILDS if profile == PROFILE else ALL_BUILDS(profile, platform=platform, **conditions)
+
+
+def promise(builds: Iterable[matrix.Build], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The table has these builds, whatever its rows say."""
+    load, table = matrix.load, dataclasses.replace(matrix.load())
+    vars(table)["all_builds"] = tuple(builds)
+    monkeypatch.setattr(matrix, "load", lambda path=matrix.TABLE: table if path == matrix.TABLE else load(path))
 
 
 def a_dist(folder: Path, **made: str) -> Path:

@@ -39,7 +39,7 @@ def choose(directory: Path, torch: str, cuda: str) -> list[Path]:
     series = ".".join(torch.split(".")[:2])  # 2.9+ stays as it is
     fitting = [
         build
-        for build in matrix.load().all_builds()
+        for build in matrix.load().all_builds
         if (build.cuda, build.platform) == (cuda, here) and series == (build.torch if build.stable_abi else build.torch_series)
     ]
     names = dict.fromkeys(build.wheel_name for build in fitting if build.stable_abi or build.python == python)

@@ -87,9 +87,8 @@ def _wheel_build(path: Path) -> tuple[matrix.Build | None, list[str]]:
         name, version, tag, tags = parse_wheel_filename(path.name)
     except InvalidWheelFilename as error:
         return None, [f"the file name is not a wheel's: {error}"]
-    for build in matrix.load().all_builds():
-        if path.name in (build.wheel_name, build.index_name):
-            return build, []
+    if build := matrix.load().named(path.name):
+        return build, []
     told = "".join(map(str, tag)) or "none"
     return None, [
         f"variants.yaml has no build named {path.name}: version {version} of {name}, build tag {told}, "
@@ -237,7 +236,7 @@ def _operator_package_faults(
     table = matrix.load()
     parts = re.match(r"torch([^_]+)_(cu\d+)_", build)
     cuda = _cuda_of(parts[2]) if parts else None
-    same = [one for one in table.all_builds() if one.package == package.name and parts and one.torch_tag == parts[1]]
+    same = [one for one in table.all_builds if one.package == package.name and parts and one.torch_tag == parts[1]]
     platform = str(index.get("subdir"))
     if not same or cuda is None:
         yield f"the build string {build} does not begin with a PyTorch and CUDA of variants.yaml, such as torch280_cu128"

@@ -52,7 +52,7 @@ def described(offer: Offer) -> Iterator[dict[str, str]]:
 @cache
 def _note(series: str, cuda: str, system: str) -> str:
     """What else is to be known: the one sentence of a release's notes, which here ends without Markdown."""
-    builds = [build for build in matrix.load().all_builds() if (build.torch_series, build.cuda) == (series, cuda)]
+    builds = [build for build in matrix.load().all_builds if (build.torch_series, build.cuda) == (series, cuda)]
     return "" if system == SYSTEMS["win_amd64"] else offers.abi(builds).replace("`", "")
 
 

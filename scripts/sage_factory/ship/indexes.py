@@ -148,9 +148,8 @@ def there(site: Path) -> Iterator[Link]:
 
 def build_of(wheel: Path) -> matrix.Build:
     """The build of variants.yaml that a wheel is, by either of its names."""
-    for build in matrix.load().all_builds():
-        if wheel.name in (build.wheel_name, build.index_name):
-            return build
+    if build := matrix.load().named(wheel.name):
+        return build
     raise SiteError(f"{wheel.name} is no build of variants.yaml, so that no index has a place for it: `matrix` lists them")
 
 

@@ -164,7 +164,7 @@ def superseded(targets: Iterable[Path]) -> list[Path]:
 
 def _wheels(operators: Path) -> Iterator[Path]:
     """The wheels in dist/ that were packed of an operators' package, or of one that it replaces, whatever their Python."""
-    alike = (b for b in matrix.load().all_builds() if b.platform == operators.parent.name)
+    alike = (b for b in matrix.load().all_builds if b.platform == operators.parent.name)
     if build := next((b for b in alike if operators.name.startswith(b.operators_stem)), None):
         for one in (replace(build, number=number) for number in range(build.number + 1)):
             begins = one.wheel_name.removesuffix(f"{one.wheel_tag}.whl")

@@ -121,7 +121,7 @@ def _number_at(name: str, build: matrix.Build) -> int | None:
         table = Path(scratch, matrix.TABLE.name)
         try:
             table.write_text(git("show", f"{name}:{matrix.TABLE.name}"), encoding="utf-8")
-            builds = matrix.load(table).all_builds()
+            builds = matrix.load(table).all_builds
         except (GitError, matrix.MatrixError):
             return None
     wanted = (build.package, build.platform, build.torch, build.cuda)

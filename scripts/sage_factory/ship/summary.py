@@ -19,9 +19,9 @@ def report(dist: Path, name: str, steps: Mapping[str, tuple[float, float]]) -> N
 
 def described(path: Path) -> list[str]:
     """Version, PyTorch, CUDA, Python and platform of a file, as its name says."""
-    for build in matrix.load().all_builds():
-        if path.name == build.wheel_name:
-            return [build.version, build.torch, build.cuda, build.python, build.platform]
+    if build := matrix.load().named(path.name):
+        return [build.version, build.torch, build.cuda, build.python, build.platform]
+    for build in matrix.load().all_builds:
         if path.name.startswith(build.operators_stem) and path.parent.name == build.platform:
             return [build.version, build.torch, build.cuda, "any", build.platform]
         if path.name.startswith(build.cubins_stem):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform as host
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -280,9 +280,7 @@ class Matrix:
         """What a bare `--cuda X` means: the PyTorch that `cuda` says, or the newest by itself where a package has no row of that one."""
         usual = known("CUDA version", cuda, self.cuda).pytorch
         there = {
-            build.torch
-            for build in self.all_builds()
-            if (build.cuda, build.package, build.stable_abi) == (cuda, package, False)
+            build.torch for build in self.all_builds if (build.cuda, build.package, build.stable_abi) == (cuda, package, False)
         }
         return usual if usual in there or not there else max(there, key=release_order)
 
@@ -291,6 +289,7 @@ class Matrix:
         named = [p for p in self.pytorch.values() if p.version == f"{series}+" or p.version.startswith(f"{series}.")]
         return next((f">={p.python[0]}" for p in named if p.version.endswith("+") == stable_abi), "")
 
+    @cached_property
     def all_builds(self) -> tuple[Build, ...]:
         found = []
         for row in self.rows:
@@ -305,6 +304,15 @@ class Matrix:
                               self.platforms[name].tags)
                     )  # fmt: skip
         return tuple(found)
+
+    def named(self, name: str) -> Build | None:
+        """The build whose wheel, in either form, has this file name."""
+        return self._by_wheel.get(name)
+
+    @cached_property
+    def _by_wheel(self) -> Mapping[str, Build]:
+        # Of one index name, as of two patches of a PyTorch, the first.
+        return {name: build for build in reversed(self.all_builds) for name in (build.wheel_name, build.index_name)}
 
     def package_of(self, row: Mapping[str, Any]) -> Package:
         """The package that a row is of."""
@@ -323,12 +331,12 @@ class Matrix:
             raise MatrixError(f"profile {name} is in itself: {' → '.join([*above[above.index(name) :], name])}")
         chosen: set[Build] = set()
         for rule in known("profile", name, self.profiles):
-            source = self.in_profile(rule["in"], platform, (*above, name)) if "in" in rule else self.all_builds()
+            source = self.in_profile(rule["in"], platform, (*above, name)) if "in" in rule else self.all_builds
             everywhere = rule.get("on_request", False)
             places = [platform] if platform else [p.name for p in self.platforms.values() if everywhere or not p.on_request]
             matching = [b for b in source if b.platform in places and _holds(rule, b)]
             chosen.update(_newest_python(matching) if rule.get("newest") == "python" else matching)
-        return tuple(b for b in self.all_builds() if b in chosen)
+        return tuple(b for b in self.all_builds if b in chosen)
 
 
 def known(what: str, name: str, table: Mapping[str, T]) -> T:
@@ -474,7 +482,7 @@ def _check(matrix: Matrix) -> None:
             known("platform", name, matrix.platforms)
         if not 0 <= (number := row.get("build", 0)) < 100:
             raise MatrixError(f"row {dict(row)} has build {number!r}: expected a number from 0, as first released, to 99")
-    names = [build.wheel_name for build in matrix.all_builds()]
+    names = [build.wheel_name for build in matrix.all_builds]
     if twice := {name for name in names if names.count(name) > 1}:
         raise MatrixError(f"two rows make {min(twice)}: remove one, or divide the Pythons and platforms between them")
     predicates: Mapping[str, Mapping[str, Any]] = {
@@ -525,7 +533,7 @@ def builds(
     if package:
         known("package", package, matrix.packages)
     said = _said(profile, package, platform, cuda)
-    chosen = matrix.in_profile(profile, platform) if profile else matrix.all_builds()
+    chosen = matrix.in_profile(profile, platform) if profile else matrix.all_builds
     if package:
         chosen = tuple(b for b in chosen if b.package == package)
     if platform:

@@ -145,7 +145,7 @@ def test_what_variants_yaml_says_of_a_build_is_in_its_name(
         more = {entry: {**entries, name: dataclasses.replace(entries[name], **change)}}
     changed = dataclasses.replace(table, **more)
     monkeypatch.setattr(matrix, "load", lambda: changed)
-    build = next(one for one in changed.all_builds() if (one.cuda, one.torch, one.python) == ("12.8", "2.8.0", "3.12"))
+    build = next(one for one in changed.all_builds if (one.cuda, one.torch, one.python) == ("12.8", "2.8.0", "3.12"))
     after = [one.path.name for one in found._planned(build)]
     assert [old != new for old, new in zip(before, after, strict=True)] == [kernels, True]
 

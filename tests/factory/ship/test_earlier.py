@@ -32,8 +32,8 @@ def release(dist: Path, tag: str) -> int:
 def promise(builds: tuple[matrix.Build, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     """The profile has these builds from now on."""
     monkeypatch.setattr(samples, "BUILDS", builds)
-    rest = tuple(b for b in matrix.load().all_builds() if b.wheel_name not in {one.wheel_name for one in builds})
-    monkeypatch.setattr(matrix.Matrix, "all_builds", lambda self: (*builds, *rest))
+    rest = tuple(b for b in matrix.load().all_builds if b.wheel_name not in {one.wheel_name for one in builds})
+    samples.promise((*builds, *rest), monkeypatch)
 
 
 def digests(folder: Path) -> dict[str, str]:
@@ -115,7 +115,7 @@ def test_a_repair_changes_packing_alone_and_has_a_number_of_its_own(
 def test_numbers_rise_with_a_repair_and_never_beyond_a_newer_pytorch() -> None:
     table, build = matrix.load(), samples.build()
     again = dataclasses.replace(build, number=1)
-    newer = next(b for b in table.all_builds() if b.torch == "2.8.0" and b.cuda == "12.9")
+    newer = next(b for b in table.all_builds if b.torch == "2.8.0" and b.cuda == "12.9")
     numbers = [variant.number(one, table) for one in (build, again, dataclasses.replace(build, number=99), newer)]
     assert numbers == sorted(set(numbers))
     assert numbers[1] - numbers[0] == 1
@@ -131,7 +131,7 @@ def test_a_number_that_is_none(number: Any, tmp_path: Path) -> None:
     with pytest.raises(matrix.MatrixError, match="expected a number from 0"):
         matrix.load(path)
     path.write_text(text.replace(row, '{pytorch: 2.8.0, cuda: "12.8", build: 2}'))
-    built = [b for b in matrix.load(path).all_builds() if (b.package, b.torch, b.cuda) == ("sageattention", "2.8.0", "12.8")]
+    built = [b for b in matrix.load(path).all_builds if (b.package, b.torch, b.cuda) == ("sageattention", "2.8.0", "12.8")]
     assert {b.number for b in built} == {2}
 
 
