@@ -135,7 +135,7 @@ def show(console: Console, made: Sequence[Path], steps: Mapping[str, tuple[float
         times.add_row(name, f"{wall:.1f}", f"{cpu:.1f}", f"{cpu / max(total[1], 1e-9):.0%}")
     console.print(times)
     for path in made:
-        if "-cubins-" in path.name:
+        if matrix.package_of_kernels(path.name):
             whole = cost.total(cost.of_package(path))
             console.print(
                 f"{path.name}: {whole.instances} kernel instances, {whole.code / 1e6:.1f} MB of instructions", highlight=False

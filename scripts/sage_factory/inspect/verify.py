@@ -69,7 +69,7 @@ def verify_conda(path: Path) -> list[str]:
         if index.get(key) != expected:
             faults.append(f"info/index.json says {key} {index.get(key)!r}, expected {expected!r} as the file name does")
     faults += _paths_faults(conda)
-    faults += sealed.faults(path, conda.info, index, python=not name.endswith("-cubins"))
+    faults += sealed.faults(path, conda.info, index, python=not matrix.package_of_kernels(name))
     for package in matrix.load().packages.values():
         if name == package.cubins:
             return [*faults, *_cubin_package_faults(conda, index, package.name, version, build)]

@@ -67,7 +67,7 @@ class Packages:
                 self.reused.append(one.path.name)
                 continue
             # The same kernels serve every platform, and nvcc on Windows would take another host compiler.
-            if one.name.endswith("-cubins") and matrix.load().platforms[build.platform].windows:
+            if one.step == "kernels" and matrix.load().platforms[build.platform].windows:
                 raise BuildError(f"kernels are compiled on Linux: copy {one.path.name} from there to {one.path.parent}")
             source = self._channel(one, build)
             with self.clock.step(one.step):
@@ -132,11 +132,7 @@ class Packages:
         """Where the package's requirements come from: kernels ask for no PyTorch, operators for no CUDA."""
         if self.channel_kind != "pypi":
             return self.channel_kind
-        of = (
-            {"cuda": build.cuda}
-            if one.name.endswith("-cubins")
-            else {"torch": _compiled_with(build), "beside": build.conda_first}
-        )
+        of = {"cuda": build.cuda} if one.step == "kernels" else {"torch": _compiled_with(build), "beside": build.conda_first}
         if "torch" in of and matrix.load().pytorch[build.torch].old_abi_on_pypi:
             self.console.print(
                 f"[yellow]note:[/] PyPI's PyTorch {build.torch} has libstdc++'s old ABI: these operators load beside that one, "

@@ -107,7 +107,7 @@ def _group(folder: Path, builds: tuple[matrix.Build, ...]) -> Group:
 def kernels_of(operators: Path) -> Path:
     """The kernels' package that an operators' package of the same channel depends on."""
     needed = [need.split() for need in inside(operators, "info/index.json").get("depends", [])]
-    names = ["-".join(need).replace("==", "") for need in needed if need[0].endswith("-cubins") and len(need) == 3]
+    names = ["-".join(need).replace("==", "") for need in needed if matrix.package_of_kernels(need[0]) and len(need) == 3]
     kernels = operators.parent.parent / "noarch" / f"{''.join(names)}.conda"
     if not kernels.is_file():
         raise CollectError(f"  conda/noarch/{kernels.name} is missing, which {operators.name} depends on")

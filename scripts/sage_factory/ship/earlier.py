@@ -87,7 +87,7 @@ def wanted(there: Mapping[str, File], builds: Sequence[matrix.Build]) -> list[Fi
 
 def differs(name: str, tag: str) -> str:
     """What is wrong where a file is not the released one of its name, and what to do."""
-    if "-cubins-" in name:
+    if matrix.package_of_kernels(name):
         todo = "`earlier --packages` fetches that one, which `build` then takes; if it is what is wrong, raise the version"
     else:
         todo = "give its row in variants.yaml a higher `build`, or raise the version"

@@ -15,6 +15,7 @@ from packaging.version import InvalidVersion, Version
 from sage_factory import ROOT, FactoryError
 
 TABLE = ROOT / "variants.yaml"
+CUBINS = "-cubins"  # what the name of a package's kernels ends in
 
 T = TypeVar("T")
 
@@ -38,7 +39,7 @@ class Package:
     @property
     def cubins(self) -> str:
         """The conda package of its kernels."""
-        return f"{self.name}-cubins"
+        return f"{self.name}{CUBINS}"
 
 
 @dataclass(frozen=True)
@@ -210,7 +211,7 @@ class Build:
     @property
     def cubins(self) -> str:
         """The kernels' conda package."""
-        return f"{self.package}-cubins"
+        return f"{self.package}{CUBINS}"
 
     @property
     def index_version(self) -> str:
@@ -344,6 +345,12 @@ def known(what: str, name: str, table: Mapping[str, T]) -> T:
     if name not in table:
         raise MatrixError(f"unknown {what} {name!r}: variants.yaml has {', '.join(table)}")
     return table[name]
+
+
+def package_of_kernels(name: str) -> str:
+    """The package whose kernels a conda package, or a file of one, by this name holds; empty where it holds none."""
+    package, found, version = name.partition(CUBINS)
+    return package if found and (not version or version.startswith("-")) else ""
 
 
 def cuda_tag(cuda: str) -> str:
