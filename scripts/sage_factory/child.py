@@ -45,6 +45,22 @@ def without_users(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environment.items() if name not in USERS}
 
 
+def said(
+    command: Sequence[str], *, directory: Path | None = None, more: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """What a program of another environment says, told `more` by its own; that it fails is for the caller to see."""
+    return subprocess.run(
+        command,
+        cwd=directory,
+        env=without_users(os.environ) | dict(more or {}),
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        errors="replace",
+        check=False,
+    )
+
+
 class ChildError(FactoryError):
     """A command that failed, with the end of what it said."""
 

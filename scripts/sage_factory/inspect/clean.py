@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
-import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -14,6 +12,7 @@ from packaging.version import Version
 
 from sage_factory import ROOT, FactoryError, child
 from sage_factory.what import matrix
+from sage_factory.with_what import venvs
 
 CPU_TEST = ROOT / "recipe" / "test_cpu.py"
 
@@ -31,7 +30,7 @@ def environment(python: str) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="sageattention-", ignore_cleanup_errors=True) as folder:
         place = Path(folder, "environment")
         _run(f"there is no environment of Python {python}", [uv, "venv", "--quiet", "--python", python, str(place)])
-        interpreter = place / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+        interpreter = venvs.python_in(place)
         _run("the environment gets no pip", [str(interpreter), "-m", "ensurepip"])
         yield interpreter
 
@@ -72,18 +71,9 @@ def _pip(failure: str, interpreter: Path, *command: str) -> None:
 
 
 def _run(failure: str, command: list[str], package: str = "", *, show: bool = False) -> None:
-    environment = {**child.without_users(os.environ), "SAGE_PACKAGE": package}  # which one the test tries
     with tempfile.TemporaryDirectory() as elsewhere:
-        done = subprocess.run(
-            command,
-            cwd=elsewhere,
-            env=environment,
-            capture_output=True,
-            text=True,
-            encoding="utf-8",
-            errors="replace",
-            check=False,
-        )
+        # Which one the test tries.
+        done = child.said(command, directory=Path(elsewhere), more={"SAGE_PACKAGE": package})
     if done.returncode:
         raise CleanError(f"{failure}: {done.stderr.strip() or done.stdout.strip()}")
     if show:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import site
-import subprocess
 import sys
 import sysconfig
 from collections.abc import Sequence
@@ -77,9 +76,9 @@ def _runs(process: str) -> bool:
 def install(wheels: Sequence[Path], target: Path) -> Path:
     """A fresh environment that holds these wheels alone and sees this environment's packages; returns its interpreter."""
     shutil.rmtree(target, ignore_errors=True)
-    base = getattr(sys, "_base_executable", None) or sys.executable
+    base = venvs.base_python()
     _run(f"{base} cannot make an environment", [base, "-m", "venv", "--without-pip", str(target)])
-    python = target / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+    python = venvs.python_in(target)
     seen = [path for path in sys.path if path.endswith("site-packages") and Path(path).is_dir()]
     seen = seen or site.getsitepackages() or [sysconfig.get_paths()["purelib"]]
     # Beside another of its name pip would take a package for installed already.
@@ -92,16 +91,9 @@ def install(wheels: Sequence[Path], target: Path) -> Path:
 
 
 def _run(failure: str, command: list[str]) -> None:
-    done = _said(command)
+    done = child.said(command)
     if done.returncode:
         raise InstallError(f"{failure}: {done.stderr.strip() or done.stdout.strip()}")
-
-
-def _said(command: list[str]) -> subprocess.CompletedProcess[str]:
-    environment = child.without_users(os.environ)
-    return subprocess.run(
-        command, env=environment, capture_output=True, text=True, encoding="utf-8", errors="replace", check=False
-    )
 
 
 def import_faults(python: Path) -> list[str]:
@@ -112,7 +104,7 @@ q = torch.ones(1, 1, 3, 64, dtype=torch.float16)
 out = sageattention.sageattn(q, q, q)
 assert out.shape == q.shape and bool((out == 1).all()), f"attention over equal values gave {out}"
 """
-    done = _said([str(python), "-P", "-c", code])
+    done = child.said([str(python), "-P", "-c", code])
     if done.returncode == 0:
         return []
     lines = done.stderr.strip().splitlines() or [f"Python ended with status {done.returncode}"]

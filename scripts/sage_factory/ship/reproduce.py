@@ -177,8 +177,7 @@ def _same(path: Path, place: Path) -> bool:
 def build(place: Path, arguments: Sequence[str]) -> Path:
     """Run that checkout's build; what it put out."""
     if os.environ.get("SAGEATTENTION_CHANNEL") == "pypi":
-        base = getattr(sys, "_base_executable", None) or sys.executable
-        command = [base, str(place / "scripts" / "run.py"), "build", *arguments]
+        command = [venvs.base_python(), str(place / "scripts" / "run.py"), "build", *arguments]
     else:
         command = ["pixi", "run", "--manifest-path", str(place / "pixi.toml"), "build", *arguments]
     # The file's own time is wanted, and none of the variables of the environment that this process runs in.

@@ -164,7 +164,7 @@ def _site_links(target: Path, names: Sequence[str] | None = None) -> dict[str, P
 
 def python() -> Thin:
     """The interpreter at hand, with an empty site-packages: the layout that venv makes."""
-    base = Path(getattr(sys, "_base_executable", sys.executable)).resolve()
+    base = Path(venvs.base_python()).resolve()
     version = sys.version.split()[0]
     config = f"home = {base.parent}\ninclude-system-site-packages = false\nversion = {version}\nexecutable = {base}\n"
     names = ("python", "python3", f"python{PYTHON}")

@@ -66,14 +66,24 @@ def lock_file(name: str) -> Path:
     raise SetupError(f"no lock file {name}.txt in scripts/locks or recipe/pypi. There are: {known}")
 
 
+def base_python() -> str:
+    """The interpreter that environments are made of: not that of one this process may run in, since they do not nest."""
+    return getattr(sys, "_base_executable", None) or sys.executable
+
+
+def python_in(environment: Path) -> Path:
+    """The interpreter of an environment anywhere."""
+    return environment / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+
+
 def bin_dir(name: str) -> Path:
     """Where the environment keeps its commands."""
-    return VENVS / name / ("Scripts" if os.name == "nt" else "bin")
+    return python_of(name).parent
 
 
 def python_of(name: str) -> Path:
     """The environment's interpreter."""
-    return bin_dir(name) / ("python.exe" if os.name == "nt" else "python")
+    return python_in(VENVS / name)
 
 
 def site_packages(name: str) -> Path:
@@ -162,10 +172,8 @@ def empty(name: str, lock: Path) -> None:
     print(f"setting up .venvs/{name} from {lock.relative_to(ROOT)}", file=sys.stderr, flush=True)
     if target.exists():
         shutil.rmtree(target)
-    # The base interpreter, not that of an environment this process may run in: environments do not nest.
-    base = getattr(sys, "_base_executable", None) or sys.executable
     # pip takes three seconds to come.
-    _logged([base, "-m", "venv", *(["--without-pip"] if lock.parent == PARTS else []), str(target)], name)
+    _logged([base_python(), "-m", "venv", *(["--without-pip"] if lock.parent == PARTS else []), str(target)], name)
 
 
 def pip(name: str, command: str, lock: Path, *options: str) -> None:
