@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from sage_factory import ROOT, FactoryError
@@ -33,3 +33,16 @@ def git(*command: str, root: Path | None = None, more: Mapping[str, str] | None 
     if done.returncode:
         raise GitError(f"git {' '.join(command[:2])}: {done.stderr.strip()}")
     return done.stdout.strip()
+
+
+def resolved(name: str) -> str:
+    """The commit of that name."""
+    try:
+        return git("rev-parse", "--verify", "--quiet", f"{name}^{{commit}}")
+    except GitError as error:
+        raise GitError(f"there is no commit {name} here: `git fetch --unshallow --tags` may bring it") from error
+
+
+def holding(commit: str, refs: Sequence[str]) -> list[str]:
+    """Which of these branches and tags (patterns of git's) hold a commit."""
+    return git("for-each-ref", "--format=%(refname)", "--contains", commit, *refs).split()

@@ -449,6 +449,13 @@ def test_a_channel_that_the_workflow_cannot_publish_to_is_refused_before_anythin
     assert commands.main([*asked, "refs/tags/v2.2.0"]) == 0
 
 
+@pytest.mark.parametrize("name", ["vnext", "release-3"])
+def test_a_tag_of_no_package_is_refused_before_anything_is_built(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The workflow is started by any that begins with v."""
+    assert commands.main(["plan", "--event", "push", "--releases", "", "--ref", f"refs/tags/{name}"]) == 2
+    assert f"tag {name} is of no package of variants.yaml: expected one such as v2.2.0 or" in capsys.readouterr().err
+
+
 def test_plan_tells_the_workflow(tmp_path: Path) -> None:
     environment = os.environ | {"GITHUB_OUTPUT": str(tmp_path / "out")}
     command = [

@@ -11,7 +11,7 @@ import os
 from pathlib import Path
 
 from sage_factory import ROOT
-from sage_factory.ship import earlier, indexes, tag
+from sage_factory.ship import earlier, indexes
 from sage_factory.what import matrix
 
 
@@ -27,7 +27,7 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     builds = matrix.builds(args.profile)
-    there = earlier.published(indexes.releases(args.repository), tag.package_of(args.tag), args.tag)
+    there = earlier.published(indexes.releases(args.repository), matrix.tagged(args.tag), args.tag)
     files = earlier.wanted(there, builds)
     if args.packages:
         placed = earlier.fetch(files, ROOT / "build" / "conda", args.repository)

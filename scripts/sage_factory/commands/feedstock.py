@@ -11,7 +11,8 @@ import re
 from pathlib import Path
 
 from sage_factory import ROOT
-from sage_factory.ship import feedstock, reproduce, tag
+from sage_factory.git import resolved
+from sage_factory.ship import feedstock, tag
 from sage_factory.what import matrix
 
 
@@ -29,7 +30,7 @@ def run(args: argparse.Namespace) -> int:
     url = f"{page}/archive/refs/tags/{args.tag}.tar.gz"
     if not re.fullmatch("[0-9a-f]{64}", args.sha256):
         raise feedstock.FeedstockError(f"--sha256 is {args.sha256 or 'not given'}: `curl -sL {url} | sha256sum` says it")
-    commit = reproduce.resolved(args.tag)
+    commit = resolved(args.tag)
     for path in feedstock.write(feedstock.Source(page, url, args.sha256, commit), args.maintainer, args.output):
         print(path)
     return 0

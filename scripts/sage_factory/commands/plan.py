@@ -16,7 +16,7 @@ from rich.table import Table
 
 from sage_factory import FactoryError
 from sage_factory.ship import earlier, indexes, tag
-from sage_factory.what import plan
+from sage_factory.what import matrix, plan
 
 ERROR = 2
 
@@ -61,7 +61,7 @@ def checked(found: plan.Plan, name: str, repository: str) -> plan.Plan:
         return found
     tag.check(name)
     releases = indexes.releases(repository)
-    left = earlier.left(found.builds, earlier.published(releases, tag.package_of(name), name))
+    left = earlier.left(found.builds, earlier.published(releases, matrix.tagged(name), name))
     earlier.refuse_withdrawn(releases, left, name)
     return dataclasses.replace(found, builds=left)
 

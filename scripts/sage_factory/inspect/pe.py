@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pefile
 
-MACHINES = {"win_amd64": "IMAGE_FILE_MACHINE_AMD64", "win_arm64": "IMAGE_FILE_MACHINE_ARM64"}
+MACHINES = {"win_amd64": "IMAGE_FILE_MACHINE_AMD64"}
 # As in elf.py: one Python's, one CUDA's, or a PyTorch's with CUDA.
 FORBIDDEN = re.compile(r"(?i)(python|cudart|nvcuda|torch_cuda|c10_cuda|torch_python|nvrtc|cublas)")
 

@@ -202,11 +202,6 @@ def _index(planned: Mapping[Path, Path], output: Path, old: Sequence[Path], scra
     return sorted(shadow.glob("*/repodata.json"))
 
 
-def read_at(url: str) -> str:
-    """Where a channel's packages are read: anaconda.org takes uploads, and offers what it has elsewhere."""
-    return url.replace("//anaconda.org/", "//conda.anaconda.org/")
-
-
 def shadowed(packages: Iterable[Path], folder: Path) -> Path:
     """A channel of the same packages, to make an index in that nobody reads yet."""
     (folder / "noarch").mkdir(parents=True)

@@ -26,7 +26,7 @@ from rattler_build.upload import upload_package_to_anaconda, upload_package_to_p
 from sage_factory import FactoryError, alone
 from sage_factory.files import put, sha256, sweep
 from sage_factory.ship import collect, indexes
-from sage_factory.ship.place import read_at, shadowed
+from sage_factory.ship.place import shadowed
 from sage_factory.what import matrix
 
 WAITS = (0, 5, 20)  # seconds before a server is asked again what it has
@@ -174,6 +174,11 @@ class Remote:
 def place(package: Path) -> Path:
     """Where a package lies in any channel."""
     return Path(package.parent.name, package.name)
+
+
+def read_at(url: str) -> str:
+    """Where a channel's packages are read: anaconda.org takes uploads, and offers what it has elsewhere."""
+    return url.replace("//anaconda.org/", "//conda.anaconda.org/")
 
 
 def channel(destination: str) -> Channel:

@@ -15,7 +15,7 @@ from sage_factory.inspect import verify
 from sage_factory.make import archives, sbom, wheels
 from sage_factory.ship import collect, earlier, indexes
 from sage_factory.ship import tag as tags
-from sage_factory.ship.place import read_at
+from sage_factory.ship.publish import read_at
 from sage_factory.what import matrix, offers
 
 

@@ -17,10 +17,9 @@ from packaging.tags import Tag
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
 from sage_factory import ROOT, FactoryError
-from sage_factory.git import GitError, git
+from sage_factory.git import GitError, git, holding, resolved
 from sage_factory.inspect import compare
 from sage_factory.make import archives, wheels
-from sage_factory.ship import tag
 from sage_factory.what import inputs, matrix
 from sage_factory.with_what import venvs
 
@@ -129,21 +128,13 @@ def _number_at(name: str, build: matrix.Build) -> int | None:
     return next((one.number for one in found), None)
 
 
-def resolved(name: str) -> str:
-    """The commit of that name."""
-    try:
-        return git("rev-parse", "--verify", "--quiet", f"{name}^{{commit}}")
-    except GitError as error:
-        raise ReproduceError(f"there is no commit {name} here: `git fetch --unshallow --tags` may bring it") from error
-
-
 def trusted(commit: str) -> None:
     """ReproduceError unless a release or main holds the commit: what a file names is executed, and anybody can make a file.
 
     The checkout at hand is trusted: it is running.
     """
     releases = [f"refs/tags/{package.tags}*" for package in matrix.load().packages.values()]
-    if commit != resolved("HEAD") and not tag.holding(commit, [*releases, "refs/heads/main", "refs/remotes/origin/main"]):
+    if commit != resolved("HEAD") and not holding(commit, [*releases, "refs/heads/main", "refs/remotes/origin/main"]):
         raise ReproduceError(
             f"no release and not main holds commit {commit[:12]}, so it is not executed here: `git fetch --tags` if it was merged "
             "since, or look at it and check it out yourself"

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from itertools import chain, count
 
 from packaging.version import Version
 
 from sage_factory import FactoryError
-from sage_factory.git import git
+from sage_factory.git import git, holding
 from sage_factory.what import matrix
 
 
@@ -22,16 +22,6 @@ def next_tag(version: str, taken: Iterable[str]) -> str:
     names = set(taken)
     every = chain([version], (f"{version}-build.{number}" for number in count(1)))
     return next(name for name in every if name not in names)
-
-
-def package_of(name: str) -> matrix.Package:
-    """The package that a tag is of, as it begins; TagError if it is of none."""
-    packages = matrix.load().packages.values()
-    found = next((package for package in packages if re.match(rf"{re.escape(package.tags)}\d", name)), None)
-    if found is None:
-        expected = " or ".join(f"{package.tags}{package.version}" for package in packages)
-        raise TagError(f"tag {name} is of no package of variants.yaml: expected one such as {expected}")
-    return found
 
 
 def number(name: str, package: matrix.Package) -> int:
@@ -50,7 +40,7 @@ def check(name: str, commit: str = "") -> None:
     """TagError unless this tag, or this commit by that name, may be released: of its package's version in variants.yaml, newer than all
     others of the package, and on main.
     """
-    package = package_of(name)
+    package = matrix.tagged(name)
     mine = Version(package.version), number(name, package)
     form = re.compile(rf"{re.escape(package.tags)}(\d+(?:\.\d+)*)(?:-build\.(\d+))?")
     others = {(Version(m[1]), int(m[2] or 0)): m[0] for tag in git("tag").split() if tag != name and (m := form.fullmatch(tag))}
@@ -58,11 +48,6 @@ def check(name: str, commit: str = "") -> None:
         raise TagError(f"tag {name} is older than {others[newer]}: indexes and channels would go back. Raise the version")
     if not holding(commit or f"refs/tags/{name}", ["refs/heads/main", "refs/remotes/origin/main"]):
         raise TagError(f"tag {name} is not on main: merge what it names there first, and tag that")
-
-
-def holding(commit: str, refs: Sequence[str]) -> list[str]:
-    """Which of these branches and tags (patterns of git's) hold a commit."""
-    return git("for-each-ref", "--format=%(refname)", "--contains", commit, *refs).split()
 
 
 def tag(package: str, *, dry_run: bool) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform as host
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
@@ -345,6 +346,16 @@ def known(what: str, name: str, table: Mapping[str, T]) -> T:
     if name not in table:
         raise MatrixError(f"unknown {what} {name!r}: variants.yaml has {', '.join(table)}")
     return table[name]
+
+
+def tagged(name: str) -> Package:
+    """The package that a release's tag is of, as it begins; MatrixError if it is of none."""
+    packages = load().packages.values()
+    found = next((package for package in packages if re.match(rf"{re.escape(package.tags)}\d", name)), None)
+    if found is None:
+        expected = " or ".join(f"{package.tags}{package.version}" for package in packages)
+        raise MatrixError(f"tag {name} is of no package of variants.yaml: expected one such as {expected}")
+    return found
 
 
 def package_of_kernels(name: str) -> str:

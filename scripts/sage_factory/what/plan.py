@@ -86,13 +86,12 @@ def _name(build: matrix.Build) -> str:
 
 def plan(event: str = "", ref: str = "", profile: str = "", platform: str = "") -> Plan:
     """The plan for a trigger, as GitHub names it, or for a profile that is asked for."""
-    packages = matrix.load().packages.values()
-    released = [p.profile for p in packages if event == "push" and ref.startswith(f"refs/tags/{p.tags}")]
-    release = bool(released)
+    tag = ref.removeprefix("refs/tags/")
+    released = matrix.tagged(tag) if event == "push" and tag != ref else None
     if not profile:
         if event not in ("pull_request", "push"):
             raise matrix.MatrixError(f"event {event!r} has no profile of its own: name one with --profile")
-        profile = released[0] if release else BRANCH if event == "push" else PULL_REQUEST
+        profile = released.profile if released else BRANCH if event == "push" else PULL_REQUEST
     # A pull request's files are for looking at; those of main and of requests may be wanted for a while.
     days = 7 if event == "pull_request" else 30
-    return Plan(profile, release, days, matrix.builds(profile, platform=platform or None))
+    return Plan(profile, released is not None, days, matrix.builds(profile, platform=platform or None))

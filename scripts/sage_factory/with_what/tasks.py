@@ -260,7 +260,3 @@ def main(argv: Sequence[str] | None = None) -> int:
             signal.signal(-status, signal.SIG_DFL)
         os.kill(os.getpid(), -status)
     return status
-
-
-if __name__ == "__main__":
-    sys.exit(main())

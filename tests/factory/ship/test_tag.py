@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from sage_factory import FactoryError
 from sage_factory.git import git
 from sage_factory.ship import tag
 from sage_factory.what import matrix
@@ -85,7 +86,7 @@ def test_a_tag_that_is_to_be_released_is_the_newest_of_its_version(there: list[s
     if said is None:
         tag.check(name)
     else:
-        with pytest.raises(tag.TagError, match=said):
+        with pytest.raises(FactoryError, match=said):
             tag.check(name)
 
 
