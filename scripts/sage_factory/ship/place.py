@@ -148,18 +148,31 @@ def superseded(targets: Iterable[Path]) -> list[Path]:
 
     Kernels that a package of operators still asks for stay: there they are the newest.
     """
-    new, old = list(targets), []
-    for path in new:
-        if match := CONDA.fullmatch(path.name):
-            alike = (p for p in path.parent.glob("*.conda") if (m := CONDA.fullmatch(p.name)) and m["kind"] == match["kind"])
-            if replaced := [p for p in alike if p not in new]:
-                old += [*replaced, *(p for p in _wheels(path) if p not in new)]
-    kept = {p for path in new for p in path.parent.parent.glob("*/*.conda") if p not in old and p not in new}
-    needed = {need.split()[-1] for path in kept for need in _depends(path) if "==" in need}
-    stays = [p for p in old if p.parent.name == "noarch" and p.stem.rpartition("-")[2] in needed]
+    new = set(targets)
+    replaced = {path: older for path in new if (older := _alike(path) - new)}
+    packages = {old for older in replaced.values() for old in older}
+    wheels = {wheel for path in replaced for wheel in _wheels(path)} - new
+    needed = _needed({p for path in new for p in path.parent.parent.glob("*/*.conda")} - new - packages)
+    stays = {p for p in packages if p.parent.name == "noarch" and p.stem.rpartition("-")[2] in needed}
     for path in stays:
         _depends(path)
-    return [p for p in old if p not in stays]
+    return sorted((packages - stays) | wheels)
+
+
+def _alike(path: Path) -> set[Path]:
+    """The conda packages beside one that have its name and version but for the digest; none of a wheel."""
+    kind = _kind(path)
+    return {other for other in path.parent.glob("*.conda") if kind and _kind(other) == kind}
+
+
+def _kind(path: Path) -> str:
+    match = CONDA.fullmatch(path.name)
+    return match["kind"] if match else ""
+
+
+def _needed(packages: Iterable[Path]) -> set[str]:
+    """The build strings of the kernels that these packages ask for."""
+    return {need.split()[-1] for path in packages for need in _depends(path) if "==" in need}
 
 
 def _wheels(operators: Path) -> Iterator[Path]:
