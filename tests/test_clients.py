@@ -134,16 +134,17 @@ def test_comfyui(layout: str, mask_shape: tuple[int, ...] | None) -> None:
 def test_what_others_hand_on() -> None:
     """ComfyUI-bleh whatever ComfyUI gave, talking heads after SoulX a dtype, MagicNodes a single kernel's option; SageAttention swallows it."""
     q, k, v = qkv(1, 2, 30, 64)
-    expected = sageattn(q, k, v)
+    attention: Any = sageattn
+    expected = attention(q, k, v)
     for option in (
         {"low_precision_attention": False},
         {"output_dtype": q.dtype},
         {"pv_accum_dtype": "fp32+fp16"},
         {"smooth_v": False, "qk_quant_gran": "per_warp", "quantization_backend": "cuda"},
     ):
-        assert torch.equal(sageattn(q, k, v, **option), expected)  # type: ignore[call-overload]
+        assert torch.equal(attention(q, k, v, **option), expected)
     with pytest.raises(ValueError, match=r"output_dtype: expected None or torch.float16, got torch.float32; .*out.to\(dtype\)"):
-        sageattn(q, k, v, output_dtype=torch.float32)
+        attention(q, k, v, output_dtype=torch.float32)
 
 
 def test_installers_find_what_they_look_for() -> None:
