@@ -131,7 +131,7 @@ def calls(seed: int, device: str, problem: Problem) -> Iterator[Call]:
             f"{words} -> {'16 bits or ' if in_16_bit else ''}{explained.kernel}",
             explained.kernel,
             smooth_k or function == "sageattn",
-            bool(named.get("smooth_v", function == "sageattn")),
+            bool(named.get("smooth_v", True)),  # those that do not ask take V's mean off by themselves
             _bound(getattr(sageattention, function), (q, k, v), named),
         )
 

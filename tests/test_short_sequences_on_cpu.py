@@ -350,8 +350,10 @@ def test_which_sizes_are_this_kernels() -> None:
     assert not faster(2, 24, 24, 4608, 4608, 128, mask="bool of keys")
     assert not faster(1, 24, 24, 4096, 4096, 128, mask="numbers")  # which hide, as a rule
     most = 2**31 - 1
+    with pytest.raises(RuntimeError, match="batch x heads x tokens is too large"):
+        faster(1, most, most, most, most, 128)
+    assert not faster(1, most, most, most, most, 128, is_causal=True)
     for is_causal in (False, True):
-        assert not faster(1, most, most, most, most, 128, is_causal=is_causal)
         assert faster(1, 1, 1, 17, most, 64, is_causal=is_causal) in (False, True)
         assert faster(1, 1, 1, most, 1, 64, is_causal=is_causal)
 
