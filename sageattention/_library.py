@@ -194,7 +194,7 @@ class Library:
             mask: one of `MASKS`, as far as an attn_mask's strides tell it.
 
         Raises:
-            RuntimeError: a size is out of that range.
+            RuntimeError: a size is out of that range, or no grid is as large.
         """
         faster = ctypes.c_bool()
         arguments = (self.kernels[kernel], multiprocessors, *sizes, is_causal, MASKS.index(mask))

@@ -44,7 +44,6 @@ OPTIONS: dict[str, tuple[tuple[object, ...], str]] = {
     "tensor_layout": (("NHD",), "packed sequences have one layout, [tokens, heads, head_dim]"),
     "enable_gqa": ((False, True), "grouped heads need no permission"),
     "low_precision_attention": ((False, True), "ComfyUI's leave to take such as these"),
-    "output_dtype": ((None,), "the output has q's dtype; convert it, with out.to(dtype)"),
     **table.OPTIONS,
 }
 
@@ -78,10 +77,10 @@ def resolved(
             if arguments[meant] is not default:
                 raise TypeError(f"{name}: {meant} is given already, and means the same")
             arguments[meant] = value
+        elif name == "output_dtype":
+            pass  # until all names are known
         elif name in OPTIONS:
             served, otherwise = OPTIONS[name]
-            if name == "output_dtype":
-                served = (*served, getattr(arguments["q"], "dtype", None))
             try:
                 asks_nothing = value in served
             except (RuntimeError, ValueError):  # arrays of several numbers are equal to none
@@ -91,6 +90,8 @@ def resolved(
                 raise ValueError(f"{name}: expected {expected}, got {validation.shown(value)}; {otherwise}")
         else:
             _refuse(function, name)
+    if others.get("output_dtype") is not None:
+        _check_output_dtype(arguments["q"], arguments["k"], arguments["v"], tensor_layout, others["output_dtype"])
     if others.get("causal"):
         _check_causal(arguments["q"], arguments["k"], arguments["v"], tensor_layout)
     return arguments["q"], arguments["k"], arguments["v"], arguments["is_causal"], arguments["sm_scale"]
@@ -102,6 +103,15 @@ def _refuse(function: Callable[..., object], name: str) -> NoReturn:
     near = difflib.get_close_matches(name, known, 1)
     meant = f"did you mean {near[0]!r}?" if near else f"it takes {', '.join(known)}"
     raise TypeError(f"{function.__name__}() has no argument {name!r}: {meant}")
+
+
+def _check_output_dtype(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, tensor_layout: str, output_dtype: object) -> None:
+    dtype = of_autocast(q, k, v, 3 if tensor_layout == "packed" else 4)[0].dtype
+    if output_dtype != dtype:
+        raise ValueError(
+            f"output_dtype: expected None or {dtype}, got {validation.shown(output_dtype)}; the output has q's dtype, or autocast's: "
+            "convert it, with out.to(dtype)"
+        )
 
 
 def _check_causal(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, tensor_layout: str) -> None:

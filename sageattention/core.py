@@ -286,7 +286,7 @@ def sageattn_qk_int8_pv_fp8_cuda_sm90(
     """What SageAttention computes with INT8 scores and FP8 probabilities and values on Hopper.
 
     On compute capability 8.9 and 12.x FP8 kernels serve it, on other GPUs from 9.0 on ones with 16-bit probabilities and values,
-    which are more exact, and on 9.0 faster too. Below 8.9 it is an error.
+    which are more exact, and on 9.0 faster too. Below 8.9 it is an error. Where V is rounded to FP8 its mean is taken off first.
 
     Args:
         q, k, v, tensor_layout, is_causal, sm_scale, smooth_k, return_lse, attn_mask: as in `sageattn`.
@@ -319,8 +319,8 @@ def sageattn_varlen(
     v: torch.Tensor,
     cu_seqlens_q: torch.Tensor,
     cu_seqlens_k: torch.Tensor,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
+    max_seqlen_q: int | torch.Tensor,
+    max_seqlen_k: int | torch.Tensor,
     is_causal: bool = False,
     sm_scale: float | None = None,
     smooth_k: bool = True,
@@ -336,7 +336,7 @@ def sageattn_varlen(
         cu_seqlens_q: [sequences + 1] int32 on q's device, ascending from 0 to tokens: sequence i has q[cu[i]:cu[i + 1]]. Lengths
             may be 0.
         cu_seqlens_k: the same for k and v. A query whose sequence has no keys gets zeros, and log-sum-exp -inf.
-        max_seqlen_q, max_seqlen_k: at least the largest length of each.
+        max_seqlen_q, max_seqlen_k: at least the largest length of each. An integer on a GPU is not read.
         is_causal, sm_scale, smooth_k: as in `sageattn`, for each sequence.
         return_lse: also return the log-sum-exp of the scores.
 
@@ -365,7 +365,7 @@ def sageattn_varlen(
 
 
 def get_cuda_arch_versions() -> list[str]:
-    """ "sm90" for each GPU of the process: what installers ask of SageAttention before they take its place."""
+    """Of each GPU of the process a name such as "sm90": what installers ask of SageAttention before they take its place."""
     return ["sm{}{}".format(*torch.cuda.get_device_capability(device)) for device in range(torch.cuda.device_count())]
 
 

@@ -340,9 +340,7 @@ class _Rows:
 
     def __init__(self, q_scale: torch.Tensor, v_head_dim: int) -> None:
         self.q_scale = q_scale
-        self.unit = torch.ones_like(
-            q_scale
-        )  # what scores are multiplied by: less than 1 once they have been beyond LARGEST_SCORE
+        self.unit = torch.ones_like(q_scale)  # what scores are multiplied by: less than 1 once beyond LARGEST_SCORE
         self.base = torch.full_like(q_scale, NEVER)  # what probabilities are relative to, in log2 units
         self.last = torch.full_like(q_scale, -1e3)  # block that their warp took in two
         self.in_vain = torch.zeros_like(q_scale)  # how many of those the next ones made needless, or were for few of its rows
@@ -459,9 +457,8 @@ def attention(
 
     def log_scores(keys: slice) -> torch.Tensor:
         """In log2 units; -infinity: hidden."""
-        scores = (q_int @ k_int[..., keys, :].transpose(-1, -2)) * (
-            rows.q_scale * rows.unit * k_scale[..., keys]
-        )  # integers below 2**22
+        products = q_int @ k_int[..., keys, :].transpose(-1, -2)  # integers below 2**22
+        scores = products * (rows.q_scale * rows.unit * k_scale[..., keys])
         if bias is not None:
             scores = scores + bias[..., keys] * rows.unit
         if is_causal:

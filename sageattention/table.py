@@ -86,7 +86,7 @@ FEW_TOKENS = FewTokens(
     short="sm90_qk_f16_pv_f16",
 )
 
-# Options of single kernels' functions that ask nothing of the others, whose kernels are no less exact: as `aliases.OPTIONS`.
+# Options of single kernels' functions, which the others take as SageAttention does, and choose as they always do: as `aliases.OPTIONS`.
 OPTIONS: dict[str, tuple[tuple[object, ...], str]] = {
     "pv_accum_dtype": (("fp32", "fp32+fp32", "fp32+fp16", "fp16+fp32", "fp16"), "the kernel's sums are of its own"),
     "qk_quant_gran": (("per_thread", "per_warp"), "every kernel's scales are finer"),

@@ -350,7 +350,6 @@ class Errors:
         summed = unit(exact.dtype) * spread
         variance = self.variance.clamp_max(1e300)
         gained = torch.exp(self.log_gained.clamp_max(0.0)).sum(dim=-1) + self.log_gained.clamp(0.0, 1e300).sum(dim=-1)
-        std = (
-            variance.sqrt()
-        )  # exp is convex; but however large errors are, a sum's logarithm has none that is larger than the keys'
+        # exp is convex; but however large errors are, a sum's logarithm has none that is larger than the keys'.
+        std = variance.sqrt()
         return gained + (exact.p * (std + torch.minimum(variance, 6 * std))).sum(dim=-1) + summed + 2.0**-21 * (lse + 16)

@@ -143,15 +143,18 @@ def test_what_others_hand_on() -> None:
         {"smooth_v": False, "qk_quant_gran": "per_warp", "quantization_backend": "cuda"},
     ):
         assert torch.equal(attention(q, k, v, **option), expected)
+    assert torch.equal(attention(output_dtype=q.dtype, query=q, key=k, value=v), expected)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert attention(q.float(), k, v, output_dtype=torch.bfloat16).dtype == torch.bfloat16
     with pytest.raises(ValueError, match=r"output_dtype: expected None or torch.float16, got torch.float32; .*out.to\(dtype\)"):
         attention(q, k, v, output_dtype=torch.float32)
 
 
-def test_installers_find_what_they_look_for() -> None:
+def test_installers_find_what_they_look_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Scripts for rented GPUs, which put SageAttention's own package in the place of one without that."""
-    assert sageattention.core.get_cuda_arch_versions() == [
-        "sm" + "".join(map(str, torch.cuda.get_device_capability(i))) for i in range(torch.cuda.device_count())
-    ]
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: [(9, 0), (12, 0)][device])
+    assert sageattention.core.get_cuda_arch_versions() == ["sm90", "sm120"]
 
 
 @pytest.mark.parametrize("layout", ["HND", "NHD"])

@@ -57,7 +57,7 @@ AttentionMask described(const Call& call, const Tensor& attn_mask) {
   TORCH_CHECK_VALUE(mask.key_stride < AttentionMask::kLargestKeyStride, "attn_mask: expected keys under ", AttentionMask::kLargestKeyStride,
                     " bytes apart, got strides ", attn_mask.strides(), "; call .contiguous() on it");
   TORCH_CHECK_VALUE(mask.row_stride < AttentionMask::kLargestRowStride, "attn_mask: expected rows under ", AttentionMask::kLargestRowStride,
-                    " bytes apart, got strides ", attn_mask.strides(), "; take fewer keys a call, and merge the parts by return_lse");
+                    " bytes apart, got strides ", attn_mask.strides(), "; call .contiguous() on it, or where its rows are so long on parts of its keys, and merge these by return_lse");
   return mask;
 }
 
