@@ -150,6 +150,19 @@ def test_what_others_hand_on() -> None:
         attention(q, k, v, output_dtype=torch.float32)
 
 
+@pytest.mark.parametrize("function", [sageattn, sageattn_qk_int8_pv_fp8_cuda_sm90])
+def test_vs_mean_is_taken_off_unasked(function: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    operator, smoothed = _ops.attention, []
+
+    def spy(*arguments: Any, **named: Any) -> Any:
+        smoothed.append(arguments[8])
+        return operator(*arguments, **named)
+
+    monkeypatch.setattr(_ops, "attention", spy)
+    function(*qkv(1, 2, 31, 64), smooth_v=False)
+    assert smoothed == [True]
+
+
 def test_installers_find_what_they_look_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Scripts for rented GPUs, which put SageAttention's own package in the place of one without that."""
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
