@@ -20,7 +20,7 @@ FEW_TOKENS = None  # no kernel for calls of few tokens
 
 # Options of other functions that ask nothing of these, as `aliases.OPTIONS`: of sageattention's, which programs hand to this one too.
 OPTIONS: dict[str, tuple[tuple[object, ...], str]] = {
-    "pv_accum_dtype": (("fp32", "fp32+fp32", "fp32+fp16", "fp16+fp32", "fp16"), "sums are in float32 here"),
+    "pv_accum_dtype": (("fp32", "fp32+fp32", "fp32+fp16"), "sums are in float32 here"),
     "qk_quant_gran": (("per_thread", "per_warp"), "16 numbers share a scale here"),
     "quantization_backend": (("triton", "cuda"), "nothing here uses Triton"),
 }
