@@ -106,10 +106,10 @@ def _refuse(function: Callable[..., object], name: str) -> NoReturn:
 
 
 def _check_output_dtype(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, tensor_layout: str, output_dtype: object) -> None:
-    dtype = of_autocast(q, k, v, 3 if tensor_layout == "packed" else 4)[0].dtype
-    if output_dtype != dtype:
+    q, _, _ = of_autocast(q, k, v, 3 if tensor_layout == "packed" else 4)
+    if isinstance(q, torch.Tensor) and output_dtype != q.dtype:  # what is no tensor will be refused
         raise ValueError(
-            f"output_dtype: expected None or {dtype}, got {validation.shown(output_dtype)}; the output has q's dtype, or autocast's: "
+            f"output_dtype: expected None or {q.dtype}, got {validation.shown(output_dtype)}; the output has q's dtype, or autocast's: "
             "convert it, with out.to(dtype)"
         )
 

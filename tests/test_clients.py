@@ -148,6 +148,8 @@ def test_what_others_hand_on() -> None:
         assert attention(q.float(), k, v, output_dtype=torch.bfloat16).dtype == torch.bfloat16
     with pytest.raises(ValueError, match=r"output_dtype: expected None or torch.float16, got torch.float32; .*out.to\(dtype\)"):
         attention(q, k, v, output_dtype=torch.float32)
+    with pytest.raises(TypeError, match=r"q: expected a torch\.Tensor, got nothing"):
+        attention(output_dtype=torch.float16)
 
 
 @pytest.mark.parametrize("function", [sageattn, sageattn_qk_int8_pv_fp8_cuda_sm90])
