@@ -2,8 +2,8 @@
 
     python bench/short.py [--output FILE.json]
 
-What `sageattn` takes is predicted (csrc/torch/expected_time.cpp). The constants of that were fitted to such times, and
-tests/test_expected_time.py compares it with these. CUDA graphs of a call, replayed, of cuDNN's backend and of our kernels in turn, each
+What `sageattn` takes is predicted (csrc/torch/plan/faster_in_16_bits.cpp). The constants of that were fitted to such times, and
+tests/test_faster_in_16_bits.py compares it with these. CUDA graphs of a call, replayed, of cuDNN's backend and of our kernels in turn, each
 for so long that the card is at the clocks of a program that runs for long. Beside the JSON file a plot of the same name is drawn. Ctrl-C
 ends the measuring, not the command.
 """

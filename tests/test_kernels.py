@@ -468,8 +468,9 @@ INCLUDES = {
     "runtime/*": r"(runtime/.*|kernels/tensor_view|windows|dlfcn)\.h",
     "torch/abi/aten.h": r"(ATen|c10|torch)/(?!cuda).*\.h",
     "torch/abi/stable.h": r"torch/csrc/inductor/aoti_torch/(c/shim|generated/c_shim_cuda)\.h|torch/torch_cuda\.h",
-    "torch/*.h": r"(torch|torch/abi|runtime)/[^./]*\.h|kernels/.*\.h",
-    "torch/*.cpp": r"(torch|runtime|kernels|kernels/\w+)/[^./]*\.h",
+    "torch/*.h": r"(torch|torch/abi|torch/plan|runtime)/[^./]*\.h|kernels/.*\.h",
+    "torch/*.cpp": r"(torch|torch/plan|runtime|kernels|kernels/\w+)/[^./]*\.h",
+    "torch/plan/*": r"(torch|torch/plan|kernels|kernels/attention)/[^./]*\.h",
 }
 
 

@@ -1,4 +1,4 @@
-"""How Hopper's kernel that quantises shares out a call without a mask: csrc/torch/tiling.cpp, beside a simulation of the counter that hands tiles out,
+"""How Hopper's kernel that quantises shares out a call without a mask: csrc/torch/plan/tiling.cpp, beside a simulation of the counter that hands tiles out,
 as if there were one section of heads.
 """
 

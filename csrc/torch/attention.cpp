@@ -12,8 +12,9 @@
 #include "torch/few_tokens.h"
 #include "torch/hopper_in_16_bits.h"
 #include "torch/mask.h"
+#include "torch/plan/tiles_in_16_bits.h"
+#include "torch/plan/tiling.h"
 #include "torch/quantise.h"
-#include "torch/tiling.h"
 #include "torch/workspace.h"
 
 namespace sage {
@@ -66,21 +67,19 @@ void run(Call& call, const Tensor& out, const Tensor& lse, const std::optional<T
   call.stream = current_stream(call.device());
   if (kernel.in_16_bits) {
     TORCH_CHECK_VALUE(call.scales_up(), "sm_scale: the kernel ", kernel.name, " wants a positive number, 1e-38 at least, got ", call.sm_scale);
-    const int32_t multiprocessors = runtime::KernelStore::get().device(call.device()).multiprocessors;
-    const TilesIn16Bits tiles = tiles_in_16_bits(call.shape, call.options.is_causal, form_of(call, attn_mask), multiprocessors);
+    const TilesIn16Bits tiles = tiles_in_16_bits(call.shape, call.options.is_causal, form_of(call, attn_mask), call.multiprocessors());
     attend_in_16_bits(call, attn_mask, tiles.rows, out, lse);
     return;
   }
   LookedAt looked;
   if (attn_mask.has_value()) looked = look_at_mask(call, *attn_mask);
-  runtime::KernelStore& store = runtime::KernelStore::get();
   const int32_t head_dim = call.head_dim();
   const bool masked = kernel.wgmma_int8 && attn_mask.has_value();
   if (kernel.wgmma_int8) {
     make_readable(call, call.q);
     make_readable(call, call.v);
   }
-  const Tiling tiling = tiling_of(call, store.device(call.device()).multiprocessors, masked ? form_of(looked.mask) : MaskForm::kNone);
+  const Tiling tiling = tiling_of(call, call.multiprocessors(), masked ? form_of(looked.mask) : MaskForm::kNone);
   const Workspace workspace(call, tiling);
   if (kernel.fp4) {
     find_means(call, workspace, looked.seen);

@@ -11,7 +11,7 @@
 #include "runtime/kernel_store.h"
 #include "torch/attention.h"
 #include "torch/attention_kernels.h"
-#include "torch/expected_time.h"
+#include "torch/plan/faster_in_16_bits.h"
 #include "torch/tensor.h"
 
 namespace {

@@ -3,7 +3,7 @@
 
 #include "kernels/mask/seen_keys.h"
 #include "torch/call.h"
-#include "torch/tiling.h"
+#include "torch/plan/tiling.h"
 #include "torch/workspace.h"
 
 namespace sage {

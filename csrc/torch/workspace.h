@@ -10,8 +10,8 @@
 #include "kernels/quant/quant_kv_fp4.h"
 #include "kernels/quant/quant_v.h"
 #include "torch/call.h"
+#include "torch/plan/tiling.h"
 #include "torch/tensor.h"
-#include "torch/tiling.h"
 
 namespace sage {
 

@@ -11,13 +11,15 @@
 #include "torch/arguments.cpp"
 #include "torch/attention.cpp"
 #include "torch/attention_kernels.cpp"
-#include "torch/expected_time.cpp"
 #include "torch/few_tokens.cpp"
 #include "torch/hopper_in_16_bits.cpp"
 #include "torch/mask.cpp"
 #include "torch/ops.cpp"
+#include "torch/plan/faster_in_16_bits.cpp"
+#include "torch/plan/split_kv.cpp"
+#include "torch/plan/tiles_in_16_bits.cpp"
+#include "torch/plan/tiling.cpp"
 #include "torch/quantise.cpp"
-#include "torch/tiling.cpp"
 
 #ifdef SAGE_STABLE_ABI
 #include <torch/csrc/inductor/aoti_torch/generated/c_shim_cpu.h>

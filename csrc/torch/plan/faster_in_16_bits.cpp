@@ -1,10 +1,10 @@
-#include "torch/expected_time.h"
+#include "torch/plan/faster_in_16_bits.h"
 
 #include <algorithm>
 #include <iterator>
 
-#include "torch/hopper_in_16_bits.h"
-#include "torch/tiling.h"
+#include "torch/plan/tiles_in_16_bits.h"
+#include "torch/plan/tiling.h"
 
 namespace sage {
 

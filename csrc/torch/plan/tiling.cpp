@@ -1,4 +1,4 @@
-#include "torch/tiling.h"
+#include "torch/plan/tiling.h"
 
 #include <algorithm>
 #include <array>

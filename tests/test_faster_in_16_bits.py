@@ -1,4 +1,4 @@
-"""Which short calls Hopper's kernel in 16 bits serves, beside times that were measured: csrc/torch/expected_time.cpp."""
+"""Which short calls Hopper's kernel in 16 bits serves, beside times that were measured: csrc/torch/plan/faster_in_16_bits.cpp."""
 
 from __future__ import annotations
 
