@@ -17,7 +17,7 @@ from sageattention import _library
 MULTIPROCESSORS = 132
 BLOCKS_OF_TILE = 3.7  # kBlocksOfTile
 SHARES = {True: (0.61, 0.78, 1.0), False: (0.6, 1.0)}  # share_of, by whether three warpgroups compute
-STRIP = 64
+WARPGROUP_ROWS = 64
 
 
 class Sizes(NamedTuple):
@@ -78,10 +78,10 @@ def chosen(sizes: Sizes) -> tuple[Tiling, float]:
 def simulated(sizes: Sizes, tiling: Tiling) -> float:
     """When the last tile is done, in blocks of keys."""
     three = sizes.head_dim <= 128
-    strips, of_tile = -(-sizes.qo_len // STRIP), tiling.block_rows * tiling.cluster // STRIP
-    tile = -(-sizes.kv_len // STRIP) + BLOCKS_OF_TILE
-    whole = [tile * SHARES[three][tiling.block_rows // STRIP - 1]] * (sizes.heads * (strips // of_tile))
-    odd = [tile * SHARES[three][-(-(strips % of_tile) // tiling.cluster) - 1]] * (sizes.heads if strips % of_tile else 0)
+    warpgroups, of_tile = -(-sizes.qo_len // WARPGROUP_ROWS), tiling.block_rows * tiling.cluster // WARPGROUP_ROWS
+    tile = -(-sizes.kv_len // WARPGROUP_ROWS) + BLOCKS_OF_TILE
+    whole = [tile * SHARES[three][tiling.block_rows // WARPGROUP_ROWS - 1]] * (sizes.heads * (warpgroups // of_tile))
+    odd = [tile * SHARES[three][-(-(warpgroups % of_tile) // tiling.cluster) - 1]] * (sizes.heads if warpgroups % of_tile else 0)
     tiles = [*whole, *odd] if tiling.first_rows_first else [*odd, *whole]
     parted = tiles[len(tiles) - tiling.parted_tiles :]
     if tiling.first_rows_first:  # of the last section alone, so far as short ones are concerned

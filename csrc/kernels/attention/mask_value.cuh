@@ -15,18 +15,25 @@ __device__ __forceinline__ const uint8_t* mask_row(const AttentionMask& mask, in
   return static_cast<const uint8_t*>(mask.data) + batch * mask.batch_stride + head * mask.head_stride + row * mask.row_stride;
 }
 
-// What a number adds to a score, in log2 units. What is meant as -infinity becomes it: half a million and more below zero, where float32
-// hardly tells scores apart, and float16's least number.
-__device__ __forceinline__ float mask_value(float value, float hides = -5e5f) {
+// Bits of the largest element that hides, since it is meant as -infinity: half a million and more below zero, where float32 hardly tells scores
+// apart (the first such number), and float16's least number.
+template <int kType>
+constexpr uint32_t kHides = kType == AttentionMask::kBool       ? 0
+                            : kType == AttentionMask::kHalf     ? 0xfbff       // -65504
+                            : kType == AttentionMask::kBfloat16 ? 0xc8f5       // -501760
+                                                                : 0xc8f42400;  // -5e5
+
+// What a number adds to a score, in log2 units.
+__device__ __forceinline__ float mask_value(float value, float hides = __uint_as_float(kHides<AttentionMask::kFloat>)) {
   return value <= hides ? -INFINITY : value * static_cast<float>(kLog2E);
 }
 
 // The same of an element of the mask's bits.
 __device__ __forceinline__ float mask_value(AttentionMask::Type type, uint32_t bits) {
-  constexpr float kLeastHalf = -65504.0f;
+  const auto half = [](uint32_t its_bits) { return __half2float(__ushort_as_half(static_cast<uint16_t>(its_bits))); };
   if (type == AttentionMask::kBool) return bits != 0 ? 0.0f : -INFINITY;
   if (type == AttentionMask::kFloat) return mask_value(__uint_as_float(bits));
-  if (type == AttentionMask::kHalf) return mask_value(__half2float(__ushort_as_half(static_cast<uint16_t>(bits))), kLeastHalf);
+  if (type == AttentionMask::kHalf) return mask_value(half(bits), half(kHides<AttentionMask::kHalf>));
   return mask_value(__uint_as_float(bits << 16));
 }
 
@@ -42,14 +49,11 @@ __device__ __forceinline__ float mask_value(int type, const uint8_t* element) {
 // Two elements, of whose bits those that hide become -infinity's.
 template <typename Element>
 __device__ __forceinline__ uint32_t hidden_to_infinity(uint32_t pair) {
-  uint32_t hidden, infinity;
-  if constexpr (cuda::std::is_same_v<Element, __half>) {
-    hidden = __hle2_mask(reinterpret_cast<const __half2&>(pair), __float2half2_rn(-65504.0f));
-    infinity = 0xfc00fc00u;
-  } else {
-    hidden = __hle2_mask(reinterpret_cast<const __nv_bfloat162&>(pair), __float2bfloat162_rn(-501760.0f));  // the first one below -5e5
-    infinity = 0xff80ff80u;
-  }
+  constexpr bool kIsHalf = cuda::std::is_same_v<Element, __half>;
+  using Two = cuda::std::conditional_t<kIsHalf, __half2, __nv_bfloat162>;
+  constexpr uint32_t hides = kHides<kIsHalf ? AttentionMask::kHalf : AttentionMask::kBfloat16> * 0x00010001u;
+  constexpr uint32_t infinity = kIsHalf ? 0xfc00fc00u : 0xff80ff80u;
+  const uint32_t hidden = __hle2_mask(reinterpret_cast<const Two&>(pair), reinterpret_cast<const Two&>(hides));
   return (pair & ~hidden) | (infinity & hidden);
 }
 

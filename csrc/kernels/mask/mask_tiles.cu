@@ -25,13 +25,6 @@ template <int kType>
 using Element = cuda::std::conditional_t<kType == AttentionMask::kBool, uint8_t,
                                          cuda::std::conditional_t<kType == AttentionMask::kFloat, uint32_t, uint16_t>>;
 
-// The largest number that hides, as mask_value has it: float16's least, for others the one at or next below -5e5.
-template <int kType>
-constexpr uint32_t kHides = kType == AttentionMask::kBool       ? 0
-                            : kType == AttentionMask::kHalf     ? 0xfbff
-                            : kType == AttentionMask::kBfloat16 ? 0xc8f5
-                                                                : 0xc8f42400;
-
 // Makes it the last one, and the first one go.
 template <typename T, int kSize>
 __device__ __forceinline__ void append(T (&values)[kSize], const T& value) {

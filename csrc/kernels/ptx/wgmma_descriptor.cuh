@@ -11,7 +11,7 @@ struct Descriptor {
   uint32_t low;
   uint32_t high;
   // Further by so many times 16 bytes.
-  __device__ __forceinline__ Descriptor operator+(uint32_t chunks) const { return {low + chunks, high}; }
+  __device__ __forceinline__ Descriptor operator+(uint32_t vectors) const { return {low + vectors, high}; }
   __device__ __forceinline__ uint64_t bits() const { return (static_cast<uint64_t>(high) << 32) | low; }
 };
 

@@ -34,7 +34,7 @@ struct QuantKInt8 {
   struct Params : KvSpans {
     TensorView k;
     // [batch, kv_heads, blocks * 64, kHeadDim], or [kv_heads, slots of 128 keys (sequences.h), kHeadDim] of packed
-    // sequences; zero past head_dim where the head is not rotated, anything past kv_len; the chunks of a row stand where shared
+    // sequences; zero past head_dim where the head is not rotated, anything past kv_len; the vectors of a row stand where shared
     // memory wants them (swizzle.cuh), so that a block is copied there as it is.
     int8_t* k_int8;
     float* k_scale;   // [batch, kv_heads, blocks, 2, 4]: scales and bounds

@@ -21,7 +21,7 @@ struct QuantV {
 
   struct Params : KvSpans {
     TensorView v;
-    // [batch, kv_heads, blocks, ...], or packed as k_int8 is; zero past kv_len and head_dim; the 16-byte chunks of a row stand where
+    // [batch, kv_heads, blocks, ...], or packed as k_int8 is; zero past kv_len and head_dim; the vectors of a row stand where
     // shared memory wants them (swizzle.cuh).
     uint8_t* v_quantised;
     uint8_t* v_scale;  // [batch, kv_heads, blocks, scale_bytes(kScaleSize, kHeadDim)]; in kScaleUnit

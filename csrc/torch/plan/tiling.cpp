@@ -12,10 +12,11 @@ namespace sage {
 
 namespace {
 
-constexpr int32_t kStrip = Sm90QkInt8PvF16::kRows;  // rows of the output that a warpgroup computes
-constexpr int32_t kFewer = 2 * kStrip;                // that a block of threads computes with two warpgroups of three
+constexpr int32_t kWarpgroupRows = Sm90QkInt8PvF16::kRows;  // of the output, that a warpgroup computes
+constexpr int32_t kFewer = 2 * kWarpgroupRows;             // that a block of threads computes with two warpgroups of three
 
-int32_t strips_of(const Call& call) { return (call.shape.qo_len + kStrip - 1) / kStrip; }
+// Of a head.
+int32_t warpgroups_of(const Call& call) { return (call.shape.qo_len + kWarpgroupRows - 1) / kWarpgroupRows; }
 int32_t key_blocks_of(const Call& call) { return (call.shape.kv_len + QuantKInt8::kBlockN - 1) / QuantKInt8::kBlockN; }
 
 Tiling tiling_with(const Call& call, int32_t block_rows, int32_t cluster) {
@@ -83,11 +84,11 @@ float time_of_parting(int32_t parts, int32_t head_dim) {
 // of whose last tiles alone some may be parted.
 float time_of_all(const Call& call, const Tiling& tiling, int32_t at_once) {
   const AttentionShape& shape = call.shape;
-  const int32_t odd = strips_of(call) % (tiling.tile_rows() / kStrip);
+  const int32_t odd = warpgroups_of(call) % (tiling.tile_rows() / kWarpgroupRows);
   const float tile = static_cast<float>(key_blocks_of(call)) + kBlocksOfTile;
   struct Alike { int64_t tiles; float time; };
   Alike late{odd == 0 ? 0 : int64_t{shape.batch} * shape.q_heads, tile * share_of((odd + tiling.cluster - 1) / tiling.cluster, call.head_dim())};
-  Alike early{tiling.tiles - late.tiles, tile * share_of(tiling.block_rows / kStrip, call.head_dim())};
+  Alike early{tiling.tiles - late.tiles, tile * share_of(tiling.block_rows / kWarpgroupRows, call.head_dim())};
   if (!tiling.first_rows_first) std::swap(early, late);
   const int64_t last = tiling.first_rows_first ? call.last_heads() : late.tiles;  // of the last section, as many as may be parted
   const int64_t parted_early = std::min(early.tiles, tiling.parted_tiles - std::min({int64_t{tiling.parted_tiles}, late.tiles, last}));
@@ -107,18 +108,18 @@ float time_of_all(const Call& call, const Tiling& tiling, int32_t at_once) {
 
 // Tiles whose rows see fewer keys the sooner they come, under a causal mask.
 struct CausalTiles {
-  int32_t strips;    // as many rows as a block has keys, of a head
-  int32_t together;  // in a tile
-  int32_t blocks;    // of keys
+  int32_t warpgroups;  // of a head: each has as many rows as a block has keys
+  int32_t together;    // in a tile
+  int32_t blocks;      // of keys
 };
 
 // How long the tiles of so many heads take, `at_once` of them at a time and the longest first, in blocks of keys: each tile as long as its
-// strips in the mean, and as `tile` blocks beside. The last tile ends `late` longest tiles after the mean, but `latest` blocks at most.
+// warpgroups in the mean, and as `tile` blocks beside. The last tile ends `late` longest tiles after the mean, but `latest` blocks at most.
 float causal_rounds(const CausalTiles& tiles, int64_t heads, int32_t at_once, float tile, float late,
                     float latest = std::numeric_limits<float>::infinity()) {
-  const int64_t fewer = std::min(tiles.strips, tiles.blocks);  // strips that see fewer keys than there are
-  const int64_t seen = fewer * (fewer + 1) / 2 + (tiles.strips - fewer) * tiles.blocks;
-  const int64_t tiles_of_head = (tiles.strips + tiles.together - 1) / tiles.together;
+  const int64_t fewer = std::min(tiles.warpgroups, tiles.blocks);  // that see fewer keys than there are
+  const int64_t seen = fewer * (fewer + 1) / 2 + (tiles.warpgroups - fewer) * tiles.blocks;
+  const int64_t tiles_of_head = (tiles.warpgroups + tiles.together - 1) / tiles.together;
   const float longest = static_cast<float>(fewer) + tile;
   if (heads * tiles_of_head <= at_once) return longest;
   const float of_head = static_cast<float>(seen) / static_cast<float>(tiles.together) + tile * static_cast<float>(tiles_of_head);
@@ -127,7 +128,7 @@ float causal_rounds(const CausalTiles& tiles, int64_t heads, int32_t at_once, fl
 
 // time_of_all under a causal mask.
 float time_of_causal(const Call& call, const Tiling& tiling, int32_t at_once) {
-  const CausalTiles tiles{strips_of(call), tiling.tile_rows() / kStrip, key_blocks_of(call)};
+  const CausalTiles tiles{warpgroups_of(call), tiling.tile_rows() / kWarpgroupRows, key_blocks_of(call)};
   const int64_t heads = int64_t{call.shape.batch} * call.shape.q_heads;
   // Of two for each that run at once a short one follows a long one.
   return tiling.tiles <= 2 * at_once ? causal_rounds(tiles, heads, at_once, kBlocksOfTile, 0.6f, 9.0f)

@@ -44,18 +44,18 @@ __device__ __forceinline__ void copy_block(uint32_t destination, const void* blo
   }
 }
 
-// Starts the copies of a block of 64 keys of V as the caller left it. A thread copies the same 16-byte chunk of every
+// Starts the copies of a block of 64 keys of V as the caller left it. A thread copies the same vector of 16 bytes of every
 // kRowStep-th row; the step is a multiple of the swizzle's period, so one swizzled offset serves them all.
 template <typename Config>
 __device__ __forceinline__ void load_v(const AttentionParams& p, const MmaSyncTile& tile, int block, uint32_t v_block) {
-  constexpr int kChunks = Config::kHeadDim * 2 / 16;
-  constexpr int kRowStep = Config::kThreads / kChunks;
+  constexpr int kVectors = Config::kHeadDim * 2 / 16;
+  constexpr int kRowStep = Config::kThreads / kVectors;
   static_assert(kRowStep % 8 == 0);
-  const uint32_t key = block * Config::kBlockN + threadIdx.x / kChunks;
-  const int channel = threadIdx.x % kChunks * 8;
+  const uint32_t key = block * Config::kBlockN + threadIdx.x / kVectors;
+  const int channel = threadIdx.x % kVectors * 8;
   const auto stride = static_cast<uint64_t>(p.v.token_stride) * 2;
   const uint8_t* source = tile.v + channel * 2 + key * stride;
-  const uint32_t destination = v_block + swizzled<Config::kVRowBytes>(threadIdx.x / kChunks, threadIdx.x % kChunks);
+  const uint32_t destination = v_block + swizzled<Config::kVRowBytes>(threadIdx.x / kVectors, threadIdx.x % kVectors);
   // Keys and channels past the end must read as zero: their P is 0, and 0 * NaN would not be.
   if (p.v.aligned16) {
     const int rows = channel < p.v_head_dim ? tile.kv_len - static_cast<int>(key) : 0;

@@ -85,20 +85,20 @@ class Staged {
   __device__ __forceinline__ void finish() { ptx::cp_async_wait<0>(); }
 
  private:
-  static constexpr int kRowChunks = SAGE_HEAD_DIM / 8;  // of 16 bytes
+  static constexpr int kRowVectors = SAGE_HEAD_DIM / 8;  // of 16 bytes
 
   // Of neighbouring rows, which are read at the same time, the halves of 128 bytes change places: other banks. (What kernels/swizzle.cuh does suits
   // eight rows at a time; of two it may leave both in the same half.)
-  static __device__ __forceinline__ int offset(int row, int chunk) { return (row * kRowChunks + (chunk ^ row % 2 * 4)) * 16; }
+  static __device__ __forceinline__ int offset(int row, int vector) { return (row * kRowVectors + (vector ^ row % 2 * 4)) * 16; }
 
   __device__ __forceinline__ void start(uint32_t to, const TensorView& tensor, const Config::Element* head, int block, int head_dim) const {
-    const int lane = threadIdx.x % 32, chunk = lane % kRowChunks;
+    const int lane = threadIdx.x % 32, vector = lane % kRowVectors;
     __syncwarp();  // all have read what was there
 #pragma unroll
-    for (int i = 0; i < Config::kBlockN * kRowChunks / 32; ++i) {
-      const int row = (i * 32 + lane) / kRowChunks;
-      const bool there = block + row < head_.p.kv_len && chunk * 8 < head_dim;
-      ptx::cp_async_16(to + offset(row, chunk), head + (block + row) * tensor.token_stride + chunk * 8, there);
+    for (int i = 0; i < Config::kBlockN * kRowVectors / 32; ++i) {
+      const int row = (i * 32 + lane) / kRowVectors;
+      const bool there = block + row < head_.p.kv_len && vector * 8 < head_dim;
+      ptx::cp_async_16(to + offset(row, vector), head + (block + row) * tensor.token_stride + vector * 8, there);
     }
     ptx::cp_async_commit();
   }

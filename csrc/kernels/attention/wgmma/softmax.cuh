@@ -69,11 +69,19 @@ struct Rescaling {
   }
 };
 
+// Where what shared memory holds of a block's rows has a lane's: one of its two.
+__device__ __forceinline__ int row_of_block(int row) { return threadIdx.x / 32 * 16 - 64 + threadIdx.x % 32 / 4 + row * 8; }
+
 // What a lane's row is multiplied by beside sm_scale: less than 1 once its scores have been beyond measure.
 __device__ __forceinline__ float unit_of(int row, const Rows& rows, const Memory& shared) {
-  const int lane_row = threadIdx.x / 32 * 16 - 64 + threadIdx.x % 32 / 4;
-  const float first = shared.at<float>(Shared::kQScale)[lane_row + row * 8];
+  const float first = shared.at<float>(Shared::kQScale)[row_of_block(row)];
   return first > 0.0f ? ptx::divide(rows.q_scale[row], first) : 1.0f;
+}
+
+// Natural logarithm, of a row whose probabilities add up to `sum`; of none that it sees -infinity.
+__device__ __forceinline__ float log_sum_exp(int row, float sum, const Rows& rows, const Memory& shared) {
+  const float log_sum = ptx::divide(rows.reference[row] + ptx::lg2(sum), unit_of(row, rows, shared)) + shared.at<float>(Shared::kQShift)[row_of_block(row)];
+  return sum == 0.0f ? -INFINITY : log_sum * static_cast<float>(kLn2);
 }
 
 // Has a row relative to another reference if that has grown, and limits keys anew. Returns what the output is to be rescaled by.

@@ -25,16 +25,12 @@ __device__ __forceinline__ void store_out(const Config::Params& p, const Work& w
   };
 #pragma unroll
   for (int row = 0; row < 2; ++row) {
-    const int block_row = warp_row + lane / 4 + row * 8;
     const int token = first_row + lane / 4 + row * 8;
     const bool inside = token < work.qo_len;
     const float sum = sum_of_quad(rows.sum[row]);
     // A row that sees no key is zero.
     inverse[row] = sum == 0.0f ? 0.0f : ptx::rcp(sum);
-    if (p.lse != nullptr && lane % 4 == 0 && inside) {
-      const float log_sum = ptx::divide(rows.reference[row] + ptx::lg2(sum), unit_of(row, rows, shared)) + shared.at<float>(Shared::kQShift)[block_row];
-      p.lse[work.lse + token] = sum == 0.0f ? -INFINITY : log_sum * static_cast<float>(kLn2);
-    }
+    if (p.lse != nullptr && lane % 4 == 0 && inside) p.lse[work.lse + token] = log_sum_exp(row, sum, rows, shared);
     if constexpr (!Staged) {
       uint16_t* destination = row_pointer(token);
 #pragma unroll

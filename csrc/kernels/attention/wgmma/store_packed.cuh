@@ -50,10 +50,7 @@ __device__ __forceinline__ void store_packed(const Config::Params& p, const Work
 #pragma unroll
   for (int row = 0; row < 2; ++row) {
     const int token = first_row + lane / 4 + row * 8;
-    if (token >= work.qo_len) continue;
-    const float shift = shared.at<float>(Shared::kQShift)[warp_row + lane / 4 + row * 8];
-    const float log_sum = ptx::divide(rows.reference[row] + ptx::lg2(sums[row]), unit_of(row, rows, shared)) + shift;
-    p.lse[work.lse + token] = sums[row] == 0.0f ? -INFINITY : log_sum * static_cast<float>(kLn2);
+    if (token < work.qo_len) p.lse[work.lse + token] = log_sum_exp(row, sums[row], rows, shared);
   }
 }
 
