@@ -81,7 +81,7 @@ def added(queries: int, keys: int, dtype: torch.dtype) -> torch.Tensor:
     mask[..., 64:192] = 0
     hidden = randn(1, 1, queries, keys, seed=7) > 0
     hidden[..., 64:128] = False
-    return mask.masked_fill(hidden, -math.inf)
+    return mask.masked_fill(hidden, -math.inf if dtype == torch.float16 else -5e5)
 
 
 def strided(masked: bool) -> Case:
@@ -135,6 +135,7 @@ CASES = {
     "strided": strided(masked=False),
     "repeated": Case(*(x.bfloat16().expand(2, 3, -1, -1) for x in inputs(1, 1, 1, 70, 90, 128, 128))),
     "negative scale": case(1, 1, 1, 70, 130, 64, 64, sm_scale=-0.1),
+    "infinite scale": case(1, 1, 1, 70, 130, 64, 64, sm_scale=math.inf),
     "packed": sequences(),
     "packed, causal": sequences(is_causal=True),
     "packed, 256": packed([70, 3], [9, 130], 256, 256, torch.bfloat16),

@@ -139,6 +139,7 @@ def numbers(*shape: int) -> torch.Tensor:
     """That are added: also what hides, in each way in which programs say it."""
     mask = randn(*shape, seed=7) * 3
     mask[randn(*shape, seed=8) > 1] = -1e9
+    mask[randn(*shape, seed=10) > 1.5] = -5e5
     mask[randn(*shape, seed=9) > 1.5] = -math.inf
     mask[..., 5:9, :] = -1e30
     mask[..., 11, :] = -4e4

@@ -81,7 +81,9 @@ def simulated(sizes: Sizes, tiling: Tiling) -> float:
     warpgroups, of_tile = -(-sizes.qo_len // WARPGROUP_ROWS), tiling.block_rows * tiling.cluster // WARPGROUP_ROWS
     tile = -(-sizes.kv_len // WARPGROUP_ROWS) + BLOCKS_OF_TILE
     whole = [tile * SHARES[three][tiling.block_rows // WARPGROUP_ROWS - 1]] * (sizes.heads * (warpgroups // of_tile))
-    odd = [tile * SHARES[three][-(-(warpgroups % of_tile) // tiling.cluster) - 1]] * (sizes.heads if warpgroups % of_tile else 0)
+    odd = [tile * SHARES[three][-(-(warpgroups % of_tile) // tiling.cluster) - 1]] * (
+        sizes.heads if warpgroups % of_tile else 0
+    )
     tiles = [*whole, *odd] if tiling.first_rows_first else [*odd, *whole]
     parted = tiles[len(tiles) - tiling.parted_tiles :]
     if tiling.first_rows_first:  # of the last section alone, so far as short ones are concerned

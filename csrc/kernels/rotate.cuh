@@ -10,6 +10,19 @@ constexpr int kRotatedTogether = HeadDim / 4;
 // By which signs channels are multiplied before: so that what is alike in all of them is not gathered in one.
 __device__ __forceinline__ float sign_before_rotation(int channel) { return __popc(channel & channel >> 4 & 3) % 2 == 0 ? 1.0f : -1.0f; }
 
+// One channel of what is rotated.
+template <int HeadDim>
+__device__ __forceinline__ float rotated_channel(const float (&x)[HeadDim], int channel) {
+  const int number = channel / 16 * 4 + channel % 4;  // of those that are transformed together
+  float sum = 0.0f;
+#pragma unroll 8
+  for (int i = 0; i < kRotatedTogether<HeadDim>; ++i) {
+    const float one = x[i / 4 * 16 + channel % 16 / 4 * 4 + i % 4];
+    sum += __popc(i & number) % 2 == 0 ? one : -one;
+  }
+  return sum;
+}
+
 // One step of the transform, of numbers `distance` apart.
 template <int N>
 __device__ __forceinline__ void add_and_subtract(float (&x)[N], int distance) {
@@ -27,19 +40,6 @@ template <int N>
 __device__ __forceinline__ void rotate_own(float (&x)[N]) {
 #pragma unroll
   for (int distance = 1; distance < N; distance *= 2) add_and_subtract(x, distance);
-}
-
-// A row of which 16 lanes have N channels each, one after the other.
-template <int N>
-__device__ __forceinline__ void rotate_of_16_lanes(float (&x)[N]) {
-  add_and_subtract(x, 1);
-  add_and_subtract(x, 2);
-#pragma unroll
-  for (int distance = 16 / N; distance < 16; distance *= 2) {
-    const float sign = threadIdx.x & distance ? -1.0f : 1.0f;
-#pragma unroll
-    for (int i = 0; i < N; ++i) x[i] = __fmaf_rn(x[i], sign, __shfl_xor_sync(0xffffffffu, x[i], distance));
-  }
 }
 
 }  // namespace sage

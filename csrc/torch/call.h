@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <limits>
 #include <tuple>
@@ -30,7 +31,11 @@ struct Call {
   bool packed() const { return cu_seqlens_q.defined(); }
   int device() const { return q.get_device(); }
   int32_t multiprocessors() const { return runtime::KernelStore::get().device(device()).multiprocessors; }
-  float scale_log2() const { return static_cast<float>(sm_scale * kLog2E); }
+  // No number where it would be infinite, so that whatever is computed with it is none.
+  float scale_log2() const {
+    const auto scale = static_cast<float>(sm_scale * kLog2E);
+    return std::isfinite(scale) ? scale : std::numeric_limits<float>::quiet_NaN();
+  }
   bool scales_up() const { return scale_log2() >= std::numeric_limits<float>::min(); }  // larger scores stay larger, and infinite ones infinite
   int32_t head_dim() const { return kernel_head_dim(std::max(shape.head_dim, shape.v_head_dim)); }
   // Spans of 128 keys of K or V, quantised.

@@ -16,11 +16,11 @@ __device__ __forceinline__ const uint8_t* mask_row(const AttentionMask& mask, in
 }
 
 // Bits of the largest element that hides, since it is meant as -infinity: half a million and more below zero, where float32 hardly tells scores
-// apart (the first such number), and float16's least number.
+// apart (of bfloat16 what -5e5 is rounded to), and float16's least number.
 template <int kType>
 constexpr uint32_t kHides = kType == AttentionMask::kBool       ? 0
                             : kType == AttentionMask::kHalf     ? 0xfbff       // -65504
-                            : kType == AttentionMask::kBfloat16 ? 0xc8f5       // -501760
+                            : kType == AttentionMask::kBfloat16 ? 0xc8f4       // -499712
                                                                 : 0xc8f42400;  // -5e5
 
 // What a number adds to a score, in log2 units.

@@ -23,7 +23,7 @@ __device__ __forceinline__ float sum_of_warp(float x) {
 template <int HeadDim>
 struct SampleOfQ {
   alignas(16) uint32_t rows[QuantKInt8::kSampledRows][HeadDim / 2];  // pairs; zeros where there are no queries
-  float typical[QuantKInt8::kSampledRows];                           // magnitude of a row, times head_dim^2
+  float share[QuantKInt8::kSampledRows];                             // one over the typical magnitude of a row, times head_dim^2
 };
 
 // Takes the rows. Whether one of this thread's numbers is large. By a block of threads: 16 read a row.
@@ -81,15 +81,15 @@ __device__ __forceinline__ bool find_factors(int head_dim, SampleOfQ<HeadDim>& o
     root[0] += ptx::sqrt(fabsf(x.x)) + ptx::sqrt(fabsf(x.y));
   }
   const float roots = sums_of_16_lanes(root);
-  of_q.typical[own] = roots * roots;  // all 16 have it
+  // Of a row that is not finite no number, or zero, which the largest leaves out. All 16 have it.
+  of_q.share[own] = ptx::divide(1.0f, ptx::max_nan(roots * roots, 1e-30f));
   __syncthreads();
   if (threadIdx.x < 32) {
     const auto channel = [&](int i) { return (i / 2 * 32 + lane) * 2 + i % 2; };  // pairs, 32 apart
     float q_size[kOfLane] = {}, q_roots = 0.0f;
-#pragma unroll 1
+#pragma unroll 4
     for (int row = 0; row < QuantKInt8::kSampledRows; ++row) {
-      // Of a row that is not finite no number, or zero, which the largest leaves out.
-      const float share = ptx::divide(1.0f, ptx::max_nan(of_q.typical[row], 1e-30f));
+      const float share = of_q.share[row];
 #pragma unroll
       for (int i = 0; i < kOfLane; i += 2) {
         const float2 x = Pair<Element>::unpack(of_q.rows[row][channel(i) / 2]);

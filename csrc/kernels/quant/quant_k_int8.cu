@@ -6,6 +6,7 @@
 #include "kernels/quant/channel_factors.cuh"
 #include "kernels/quant/kv_span.cuh"
 #include "kernels/quant/quant_k_int8.h"
+#include "kernels/quant/rotate_keys.cuh"
 #include "kernels/rotate.cuh"
 #include "kernels/swizzle.cuh"
 
@@ -35,14 +36,16 @@ struct alignas(Bytes) Packed {
 // What is done to K's channels before they are quantised; in shared memory, for want of registers.
 struct Centring {
   bool rotated;
-  // The mean's half, negative, in pairs; or, of a head that is rotated, what a number is multiplied by, and what is added then.
+  // The mean's half, negative, in pairs; or, of a head that is rotated, what its channels are multiplied by.
   alignas(32) uint32_t shift[Config::kHeadDim / 2];
-  alignas(32) float rotated_factor[Config::kHeadDim], rotated_shift[Config::kHeadDim];
+  alignas(32) float rotated_shift[Config::kHeadDim];  // and what is added then
 };
+
+using Rotation = KeyRotation<Config::Element, Config::kHeadDim>;
 
 // Quantises a span, given the head's first token.
 __device__ __forceinline__ void quantise(const Config::Params& p, const Config::Element* k, int length, int first_span_key, int64_t index,
-                                         int batch, const Centring& centring) {
+                                         int batch, const Centring& centring, Rotation::Stage& stage) {
   using Element = Config::Element;
   constexpr int kChannels = Config::kChannels;
   const int block = threadIdx.x / 128;
@@ -75,23 +78,7 @@ __device__ __forceinline__ void quantise(const Config::Params& p, const Config::
       for (int i = 0; i < kChannels / 2; ++i) keys[pass][i] = Pair<Element>::multiply_add(keys[pass][i], half, shift[i]);
     }
   } else {
-    // A loop, whose code is short: the key at hand is always the first. Instructions that are rarely run cost time where they lie between those that are.
-#pragma unroll 1
-    for (int pass = 0; pass < Config::kPasses; ++pass) {
-      float x[kChannels];
-      unpack<Element>(x, keys[0]);
-#pragma unroll
-      for (int i = 0; i < kChannels; ++i) {
-        x[i] = __fmaf_rn(x[i], centring.rotated_factor[channel + i], centring.rotated_shift[channel + i]);
-      }
-      rotate_of_16_lanes(x);
-#pragma unroll
-      for (int i = 0; i < kChannels / 2; ++i) {
-#pragma unroll
-        for (int later = 1; later < Config::kPasses; ++later) keys[later - 1][i] = keys[later][i];
-        keys[Config::kPasses - 1][i] = Pair<Element>::pack(x[2 * i], x[2 * i + 1]);
-      }
-    }
+    Rotation::rotate(keys, centring.shift, centring.rotated_shift, stage);
   }
   if ((seen_keys & kAll) != kAll) {
 #pragma unroll
@@ -158,10 +145,18 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPe
 
   const KvSpan span(p);
   if (span.first_key >= span.length) return;
-  __shared__ Sample<Config::kHeadDim, Config::kThreads> sample;
-  __shared__ SampleOfQ<Config::kHeadDim> sample_of_q;
-  __shared__ int powers[Config::kHeadDim];
   __shared__ Centring centring;
+  __shared__ union {
+    struct {  // first
+      Sample<Config::kHeadDim, Config::kThreads> of_k;
+      SampleOfQ<Config::kHeadDim> of_q;
+      int powers[Config::kHeadDim];
+    } samples;
+    Rotation::Stage stages[Config::kWarps];
+  } shared;
+  auto& sample = shared.samples.of_k;
+  auto& sample_of_q = shared.samples.of_q;
+  auto& powers = shared.samples.powers;
   bool rotated = false;
   if (p.k_mean != nullptr) {
     const bool large_in_q = take_sample<Config::kSampledKeys, true, Element>(p.k, span, p.head_dim, SeenByQueries(p.seen, span.batch), sample,
@@ -183,22 +178,28 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPe
     if (__builtin_expect(!rotated, 1)) {
       centring.shift[threadIdx.x] = Pair<Element>::pack(-0.5f * mean.x, -0.5f * mean.y);
     } else {
+      float factors[2];
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         constexpr float kLeast = 1.0f / ((1 << Config::kMostPowers) * kRotatedTogether<Config::kHeadDim>);
         const float least = sign_before_rotation(channel + i) * kLeast;
-        const float by = 0.5f * least * power_of_two(-powers[channel + i]);
-        centring.rotated_factor[channel + i] = by;
-        centring.rotated_shift[channel + i] = -by * (i == 0 ? mean.x : mean.y);
+        factors[i] = 0.5f * least * power_of_two(-powers[channel + i]);
         if (span.first_key == 0) p.q_factor[span.mean * Config::kHeadDim + channel + i] = least * power_of_two(powers[channel + i]);
       }
+      centring.shift[threadIdx.x] = Pair<Element>::pack(factors[0], factors[1]);
+      sample.mean[channel] = -factors[0] * mean.x;
+      sample.mean[channel + 1] = -factors[1] * mean.y;
     }
+  }
+  if (__builtin_expect(rotated, 0)) {
+    __syncthreads();
+    if (threadIdx.x < Config::kHeadDim) centring.rotated_shift[threadIdx.x] = rotated_channel(sample.mean, threadIdx.x);
   }
   __syncthreads();
   const Element* k = row_pointer<Element>(p.k, span.batch, span.head, span.first_token);
 #pragma unroll 1
   for (int i = 0; i < p.together && span.first_key + i * Config::kSpanN < span.length; ++i) {
-    quantise(p, k, span.length, span.first_key + i * Config::kSpanN, span.index + i, span.batch, centring);
+    quantise(p, k, span.length, span.first_key + i * Config::kSpanN, span.index + i, span.batch, centring, shared.stages[threadIdx.x / 32]);
   }
 }
 

@@ -145,11 +145,13 @@ __device__ __forceinline__ void consume(const Config::Params& p, const Memory& s
       ptx::proxy_async_fence();
       ptx::named_barrier(1 + group, 128);
     };
-    if (has_rows) quantise_q<Masked, false>(p, work, first_row, warp_row, shared, q, rows);
+    // Log-sum-exp wants what the first time finds beside; for wider heads, which find it again, there are no registers.
+    const bool rotated_anyway = Config::kKeepQ && p.lse == nullptr && same(work.known_rotated);
+    if (has_rows && !rotated_anyway) quantise_q<Masked, false>(p, work, first_row, warp_row, shared, q, rows);
     put();
     if (has_rows) {
       wait_full();
-      // Where K turns out to have been rotated: once more, as it was.
+      // Where K has been rotated: as it was, or once more where that is news.
       if (__builtin_expect(same(work.rotated), 0)) {
         ptx::grid_dependency_wait();
         quantise_q<Masked, true>(p, work, first_row, warp_row, shared, q, rows);

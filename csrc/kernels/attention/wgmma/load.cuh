@@ -76,11 +76,13 @@ __device__ __forceinline__ void hand_out(const Config::Params& p, const Memory& 
   const uint32_t full = shared.address + Shared::kQFull;
   uint32_t parities = 0;  // of tiles, and of the counter's answers: one register
   // Q does not wait for quant_k_int8, as K and the counter do, which packed sequences may need at once.
+  bool has_waited = Packed;
   if (Packed) ptx::grid_dependency_wait();
   for (int index = ptx::cluster_index(); index < p.items; index = next_tile(p, parities >> 1, shared), parities ^= 2) {
     if (describe<Masked, Packed>(p, index, work_of(parities & 1, shared))) {
-      const Work& work = work_of(parities & 1, shared);
+      Work& work = work_of(parities & 1, shared);
       if (threadIdx.x % 32 == 0) {
+        work.known_rotated = has_waited && p.rotated != nullptr ? p.rotated[work.kv_mean] : 0;
         if constexpr (Config::kKeepQ) {
           ptx::mbarrier_arrive_expect(full, Shared::kQBytes);
 #pragma unroll 1
@@ -102,6 +104,7 @@ __device__ __forceinline__ void hand_out(const Config::Params& p, const Memory& 
       parities ^= 1;
     }
     ptx::grid_dependency_wait();
+    has_waited = true;
   }
   if (threadIdx.x % 32 == 0) {
     work_of(parities & 1, shared).qo_len = 0;
