@@ -27,6 +27,7 @@ from sage_factory.inspect import content
 from sage_factory.make import archives, seal, wheels
 from sage_factory.ship import collect
 from sage_factory.what import matrix, variant
+from sage_factory.what.build import Build
 
 CUDA = "12.8"
 TORCH = "2.8.0"
@@ -36,7 +37,7 @@ SECONDS = 1_600_000_000  # the time of conda packages
 DIST_INFO = "sageattention-2.2.0.dist-info"
 
 
-def build(python: str = "3.12", platform: str = "linux-64", package: str = PACKAGE) -> matrix.Build:
+def build(python: str = "3.12", platform: str = "linux-64", package: str = PACKAGE) -> Build:
     """The build whose artifacts these are."""
     return matrix.builds(package=package, platform=platform, cuda=CUDA, torch=TORCH, python=python)[0]
 
@@ -237,7 +238,7 @@ def a_stable_wheel(folder: Path) -> Path:
     return wheels.emit(operators_conda(folder, files), cubins_conda(folder), build=build, out_dir=folder)
 
 
-def tiny_wheel(folder: Path, one: matrix.Build) -> Path:
+def tiny_wheel(folder: Path, one: Build) -> Path:
     """A wheel of any build that installers can choose, with next to nothing in it."""
     info = f"{one.package}-{one.version}.dist-info"
     files = {"sageattention/__init__.py": b"", f"{info}/METADATA": wheels._metadata(None, one, [])}
@@ -299,12 +300,12 @@ BUILDS = tuple(build(python) for python in ("3.11", "3.12"))
 ALL_BUILDS = matrix.builds
 
 
-def chosen(profile: str | None = None, *, platform: str | None = None, **conditions: Any) -> tuple[matrix.Build, ...]:
+def chosen(profile: str | None = None, *, platform: str | None = None, **conditions: Any) -> tuple[Build, ...]:
     """In place of matrix.builds, which then knows the profile."""
     return BUILDS if profile == PROFILE else ALL_BUILDS(profile, platform=platform, **conditions)
 
 
-def promise(builds: Iterable[matrix.Build], monkeypatch: pytest.MonkeyPatch) -> None:
+def promise(builds: Iterable[Build], monkeypatch: pytest.MonkeyPatch) -> None:
     """The table has these builds, whatever its rows say."""
     load, table = matrix.load, dataclasses.replace(matrix.load())
     vars(table)["all_builds"] = tuple(builds)

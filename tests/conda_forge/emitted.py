@@ -8,6 +8,7 @@ from typing import Any
 from conda_forge import model
 from sage_factory.make import engine
 from sage_factory.what import matrix, variant
+from sage_factory.what.build import Build
 
 DIGESTS = {"kernels_digest": ["0"], "operators_digest": ["1"], "sage_commit": ["c"]}
 
@@ -16,25 +17,25 @@ DIGESTS = {"kernels_digest": ["0"], "operators_digest": ["1"], "sage_commit": ["
 OF_COMPILERS = ["libgcc >=12", "libstdcxx >=12", "__glibc >=2.28,<3.0.a0"]
 
 
-def of(build: matrix.Build) -> dict[str, dict[str, Any]]:
+def of(build: Build) -> dict[str, dict[str, Any]]:
     """The recipe's two outputs for one PyTorch × CUDA × platform."""
     python = matrix.load().build_python
     rendered = engine.render(variant.of(build, python_pin=f"{python}.* *_cpython") | DIGESTS)
     return {name: one.recipe.to_dict() for name, one in rendered.items()}
 
 
-def builds(package: str | None = None, profile: str | None = None) -> list[matrix.Build]:
+def builds(package: str | None = None, profile: str | None = None) -> list[Build]:
     """One of each package and PyTorch × CUDA × platform: conda packages know no Python."""
     every = matrix.builds(profile, package=package)
     return list({(build.package, build.platform, build.torch, build.cuda): build for build in every}.values())
 
 
-def released() -> list[matrix.Build]:
+def released() -> list[Build]:
     """What the released channel has: of each package the profile that its releases are made of."""
     return [build for package in matrix.load().packages.values() for build in builds(package.name, package.profile)]
 
 
-def records(wanted: Iterable[matrix.Build]) -> Iterator[model.Record]:
+def records(wanted: Iterable[Build]) -> Iterator[model.Record]:
     """Every package of these builds."""
     kernels: dict[tuple[str, str], model.Record] = {}
     for build in wanted:

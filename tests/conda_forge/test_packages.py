@@ -10,6 +10,7 @@ from rattler.exceptions import SolverError
 
 from conda_forge import emitted, model
 from sage_factory.what import matrix
+from sage_factory.what.build import Build
 
 BUILDS = {f"{b.package}-{b.platform}-torch{b.torch}-cu{b.cuda}": b for b in emitted.builds()}
 DRIVERS = [None, "11.8", "12.4", "12.9", "13.0", "13.2"]
@@ -86,7 +87,7 @@ def installed(channels: list[str], platform: str, driver: str | None, *specs: st
 
 
 def expected(
-    builds: Sequence[matrix.Build], pytorches: Pytorches, platform: str, driver: str | None, series: str
+    builds: Sequence[Build], pytorches: Pytorches, platform: str, driver: str | None, series: str
 ) -> tuple[str, str] | None:
     """The newest CUDA that the driver runs and that this PyTorch is there for, and that PyTorch."""
 

@@ -19,6 +19,8 @@ import yaml
 from sage_factory import ROOT, commands
 from sage_factory.make import packages
 from sage_factory.what import inputs, matrix, plan
+from sage_factory.what.build import Build
+from sage_factory.what.table import MatrixError
 from sage_factory.with_what import tasks, venvs
 
 GITHUB = ROOT / ".github"
@@ -254,7 +256,7 @@ def outputs(job: Mapping[str, Any], found: plan.Plan) -> dict[str, str]:
     return {key: Expression({"steps": steps}).fill(value) for key, value in job.get("outputs", {}).items()}
 
 
-def builds_of(jobs: Mapping[str, list[dict[str, Any]]]) -> Iterator[matrix.Build]:
+def builds_of(jobs: Mapping[str, list[dict[str, Any]]]) -> Iterator[Build]:
     """Every wheel that the build jobs make, by asking as they do: one PyTorch, CUDA and platform of the profile."""
     for job in jobs["build"]:
         yield from (
@@ -339,9 +341,7 @@ def test_what_github_would_not_run_is_refused() -> None:
         if len(found.installs) <= 256:
             assert found.outputs()["profile"] == profile
         else:
-            with pytest.raises(
-                matrix.MatrixError, match=f"profile {profile} has {len(found.installs)} wheels to install, .*256 jobs"
-            ):
+            with pytest.raises(MatrixError, match=f"profile {profile} has {len(found.installs)} wheels to install, .*256 jobs"):
                 found.outputs()
 
 

@@ -26,6 +26,8 @@ from sage_factory.make import wheels
 from sage_factory.make.packages import BuildError, Packages
 from sage_factory.ship import place, summary
 from sage_factory.what import matrix
+from sage_factory.what.build import Build, package_of_kernels
+from sage_factory.what.table import MatrixError
 from sage_factory.with_what import channel
 
 INTERRUPTED = ": compilers are ended, and of this build's files dist/ holds all or none"
@@ -83,10 +85,10 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def requested(args: argparse.Namespace) -> list[tuple[matrix.Build, ...]]:
+def requested(args: argparse.Namespace) -> list[tuple[Build, ...]]:
     """What the command line asks for, grouped so that nothing is compiled twice."""
     if not args.cuda and not args.profile:
-        raise matrix.MatrixError("say what to build: --cuda X, --profile NAME or both; `matrix` lists every build")
+        raise MatrixError("say what to build: --cuda X, --profile NAME or both; `matrix` lists every build")
     package, torch, pythons = args.package, args.torch, args.python
     if not args.profile:
         package = package or next(iter(matrix.load().packages))
@@ -99,9 +101,7 @@ def requested(args: argparse.Namespace) -> list[tuple[matrix.Build, ...]]:
     return matrix.groups(chosen, kernels=args.kernels)
 
 
-def packed(
-    group: Sequence[matrix.Build], packages: Sequence[Path], staging: Path, clock: Clock, console: Console
-) -> list[Path]:
+def packed(group: Sequence[Build], packages: Sequence[Path], staging: Path, clock: Clock, console: Console) -> list[Path]:
     """One verified wheel per Python, in `staging`."""
     cubins, operators = packages
     made: dict[Path, list[str]] = {}
@@ -135,7 +135,7 @@ def show(console: Console, made: Sequence[Path], steps: Mapping[str, tuple[float
         times.add_row(name, f"{wall:.1f}", f"{cpu:.1f}", f"{cpu / max(total[1], 1e-9):.0%}")
     console.print(times)
     for path in made:
-        if matrix.package_of_kernels(path.name):
+        if package_of_kernels(path.name):
             whole = cost.total(cost.of_package(path))
             console.print(
                 f"{path.name}: {whole.instances} kernel instances, {whole.code / 1e6:.1f} MB of instructions", highlight=False

@@ -12,6 +12,7 @@ from packaging.version import Version
 
 from sage_factory import ROOT, FactoryError, child
 from sage_factory.what import matrix
+from sage_factory.what.build import Build, cuda_tag, release_order
 from sage_factory.with_what import venvs
 
 CPU_TEST = ROOT / "recipe" / "test_cpu.py"
@@ -35,22 +36,22 @@ def environment(python: str) -> Iterator[Path]:
         yield interpreter
 
 
-def pytorches(build: matrix.Build) -> list[tuple[str, str]]:
+def pytorches(build: Build) -> list[tuple[str, str]]:
     """With which Python and beside which PyTorch a wheel is tried: its own, and the newest of its series; one for every PyTorch from
     one on also beside the newest, with the newest Python of that: it may have none for the oldest.
     """
     tried = [(build.python, f"torch=={build.torch_series}.*")]
     if build.stable_abi:
-        newest = max(matrix.load().pytorch.values(), key=lambda one: matrix.release_order(one.version))
+        newest = max(matrix.load().pytorch.values(), key=lambda one: release_order(one.version))
         tried.append((max(newest.python, key=Version), build.requires_torch))
     return tried
 
 
-def pytorch(interpreter: Path, build: matrix.Build, wanted: str, *, cxx11_abi: bool = True) -> None:
+def pytorch(interpreter: Path, build: Build, wanted: str, *, cxx11_abi: bool = True) -> None:
     """Install this PyTorch: pip's own, but for one that is not of the build's C++ ABI."""
     table, said = matrix.load(), f"{wanted} cannot be installed"
     if cxx11_abi and table.pytorch[build.torch].old_abi_on_pypi and not table.platforms[build.platform].windows:
-        backend = matrix.cuda_tag(build.cuda)
+        backend = cuda_tag(build.cuda)
         _run(said, ["uv", "pip", "install", "--python", str(interpreter), "--torch-backend", backend, wanted])
     else:
         _pip(said, interpreter, "install", wanted)

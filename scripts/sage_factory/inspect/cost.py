@@ -13,7 +13,7 @@ from elftools.common.exceptions import ELFError
 from elftools.elf.elffile import ELFFile
 
 from sage_factory.make import archives
-from sage_factory.what import matrix
+from sage_factory.what.build import package_of_kernels
 
 
 class Cost(NamedTuple):
@@ -42,7 +42,7 @@ def of_set(files: Mapping[str, bytes]) -> dict[str, dict[str, Cost]]:
 
 def of_package(path: Path) -> dict[str, dict[str, Cost]]:
     """Of the kernels' conda package of a package."""
-    payload, folder = archives.read_conda(path).payload, archives.cubins(matrix.package_of_kernels(path.name))
+    payload, folder = archives.read_conda(path).payload, archives.cubins(package_of_kernels(path.name))
     return of_set({name.removeprefix(folder): data for name, data in payload.items()})
 
 

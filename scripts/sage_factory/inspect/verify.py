@@ -20,6 +20,8 @@ from sage_factory.files import sha256
 from sage_factory.inspect import content, sealed
 from sage_factory.make import archives, sbom
 from sage_factory.what import matrix, variant
+from sage_factory.what.build import Build, cuda_tag, package_of_kernels
+from sage_factory.what.table import Package
 
 
 def verify_wheel(path: Path) -> list[str]:
@@ -69,7 +71,7 @@ def verify_conda(path: Path) -> list[str]:
         if index.get(key) != expected:
             faults.append(f"info/index.json says {key} {index.get(key)!r}, expected {expected!r} as the file name does")
     faults += _paths_faults(conda)
-    faults += sealed.faults(path, conda.info, index, python=not matrix.package_of_kernels(name))
+    faults += sealed.faults(path, conda.info, index, python=not package_of_kernels(name))
     for package in matrix.load().packages.values():
         if name == package.cubins:
             return [*faults, *_cubin_package_faults(conda, index, package.name, version, build)]
@@ -82,7 +84,7 @@ def verify_conda(path: Path) -> list[str]:
 # ── wheels ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _wheel_build(path: Path) -> tuple[matrix.Build | None, list[str]]:
+def _wheel_build(path: Path) -> tuple[Build | None, list[str]]:
     try:
         name, version, tag, tags = parse_wheel_filename(path.name)
     except InvalidWheelFilename as error:
@@ -121,7 +123,7 @@ def _record_faults(files: Mapping[str, bytes], record: str) -> Iterator[str]:
             yield f"{name} has {len(files[name])} bytes, RECORD says {size or 'nothing'}"
 
 
-def _metadata_faults(files: Mapping[str, bytes], info: str, version: str, build: matrix.Build) -> Iterator[str]:
+def _metadata_faults(files: Mapping[str, bytes], info: str, version: str, build: Build) -> Iterator[str]:
     others = {name.split("/")[0] for name in files if ".dist-info/" in name} - {info}
     for other in sorted(others):
         yield f"{other} lies beside {info}: a wheel has one .dist-info, named as the wheel"
@@ -160,7 +162,7 @@ def _headers(data: bytes) -> Message:
     return email.message_from_string(data.decode("utf-8", "replace"))
 
 
-def _bill_faults(files: Mapping[str, bytes], info: str, version: str, build: matrix.Build) -> Iterator[str]:
+def _bill_faults(files: Mapping[str, bytes], info: str, version: str, build: Build) -> Iterator[str]:
     try:
         expected = sbom.of_wheel(files, build.package, version)
     except (ValueError, RecursionError, AttributeError):
@@ -170,7 +172,7 @@ def _bill_faults(files: Mapping[str, bytes], info: str, version: str, build: mat
         yield f"{bill} is missing, or is not the bill of what this wheel holds"
 
 
-def _wheel_file_faults(files: Mapping[str, bytes], info: str, build: matrix.Build, *, tagged: bool) -> Iterator[str]:
+def _wheel_file_faults(files: Mapping[str, bytes], info: str, build: Build, *, tagged: bool) -> Iterator[str]:
     if f"{info}/WHEEL" not in files:
         yield f"{info}/WHEEL is missing"
         return
@@ -231,7 +233,7 @@ def _cubin_package_faults(
 
 
 def _operator_package_faults(
-    conda: archives.Conda, index: Mapping[str, Any], package: matrix.Package, version: str, build: str
+    conda: archives.Conda, index: Mapping[str, Any], package: Package, version: str, build: str
 ) -> Iterator[str]:
     table = matrix.load()
     parts = re.match(r"torch([^_]+)_(cu\d+)_", build)
@@ -259,7 +261,7 @@ def _operator_package_faults(
     yield from _requirement_faults(index, listed, made)
     if depends.get("pytorch") != f"pytorch {made.conda_torch}":
         yield f"info/index.json depends on {depends.get('pytorch')!r}, expected 'pytorch {made.conda_torch}' as the build string says"
-    kernels = f"{package.cubins} =={version} {matrix.cuda_tag(cuda)}_"
+    kernels = f"{package.cubins} =={version} {cuda_tag(cuda)}_"
     if not depends.get(package.cubins, "").startswith(kernels):
         yield f"info/index.json depends on {depends.get(package.cubins)!r}, expected '{kernels}…' exactly"
     own = f"{archives.SITE_PACKAGES}{package.name}/"
@@ -279,7 +281,7 @@ def _operator_package_faults(
 RUNTIME = {True: {"ucrt", "vc", "vc14_runtime"}, False: {"libgcc", "libstdcxx"}}  # of Windows, of others
 
 
-def _requirement_faults(index: Mapping[str, Any], listed: Sequence[str], made: matrix.Build) -> Iterator[str]:
+def _requirement_faults(index: Mapping[str, Any], listed: Sequence[str], made: Build) -> Iterator[str]:
     """What decides where a solver has the package installed, as recipe.yaml says it."""
     platform = matrix.load().platforms[made.platform]
     # conda-forge's compiler bounds glibc above too, by an ABI that is not in sight.
@@ -302,7 +304,7 @@ def _requirement_faults(index: Mapping[str, Any], listed: Sequence[str], made: m
 
 
 def _cuda_of(build: str) -> str | None:
-    return next((c for c in matrix.load().cuda if re.match(rf"{matrix.cuda_tag(c)}(_|$)", build)), None)
+    return next((c for c in matrix.load().cuda if re.match(rf"{cuda_tag(c)}(_|$)", build)), None)
 
 
 # ── either ────────────────────────────────────────────────────────────────────────────────────────────────

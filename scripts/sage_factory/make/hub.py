@@ -11,6 +11,7 @@ from typing import Any
 from sage_factory import alone
 from sage_factory.make import wheels
 from sage_factory.what import matrix
+from sage_factory.what.build import Build, cuda_tag
 
 PROCESSORS = {"amd64": "x86_64"}  # that Windows names otherwise
 
@@ -41,7 +42,7 @@ def _lay(files: Mapping[str, bytes], target: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def content(operators: Path, cubins: Path, build: matrix.Build) -> tuple[str, dict[str, bytes]]:
+def content(operators: Path, cubins: Path, build: Build) -> tuple[str, dict[str, bytes]]:
     """The variant's name and its files, by path."""
     packed = wheels.payload(operators, cubins)
     wheels.check(packed, operators, cubins, build)
@@ -56,16 +57,16 @@ def content(operators: Path, cubins: Path, build: matrix.Build) -> tuple[str, di
     return variant(build, cxx11_abi=made.get("cxx11_abi", True)), files
 
 
-def variant(build: matrix.Build, *, cxx11_abi: bool) -> str:
+def variant(build: Build, *, cxx11_abi: bool) -> str:
     """The folder's name, by which `kernels` chooses: torch28-cxx11-cu128-x86_64-linux."""
     system, processor = matrix.load().platforms[build.platform].host.split()
     torch = ("torch-stable-abi" if build.stable_abi else "torch") + build.torch_series.replace(".", "")
     abi = [] if system == "windows" or build.stable_abi else ["cxx11" if cxx11_abi else "cxx98"]
-    cuda = matrix.cuda_tag(build.cuda)
+    cuda = cuda_tag(build.cuda)
     return "-".join([torch, *abi, cuda, PROCESSORS.get(processor, processor), system])
 
 
-def metadata(identity: str, build: matrix.Build) -> dict[str, Any]:
+def metadata(identity: str, build: Build) -> dict[str, Any]:
     """What `kernels` reads of a build: the name that its module gets, and which GPUs it runs on."""
     archs = [*build.architectures, *(f"{name}+PTX" for name in build.ptx)]
     return {

@@ -10,7 +10,9 @@ from pathlib import Path
 
 from sage_factory import ROOT, FactoryError, alone
 from sage_factory.files import put
-from sage_factory.what import matrix
+from sage_factory.what import check, matrix
+from sage_factory.what.build import cuda_tag
+from sage_factory.what.table import known
 from sage_factory.with_what import channel, venvs
 
 
@@ -25,7 +27,7 @@ def compiler(cuda: str) -> tuple[str, dict[str, str]]:
         release = _release(found) if found else None
         if found is None or release != cuda:
             there = f"nvcc on PATH is CUDA {release}, not {cuda}" if found else "no nvcc on PATH"
-            tag = matrix.cuda_tag(cuda)
+            tag = cuda_tag(cuda)
             raise KernelsError(
                 f"{there}: run `pixi run -e {tag} kernels --cuda {cuda}`, where pixi.toml has that environment, "
                 f"or `python3 scripts/run.py kernels --cuda {cuda}`"
@@ -54,17 +56,17 @@ def _release(nvcc: str) -> str:
 def compile_kernels(package: str, cuda: str, architectures: list[str], *, proof: bool = False) -> Path:
     """Compile for these architectures with Ninja's own progress; the folder of the cubins. `proof`: all that can run there."""
     table = matrix.load()
-    one = matrix.known("package", package, table.packages)
-    compiled, ptx = table.compiled(one, matrix.known("CUDA version", cuda, table.cuda))
+    one = known("package", package, table.packages)
+    compiled, ptx = table.compiled(one, known("CUDA version", cuda, table.cuda))
     # Who asks for 9.0 means 9.0a, where kernels are for that alone.
     spelled = [next((a for a in (*compiled, *table.architectures) if a.rstrip("a") == name), name) for name in architectures]
     wanted = spelled or list(compiled)
     for name in wanted:
-        matrix.check_architecture(table, cuda, name)
+        check.architecture(table, cuda, name)
     targets = [name.removeprefix("sm_") for name in matrix.targets(wanted)]
     nvcc, environment = compiler(cuda)
     whose = "" if package == next(iter(table.packages)) else f"{package}-"
-    output = ROOT / "build" / f"{whose}kernels-{matrix.cuda_tag(cuda)}{'-proof' if proof else ''}"
+    output = ROOT / "build" / f"{whose}kernels-{cuda_tag(cuda)}{'-proof' if proof else ''}"
     configure = ["cmake", "-S", "csrc/kernels", "-B", str(output), "-G", "Ninja", "--log-level=WARNING",
                  f"-DSAGE_NVCC={nvcc}", f"-DSAGE_CUDA_VERSION={cuda}", f"-DSAGE_VERSION={one.version}",
                  f"-DSAGE_PACKAGE={package}", f"-DSAGE_PROOF={'ON' if proof else 'OFF'}",

@@ -21,6 +21,7 @@ from sage_factory import ROOT, FactoryError, child
 from sage_factory.clock import Clock
 from sage_factory.files import sha256
 from sage_factory.what import inputs, matrix, variant
+from sage_factory.what.build import Build
 from sage_factory.with_what import channel, venvs
 
 WORK = ROOT / "build"
@@ -54,7 +55,7 @@ class Packages:
     faults: Callable[[Path], Sequence[str]]
     reused: list[str] = field(default_factory=list)
 
-    def of(self, build: matrix.Build, *, kernels_only: bool = False) -> list[Path]:
+    def of(self, build: Build, *, kernels_only: bool = False) -> list[Path]:
         """The kernels' and the operators' package of a build, built if they are not there yet."""
         planned = self._copied(build)[: 1 if kernels_only else 2]
         if self.channel_kind == "pypi" and not kernels_only:
@@ -77,7 +78,7 @@ class Packages:
                 raise BuildError(f"rattler-build made another package than {one.path.name}: see {log}")
         return [one.path for one in planned]
 
-    def _copied(self, build: matrix.Build) -> tuple[Planned, Planned]:
+    def _copied(self, build: Build) -> tuple[Planned, Planned]:
         """The two packages of a build, whose sources are copied."""
         inputs.copy([*inputs.KERNELS, *inputs.operators(build.package), matrix.TABLE.name], SOURCES)
         planned = self._planned(build, SOURCES)
@@ -85,7 +86,7 @@ class Packages:
             raise BuildError("the sources changed while they were copied, so nothing was built of them: run it again")
         return planned
 
-    def _planned(self, build: matrix.Build, root: Path = ROOT) -> tuple[Planned, Planned]:
+    def _planned(self, build: Build, root: Path = ROOT) -> tuple[Planned, Planned]:
         """The two packages of a build by name, so that what is there already can be found. `root` is where the sources lie."""
         system = channel.compiler() if self.channel_kind == "pypi" else None
         sources = inputs.operators(build.package)
@@ -106,7 +107,7 @@ class Packages:
         )
 
     def _facts(
-        self, build: matrix.Build, system: channel.Compiler | None, commit: str, settings: Mapping[str, list[str]]
+        self, build: Build, system: channel.Compiler | None, commit: str, settings: Mapping[str, list[str]]
     ) -> Mapping[str, list[str]]:
         """What a package depends on besides the project's files. No path: equal checkouts make equal packages."""
         # A mirror of conda-forge has what conda-forge has.
@@ -128,7 +129,7 @@ class Packages:
         # An operators package names the very kernels it was made for.
         return {"kernels": kernels, "operators": [*operators, *kernels]}
 
-    def _channel(self, one: Planned, build: matrix.Build) -> str:
+    def _channel(self, one: Planned, build: Build) -> str:
         """Where the package's requirements come from: kernels ask for no PyTorch, operators for no CUDA."""
         if self.channel_kind != "pypi":
             return self.channel_kind
@@ -171,7 +172,7 @@ class Packages:
             progress.update(task, total=1, completed=1, description=f"{title}: built and tested")
 
 
-def _compiled_with(build: matrix.Build) -> str:
+def _compiled_with(build: Build) -> str:
     return matrix.load().pytorch[build.torch].compiled_with
 
 

@@ -16,6 +16,7 @@ from sage_factory import FactoryError
 from sage_factory.files import put
 from sage_factory.make import archives, sbom
 from sage_factory.what import matrix
+from sage_factory.what.build import Build
 
 # The oldest time a zip can state: entries then differ by content alone.
 EPOCH = (1980, 1, 1, 0, 0, 0)
@@ -27,7 +28,7 @@ class WheelError(FactoryError):
     """The packages do not make the wheel that was asked for; the message says why."""
 
 
-def emit(operators: Path, cubins: Path, *, build: matrix.Build, out_dir: Path) -> Path:
+def emit(operators: Path, cubins: Path, *, build: Build, out_dir: Path) -> Path:
     """Write the wheel of `build` into `out_dir`, whole or not at all, and return its path."""
     content = payload(operators, cubins)
     check(content, operators, cubins, build)
@@ -45,7 +46,7 @@ def emit(operators: Path, cubins: Path, *, build: matrix.Build, out_dir: Path) -
     return target
 
 
-def for_index(wheel: Path, *, build: matrix.Build, out_dir: Path, index_url: str = "") -> Path:
+def for_index(wheel: Path, *, build: Build, out_dir: Path, index_url: str = "") -> Path:
     """The same wheel as pip's indexes have it: by its local version, and with the address of the indexes, which its import error names.
 
     Of equal versions pip and uv keep the one that is installed, whatever its build tag is. One that is there with this content stays
@@ -97,7 +98,7 @@ def payload(operators: Path, cubins: Path) -> dict[str, bytes]:
     return files
 
 
-def check(files: dict[str, bytes], operators: Path, cubins: Path, build: matrix.Build) -> None:
+def check(files: dict[str, bytes], operators: Path, cubins: Path, build: Build) -> None:
     """WheelError if the packages are not those of the build."""
     record, manifest = f"{build.package}/_build.json", f"{build.package}/cubins/manifest.json"
     for name, source in ((record, operators), (manifest, cubins)):
@@ -112,7 +113,7 @@ def check(files: dict[str, bytes], operators: Path, cubins: Path, build: matrix.
         raise WheelError(f"{cubins.name} holds kernels of CUDA {cuda}, but a wheel for CUDA {build.cuda} was asked for")
 
 
-def _metadata(described: bytes | None, build: matrix.Build, licenses: list[str]) -> bytes:
+def _metadata(described: bytes | None, build: Build, licenses: list[str]) -> bytes:
     """What pip reads: the project's own description with this build's requirements in it."""
     old = BytesParser(policy=email.policy.compat32).parsebytes(described or b"")
     lines = [("Metadata-Version", "2.4"), ("Name", build.package), ("Version", build.wheel_version)]
@@ -129,7 +130,7 @@ KEPT = {"Summary", "Author", "Author-Email", "License-Expression", "Keywords", "
         "Description-Content-Type"}  # fmt: skip
 
 
-def _wheel(build: matrix.Build, *, tagged: bool = True) -> bytes:
+def _wheel(build: Build, *, tagged: bool = True) -> bytes:
     message = EmailMessage(policy=email.policy.compat32.clone(linesep="\n"))
     message["Wheel-Version"] = "1.0"
     message["Generator"] = "sage_factory"
@@ -158,7 +159,7 @@ def _zipped(files: dict[str, bytes], last: str) -> bytes:
     return archives.zipped(((name, modes[name], files[name]) for name in names), EPOCH, LEVEL)
 
 
-def find_build(operators: Path) -> matrix.Build:
+def find_build(operators: Path) -> Build:
     """The first build of variants.yaml that a package was made for."""
     conda = archives.read_conda(operators)
     made = next((json.loads(data) for name, data in conda.payload.items() if name.endswith("/_build.json")), None)

@@ -15,6 +15,7 @@ from sage_factory.inspect import verify
 from sage_factory.make import archives, wheels
 from sage_factory.ship import earlier
 from sage_factory.what import matrix
+from sage_factory.what.build import Build, package_of_kernels
 
 
 class CollectError(FactoryError):
@@ -25,7 +26,7 @@ class CollectError(FactoryError):
 class Group:
     """One PyTorch × CUDA × platform: two conda packages and the wheels that are packed of them."""
 
-    builds: tuple[matrix.Build, ...]
+    builds: tuple[Build, ...]
     kernels: Path
     operators: Path
     wheels: tuple[Path, ...]
@@ -45,7 +46,7 @@ class Collection:
     earlier: frozenset[str] = frozenset()  # names of those that an earlier release has, byte for byte
 
     @property
-    def builds(self) -> tuple[matrix.Build, ...]:
+    def builds(self) -> tuple[Build, ...]:
         return tuple(build for group in self.groups for build in group.builds)
 
     @property
@@ -88,7 +89,7 @@ def collect(folder: Path, profile: str, platform: str | None = None) -> Collecti
     return found
 
 
-def _group(folder: Path, builds: tuple[matrix.Build, ...]) -> Group:
+def _group(folder: Path, builds: tuple[Build, ...]) -> Group:
     first = builds[0]
     operators = sorted((folder / "conda" / first.platform).glob(f"{first.operators_stem}*_{first.number}.conda"))
     missing = [] if operators else [f"conda/{first.platform}/{first.operators_stem}…_{first.number}.conda"]
@@ -107,7 +108,7 @@ def _group(folder: Path, builds: tuple[matrix.Build, ...]) -> Group:
 def kernels_of(operators: Path) -> Path:
     """The kernels' package that an operators' package of the same channel depends on."""
     needed = [need.split() for need in inside(operators, "info/index.json").get("depends", [])]
-    names = ["-".join(need).replace("==", "") for need in needed if matrix.package_of_kernels(need[0]) and len(need) == 3]
+    names = ["-".join(need).replace("==", "") for need in needed if package_of_kernels(need[0]) and len(need) == 3]
     kernels = operators.parent.parent / "noarch" / f"{''.join(names)}.conda"
     if not kernels.is_file():
         raise CollectError(f"  conda/noarch/{kernels.name} is missing, which {operators.name} depends on")
@@ -126,7 +127,7 @@ def _verified(found: Collection) -> Iterator[str]:
                 yield from _repacked(group, build, path, Path(scratch))
 
 
-def _repacked(group: Group, build: matrix.Build, path: Path, scratch: Path) -> Iterator[str]:
+def _repacked(group: Group, build: Build, path: Path, scratch: Path) -> Iterator[str]:
     """Pip users get what conda users get: a wheel holds what packing it again from its conda packages gives."""
     try:
         again = wheels.emit(group.operators, group.kernels, build=build, out_dir=scratch)

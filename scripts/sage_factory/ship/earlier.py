@@ -15,7 +15,8 @@ from sage_factory.files import put, sha256
 from sage_factory.gh import gh
 from sage_factory.make import archives
 from sage_factory.ship import indexes
-from sage_factory.what import matrix
+from sage_factory.what.build import Build, package_of_kernels
+from sage_factory.what.table import Package
 
 # In a folder like dist/: which of its files an earlier release has, byte for byte, as `sha256sum --check` takes it.
 LIST = "earlier.sha256"
@@ -34,7 +35,7 @@ class File:
     sha256: str
 
 
-def published(releases: Iterable[Mapping[str, Any]], package: matrix.Package, tag: str) -> dict[str, File]:
+def published(releases: Iterable[Mapping[str, Any]], package: Package, tag: str) -> dict[str, File]:
     """The files by name that public releases of the package's version have, but for the one of `tag`, which is being made.
 
     Of a withdrawn one these are the kernels alone: their name ends in the digest of what went in, so that the same sources would make
@@ -54,7 +55,7 @@ def published(releases: Iterable[Mapping[str, Any]], package: matrix.Package, ta
     return found
 
 
-def left(builds: Iterable[matrix.Build], there: Mapping[str, File]) -> tuple[matrix.Build, ...]:
+def left(builds: Iterable[Build], there: Mapping[str, File]) -> tuple[Build, ...]:
     """The builds whose wheels no earlier release has; EarlierError if there is none."""
     new = tuple(build for build in builds if build.wheel_name not in there)
     if not new:
@@ -65,7 +66,7 @@ def left(builds: Iterable[matrix.Build], there: Mapping[str, File]) -> tuple[mat
     return new
 
 
-def refuse_withdrawn(releases: Iterable[Mapping[str, Any]], builds: Iterable[matrix.Build], tag: str) -> None:
+def refuse_withdrawn(releases: Iterable[Mapping[str, Any]], builds: Iterable[Build], tag: str) -> None:
     """EarlierError if a withdrawn release has a wheel or the operators of these builds: they are not taken, and names are kept."""
     gone = [one for one in releases if one["tag_name"] != tag and not one["draft"] and indexes.withdrawn(one) is not None]
     held = {asset["name"]: release["tag_name"] for release in gone for asset in release["assets"]}
@@ -79,7 +80,7 @@ def refuse_withdrawn(releases: Iterable[Mapping[str, Any]], builds: Iterable[mat
         )
 
 
-def wanted(there: Mapping[str, File], builds: Sequence[matrix.Build]) -> list[File]:
+def wanted(there: Mapping[str, File], builds: Sequence[Build]) -> list[File]:
     """Of these files those that belong to these builds: wheels in both forms, operators, and kernels of their CUDA versions."""
     kernels = tuple({build.cubins_stem for build in builds})
     return [file for name, file in there.items() if name.startswith(kernels) or any(one.has(name) for one in builds)]
@@ -87,7 +88,7 @@ def wanted(there: Mapping[str, File], builds: Sequence[matrix.Build]) -> list[Fi
 
 def differs(name: str, tag: str) -> str:
     """What is wrong where a file is not the released one of its name, and what to do."""
-    if matrix.package_of_kernels(name):
+    if package_of_kernels(name):
         todo = "`earlier --packages` fetches that one, which `build` then takes; if it is what is wrong, raise the version"
     else:
         todo = "give its row in variants.yaml a higher `build`, or raise the version"

@@ -15,6 +15,7 @@ from sage_factory import ROOT, FactoryError
 from sage_factory.files import put
 from sage_factory.make import engine
 from sage_factory.what import matrix
+from sage_factory.what.table import Matrix
 
 PACKAGE = "sageattention"
 FILES = ("build_cubins.sh", "build_operators.sh", "test_cpu.py")
@@ -65,7 +66,7 @@ def recipe(source: Source, maintainers: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def _output(output: dict[str, Any], source: Source, table: matrix.Matrix) -> dict[str, Any]:
+def _output(output: dict[str, Any], source: Source, table: Matrix) -> dict[str, Any]:
     build, needs, script = output["build"], output["requirements"], output["build"]["script"]
     del output["source"]  # the whole archive
     # By digests `build` finds what is built already; conda-forge has its own ways.
@@ -111,7 +112,7 @@ def _pinned(needs: list[Any]) -> list[Any]:
     return [pinned.get(need.split()[0], need) if " " in need else need for need in plain]
 
 
-def _of_cuda(table: matrix.Matrix, what: str) -> str:
+def _of_cuda(table: Matrix, what: str) -> str:
     """A list that depends on the CUDA version, as an expression; the newest CUDA's stands for those that variants.yaml has not."""
     lists: dict[str, str] = {}
     for cuda in table.cuda.values():

@@ -23,10 +23,11 @@ from sage_factory.gh import gh
 from sage_factory.make import archives, wheels
 from sage_factory.ship import chooser
 from sage_factory.what import matrix
+from sage_factory.what.build import Build
 
 WITHDRAWN = "Withdrawn:"  # what the notes of a release begin with that nobody shall install any more
 
-# Local versions, as matrix.Build writes them: index_version, and the wheel_version of a package whose wheels have one themselves. An
+# Local versions, as Build writes them: index_version, and the wheel_version of a package whose wheels have one themselves. An
 # index does not tell PyTorch's patches and our repairs apart.
 CUDA, TORCH = r"cu(?P<major>\d+)(?P<minor>\d)", r"torch(?P<torch>\d+\.\d+)"
 LOCAL = (rf"{TORCH}(?:\.abi)?\.{CUDA}(?:\.\d+)?", rf"{CUDA}{TORCH}\.(?:abi|\d+)(?:\.\d+)?")
@@ -146,7 +147,7 @@ def there(site: Path) -> Iterator[Link]:
         yield describe(path.name, place, sha256(path.read_bytes()), found)
 
 
-def build_of(wheel: Path) -> matrix.Build:
+def build_of(wheel: Path) -> Build:
     """The build of variants.yaml that a wheel is, by either of its names."""
     if build := matrix.load().named(wheel.name):
         return build

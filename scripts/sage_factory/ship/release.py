@@ -17,6 +17,8 @@ from sage_factory.ship import collect, earlier, indexes
 from sage_factory.ship import tag as tags
 from sage_factory.ship.publish import read_at
 from sage_factory.what import matrix, offers
+from sage_factory.what.build import Build
+from sage_factory.what.table import Package
 
 
 class ReleaseError(FactoryError):
@@ -34,7 +36,7 @@ class Release:
     repository: str  # OWNER/NAME on GitHub; empty where it is elsewhere
 
     @property
-    def package(self) -> matrix.Package:
+    def package(self) -> Package:
         return matrix.load().packages[self.files.builds[0].package]
 
     @property
@@ -77,10 +79,10 @@ class Release:
             return f"commit {next(iter(commits))}"
         return "; ".join(f"commit {commit}: {', '.join(sorted(set(versions)))}" for commit, versions in commits.items())
 
-    def _group(self, build: matrix.Build) -> collect.Group:
+    def _group(self, build: Build) -> collect.Group:
         return next(group for group in self.files.groups if build in group.builds)
 
-    def _code(self, build: matrix.Build) -> str:
+    def _code(self, build: Build) -> str:
         """What GPUs there is machine code for."""
         folders = collect.inside(self._group(build).kernels, archives.cubins(build.package) + "manifest.json")["architectures"]
         return ", ".join(sorted(folders, key=lambda name: (name.startswith("compute_"), int(re.sub(r"\D", "", name)))))

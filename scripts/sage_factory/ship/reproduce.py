@@ -21,6 +21,8 @@ from sage_factory.git import GitError, git, holding, resolved
 from sage_factory.inspect import compare
 from sage_factory.make import archives, wheels
 from sage_factory.what import inputs, matrix
+from sage_factory.what.build import Build
+from sage_factory.what.table import MatrixError, Package, known
 from sage_factory.with_what import venvs
 
 PLACE = ROOT / "build" / "reproduce"
@@ -38,7 +40,7 @@ class Origin:
     commit: str  # that last changed its inputs
     inputs: tuple[str, ...]
     arguments: tuple[str, ...]  # of `build`
-    build: matrix.Build | None = None  # as the file says, whatever the table at hand has; none of kernels
+    build: Build | None = None  # as the file says, whatever the table at hand has; none of kernels
 
 
 def origin(path: Path) -> Origin:
@@ -52,7 +54,7 @@ def origin(path: Path) -> Origin:
             what = (*_named(package), "--kernels", "--cuda", made["cuda"])
             return Origin(package.tags + made["version"], commit, inputs.KERNELS, what)
     name = next((name for name in content if name.endswith("/_build.json")), "")
-    package = matrix.known("package", name.split("/")[-2] if name else "(none)", matrix.load().packages)
+    package = known("package", name.split("/")[-2] if name else "(none)", matrix.load().packages)
     made = json.loads(content[name])
     commit = made.get("commit", "")
     if not commit or commit.endswith("+"):
@@ -68,7 +70,7 @@ def origin(path: Path) -> Origin:
             arguments += ["--python", python]
     if platform != matrix.host_platform():
         raise ReproduceError(f"{path.name} is built on {platform}, and this machine is {matrix.host_platform()}")
-    build = matrix.Build(
+    build = Build(
         package.name, made["version"], platform, made["cuda"], made["torch"], python, (), (),
         matrix.load().platforms[platform].wheel, package.local_version,
         index_platforms=tuple(path.stem.rpartition("-")[2].split(".")),
@@ -78,7 +80,7 @@ def origin(path: Path) -> Origin:
     return Origin(package.tags + made["version"], commit, inputs.operators(package.name), tuple(arguments), build)
 
 
-def _named(package: matrix.Package) -> tuple[str, ...]:
+def _named(package: Package) -> tuple[str, ...]:
     """The first package is what `build` means by itself, in checkouts too in which there was no other."""
     return () if package.name == next(iter(matrix.load().packages)) else ("--package", package.name)
 
@@ -114,14 +116,14 @@ def checkout_of(made: Origin) -> str:
     return resolved(next(fitting, None) or next(iter(alike), made.commit))
 
 
-def _number_at(name: str, build: matrix.Build) -> int | None:
+def _number_at(name: str, build: Build) -> int | None:
     """The number that variants.yaml gives a build at a commit; None where it has no such build, or is not to be read."""
     with tempfile.TemporaryDirectory() as scratch:
         table = Path(scratch, matrix.TABLE.name)
         try:
             table.write_text(git("show", f"{name}:{matrix.TABLE.name}"), encoding="utf-8")
             builds = matrix.load(table).all_builds
-        except (GitError, matrix.MatrixError):
+        except (GitError, MatrixError):
             return None
     wanted = (build.package, build.platform, build.torch, build.cuda)
     found = (b for b in builds if (b.package, b.platform, b.torch, b.cuda) == wanted and build.python in ("", b.python))
@@ -180,7 +182,7 @@ def build(place: Path, arguments: Sequence[str]) -> Path:
     return place / "dist"
 
 
-def _as_offered(path: Path, built: Path, build: matrix.Build) -> Path:
+def _as_offered(path: Path, built: Path, build: Build) -> Path:
     """What was built, as pip's indexes have it: by the local version and with the address that the published one states."""
     return wheels.for_index(built, build=build, out_dir=built.parent, index_url=wheels.index_url(path))
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from sage_factory.files import put, sha256
 from sage_factory.inspect import cost
 from sage_factory.what import matrix
+from sage_factory.what.build import package_of_kernels
 from sage_factory.what.offers import table
 
 
@@ -37,7 +38,7 @@ def summary(dist: Path) -> list[str]:
         [path.name, *described(path), f"{path.stat().st_size / 1e6:.2f}", f"`{sha256(path.read_bytes())}`"] for path in files
     ]
     lines = [f"### {len(rows)} files", "", *table(titles, rows)]
-    for path in (path for path in files if matrix.package_of_kernels(path.name)):
+    for path in (path for path in files if package_of_kernels(path.name)):
         lines += ["", f"### {path.name}: kB of machine code (instances)", "", *costs(cost.of_package(path))]
     reports = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(dist.glob("reports/*.json"))}
     steps = list(dict.fromkeys(step for report in reports.values() for step in report["steps"]))

@@ -11,6 +11,7 @@ from packaging.version import Version
 from sage_factory import FactoryError
 from sage_factory.git import git, holding
 from sage_factory.what import matrix
+from sage_factory.what.table import Package, known
 
 
 class TagError(FactoryError):
@@ -24,7 +25,7 @@ def next_tag(version: str, taken: Iterable[str]) -> str:
     return next(name for name in every if name not in names)
 
 
-def number(name: str, package: matrix.Package) -> int:
+def number(name: str, package: Package) -> int:
     """Which build of the package's version a tag is, 0 for the first; TagError if it is a tag of something else."""
     version = package.tags + package.version
     mine = re.fullmatch(rf"{re.escape(version)}(?:-build\.([1-9]\d*))?", name)
@@ -52,7 +53,7 @@ def check(name: str, commit: str = "") -> None:
 
 def tag(package: str, *, dry_run: bool) -> str:
     """Tag the commit at hand as a release of a package."""
-    released = matrix.known("package", package, matrix.load().packages)
+    released = known("package", package, matrix.load().packages)
     name = next_tag(released.tags + released.version, git("tag").split())
     if changed := git("status", "--porcelain", "--untracked-files=no"):
         raise TagError(f"these changes are not committed, so the tag would not hold them:\n{changed}")

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from packaging.version import Version
 
 from sage_factory.what import matrix
+from sage_factory.what.build import Build, cuda_tag, release_order
 
 START, END = "<!-- offers: `lock` writes what stands up to the next comment -->", "<!-- end of offers -->"
 TITLES = ("PyTorch", "CUDA", "Python", "platforms", "version", "indexes")
@@ -18,15 +19,15 @@ def table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     return [f"| {' | '.join(row)} |" for row in (titles, ["---"] * len(titles), *rows)]
 
 
-def rows(builds: Iterable[matrix.Build]) -> list[list[matrix.Build]]:
+def rows(builds: Iterable[Build]) -> list[list[Build]]:
     """Builds by PyTorch × CUDA, in order of version."""
-    found: dict[tuple[Version, Version], list[matrix.Build]] = {}
+    found: dict[tuple[Version, Version], list[Build]] = {}
     for build in builds:
-        found.setdefault((matrix.release_order(build.torch), Version(build.cuda)), []).append(build)
+        found.setdefault((release_order(build.torch), Version(build.cuda)), []).append(build)
     return [found[key] for key in sorted(found)]
 
 
-def row(builds: Sequence[matrix.Build]) -> list[str]:
+def row(builds: Sequence[Build]) -> list[str]:
     """One of them."""
     one = builds[0]
     pythons = sorted({build.python for build in builds}, key=Version)
@@ -43,7 +44,7 @@ def row(builds: Sequence[matrix.Build]) -> list[str]:
     ]
 
 
-def commands(builds: Iterable[matrix.Build], address: str) -> list[str]:
+def commands(builds: Iterable[Build], address: str) -> list[str]:
     """How each is installed: the lines of a shell."""
     groups = rows(builds)
     majors = dict.fromkeys(group[0].index_major for group in groups)
@@ -57,12 +58,12 @@ def commands(builds: Iterable[matrix.Build], address: str) -> list[str]:
     return [*said, f"{exact}  # this one, whatever was there"]
 
 
-def abi(builds: Sequence[matrix.Build], *, cxx11_abi: bool = True) -> str:
+def abi(builds: Sequence[Build], *, cxx11_abi: bool = True) -> str:
     """Where to take a PyTorch from whose wheels on PyPI have another C++ ABI than those of its own index. Empty where any will do."""
     linux = next((build for build in builds if not matrix.load().platforms[build.platform].windows), None)
     if linux is None or not matrix.load().pytorch[linux.torch].old_abi_on_pypi:
         return ""
-    series, tag = linux.torch_series, matrix.cuda_tag(linux.cuda)
+    series, tag = linux.torch_series, cuda_tag(linux.cuda)
     if cxx11_abi:
         own = f"`uv pip install 'torch=={series}.*' --torch-backend {tag}`"
         said = (
@@ -73,7 +74,7 @@ def abi(builds: Sequence[matrix.Build], *, cxx11_abi: bool = True) -> str:
     return f"On Linux the wheels for PyTorch {series} load beside that {said}."
 
 
-def with_offers(text: str, builds: Sequence[matrix.Build]) -> str:
+def with_offers(text: str, builds: Sequence[Build]) -> str:
     """A document with its list of what a release of these builds offers as it should be."""
     groups = rows(builds)
     shown = ["", *table(TITLES, [row(group) for group in groups]), "", "```sh", *commands(builds, "PAGES"), "```", ""]

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from sage_factory.what import matrix
+from sage_factory.what.build import Build
+from sage_factory.what.table import MatrixError
 
 # The profile of each trigger; of a tag its package has one. Requests by hand name theirs.
 PULL_REQUEST, BRANCH = "default", "stable"
@@ -21,7 +23,7 @@ class Plan:
     profile: str
     release: bool
     retention_days: int
-    builds: tuple[matrix.Build, ...]
+    builds: tuple[Build, ...]
 
     @property
     def kernels(self) -> list[dict[str, Any]]:
@@ -65,7 +67,7 @@ class Plan:
     def outputs(self) -> dict[str, str]:
         """What the workflow's other jobs read."""
         if len(self.builds) > MOST_JOBS:  # one job a wheel is the largest matrix
-            raise matrix.MatrixError(
+            raise MatrixError(
                 f"profile {self.profile} has {len(self.builds)} wheels to install, and GitHub runs {MOST_JOBS} jobs of a matrix at most: "
                 "name a smaller profile, or one platform"
             )
@@ -79,7 +81,7 @@ class Plan:
         }
 
 
-def _name(build: matrix.Build) -> str:
+def _name(build: Build) -> str:
     """Of the job that makes it, and so of its artifact."""
     return f"{build.package}-{build.platform}-torch{build.torch}-cu{build.cuda}"
 
@@ -90,7 +92,7 @@ def plan(event: str = "", ref: str = "", profile: str = "", platform: str = "") 
     released = matrix.tagged(tag) if event == "push" and tag != ref else None
     if not profile:
         if event not in ("pull_request", "push"):
-            raise matrix.MatrixError(f"event {event!r} has no profile of its own: name one with --profile")
+            raise MatrixError(f"event {event!r} has no profile of its own: name one with --profile")
         profile = released.profile if released else BRANCH if event == "push" else PULL_REQUEST
     # A pull request's files are for looking at; those of main and of requests may be wanted for a while.
     days = 7 if event == "pull_request" else 30

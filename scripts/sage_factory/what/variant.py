@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from sage_factory.what import matrix
+from sage_factory.what.build import Build
+from sage_factory.what.table import Matrix
 
 
 def of(
-    build: matrix.Build,
+    build: Build,
     *,
     python_pin: str,
     gcc: str | None = None,
-    table: matrix.Matrix | None = None,
+    table: Matrix | None = None,
 ) -> dict[str, list[str]]:
     """rattler-build's variant configuration of one build, but for the digests of what goes in: every key has one value, so that
     one package comes of it.
@@ -47,7 +49,7 @@ def of(
     return {key: [value] for key, value in values.items()}
 
 
-def number(build: matrix.Build, table: matrix.Matrix) -> int:
+def number(build: Build, table: Matrix) -> int:
     """The build number, by which a solver chooses among builds of one version: the newest PyTorch, then the newest CUDA.
 
     But what conda-forge has that PyTorch for comes first: else a solver would give a machine with a GPU kernels for a newer

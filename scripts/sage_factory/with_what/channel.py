@@ -25,6 +25,7 @@ from rattler_build import RattlerBuildError, assemble_package
 from sage_factory import ROOT, FactoryError
 from sage_factory.files import sha256
 from sage_factory.what import matrix
+from sage_factory.what.table import Cuda, known
 from sage_factory.with_what import cpu_torch, venvs
 
 WORK = ROOT / "build" / "pypi"
@@ -197,7 +198,7 @@ export CXXFLAGS="${{CXXFLAGS:-}} -include '${{CONDA_PREFIX//$apostrophe/$escaped
     return Thin(f"sysroot_{suffix}", glibc, texts={place: header, "etc/conda/activate.d/sysroot.sh": flags})
 
 
-def nvcc(cuda: matrix.Cuda, suffix: str, found: Compiler, report: Report) -> Thin:
+def nvcc(cuda: Cuda, suffix: str, found: Compiler, report: Report) -> Thin:
     target = installed(f"cuda-{cuda.version}", report)
     stamp = _stamp(f"cuda-{cuda.version}")
     if "nvidia-cuda-nvcc" in cuda.pypi:
@@ -242,7 +243,7 @@ def tools(report: Report) -> list[Thin]:
 
 def torch_environment(version: str, report: Report = print) -> str:
     """The environment that has PyTorch, and all it needs to be imported on a CPU, for the Python at hand."""
-    pythons = matrix.known("PyTorch", version, matrix.load().pytorch).python
+    pythons = known("PyTorch", version, matrix.load().pytorch).python
     if PYTHON not in pythons:
         raise ChannelError(
             f"PyTorch {version} has no release for the Python at hand, {PYTHON}: start this with one of {', '.join(pythons)}"
@@ -284,7 +285,7 @@ def lay(
     if place.glibc and place.glibc_first:
         packages.append(sysroot(place.glibc, here, place.glibc_first))
     if cuda:
-        packages.append(nvcc(matrix.known("CUDA version", cuda, table.cuda), here, found, report))
+        packages.append(nvcc(known("CUDA version", cuda, table.cuda), here, found, report))
     for one in dict.fromkeys(filter(None, (torch, beside))):
         packages += pytorch(one, report)
     digest = sha256("".join(p.digest() for p in packages).encode())[:12]

@@ -14,6 +14,7 @@ from pathlib import Path
 from sage_factory import ROOT, FactoryError
 from sage_factory.files import put
 from sage_factory.what import matrix
+from sage_factory.what.table import Matrix
 
 TOOLS_PYTHON = "3.11"  # the oldest Python that the scripts run on
 
@@ -37,7 +38,7 @@ class LockError(FactoryError):
     """A lock could not be made; the message says which and why."""
 
 
-def locks(table: matrix.Matrix | None = None) -> Iterator[Lock]:
+def locks(table: Matrix | None = None) -> Iterator[Lock]:
     """Every lock there should be."""
     table = table or matrix.load()
     pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -78,7 +79,7 @@ def write(lock: Lock) -> None:
         put(lock.path, answer.read_bytes())
 
 
-def with_platforms(manifest: str, table: matrix.Matrix | None = None) -> str:
+def with_platforms(manifest: str, table: Matrix | None = None) -> str:
     """pixi.toml with the platforms of the table: each as a machine with a driver and, by its bare name, as one without."""
     # pixi refuses a platform of a bare name that declares anything; its own default of glibc is what conda-forge has.
     names = (table or matrix.load()).platforms

@@ -16,6 +16,7 @@ from sage_factory.inspect import verify
 from sage_factory.make import packages
 from sage_factory.ship import place
 from sage_factory.what import matrix
+from sage_factory.what.table import MatrixError
 from sage_factory.with_what import channel
 
 
@@ -76,7 +77,7 @@ def test_kernels_are_for_no_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_nothing_asked_for() -> None:
-    with pytest.raises(matrix.MatrixError, match="say what to build"):
+    with pytest.raises(MatrixError, match="say what to build"):
         build.requested(arguments())
 
 

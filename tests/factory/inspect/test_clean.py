@@ -16,6 +16,7 @@ import tools
 from sage_factory import commands
 from sage_factory.inspect import clean
 from sage_factory.what import matrix
+from sage_factory.what.build import Build
 
 PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
 pytestmark = [
@@ -124,7 +125,7 @@ def test_one_for_every_pytorch_is_tried_beside_the_first_and_the_newest(
         made.append(python)
         yield tmp_path / str(len(made))
 
-    def pytorch(interpreter: Path, _build: matrix.Build, wanted: str, **_abi: bool) -> None:
+    def pytorch(interpreter: Path, _build: Build, wanted: str, **_abi: bool) -> None:
         tried.append((interpreter.name, wanted))
 
     def runs(interpreter: Path, files: Sequence[Path], _package: str) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from sage_factory import ROOT, alone, files
 from sage_factory.make import kernels
-from sage_factory.what import matrix
+from sage_factory.what.table import MatrixError
 from sage_factory.with_what import channel, venvs
 
 
@@ -37,7 +37,7 @@ def test_what_a_compiler_does_not_know_is_refused_before_there_is_one(
     package: str, cuda: str, architecture: str, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kernels, "compiler", None)
-    with pytest.raises(matrix.MatrixError, match=said):
+    with pytest.raises(MatrixError, match=said):
         kernels.compile_kernels(package, cuda, [architecture])
 
 

@@ -14,13 +14,14 @@ import pytest
 from sage_factory import ROOT
 from sage_factory.make import engine
 from sage_factory.what import matrix, variant
+from sage_factory.what.build import Build
 from sage_factory.with_what import venvs
 
 DIGESTS = {"kernels_digest": ["0123456789"], "operators_digest": ["abcdef0123"], "sage_commit": ["c" * 40]}
 BUILDS = {f"{b.package}-{b.platform}-torch{b.torch}-cu{b.cuda}": b for b in matrix.builds()}
 
 
-def rendered(build: matrix.Build, **digests: str) -> dict[str, dict[str, Any]]:
+def rendered(build: Build, **digests: str) -> dict[str, dict[str, Any]]:
     settings = variant.of(build, python_pin=f"{build.python}.*") | DIGESTS | {key: [value] for key, value in digests.items()}
     return {name: one.recipe.to_dict() for name, one in engine.render(settings).items()}
 

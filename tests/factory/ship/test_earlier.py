@@ -17,6 +17,8 @@ from sage_factory.files import sha256
 from sage_factory.make import wheels
 from sage_factory.ship import collect, earlier, indexes, tag
 from sage_factory.what import matrix, variant
+from sage_factory.what.build import Build
+from sage_factory.what.table import MatrixError
 
 PROFILE, BUILDS = samples.PROFILE, samples.BUILDS
 OURS = matrix.load().packages["sageattention"]
@@ -29,7 +31,7 @@ def release(dist: Path, tag: str) -> int:
     return commands.main(["release", "--tag", tag, "--profile", PROFILE, *to, "--publish"])
 
 
-def promise(builds: tuple[matrix.Build, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+def promise(builds: tuple[Build, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     """The profile has these builds from now on."""
     monkeypatch.setattr(samples, "BUILDS", builds)
     rest = tuple(b for b in matrix.load().all_builds if b.wheel_name not in {one.wheel_name for one in builds})
@@ -128,7 +130,7 @@ def test_a_number_that_is_none(number: Any, tmp_path: Path) -> None:
     assert row in text
     path = tmp_path / "variants.yaml"
     path.write_text(text.replace(row, f'{{pytorch: 2.8.0, cuda: "12.8", build: {json.dumps(number)}}}'))
-    with pytest.raises(matrix.MatrixError, match="expected a number from 0"):
+    with pytest.raises(MatrixError, match="expected a number from 0"):
         matrix.load(path)
     path.write_text(text.replace(row, '{pytorch: 2.8.0, cuda: "12.8", build: 2}'))
     built = [b for b in matrix.load(path).all_builds if (b.package, b.torch, b.cuda) == ("sageattention", "2.8.0", "12.8")]
