@@ -22,6 +22,7 @@ import pytest
 import zstandard
 from rattler_build import assemble_package
 
+from sage_factory import alone
 from sage_factory.files import sha256
 from sage_factory.inspect import content
 from sage_factory.make import archives, seal, wheels
@@ -279,6 +280,12 @@ def rewrite(path: Path, files: Mapping[str, bytes], *, record: bool = True) -> P
         files[own] = wheels._record(files, own)
     path.write_bytes(wheels._zipped(files, last=f"{DIST_INFO}/"))
     return path
+
+
+def locked(folder: Path) -> bool:
+    """Whether somebody is at work in a folder."""
+    with (folder / ".lock").open("a+", encoding="utf-8") as handle:
+        return not alone._locked(handle)
 
 
 def assembled(folder: Path, name: str, string: str, *, depends: list[str] | None = None, year: int = 2020) -> Path:

@@ -12,7 +12,6 @@ import argparse
 from pathlib import Path
 
 from sage_factory import ROOT, FactoryError
-from sage_factory.files import put
 from sage_factory.ship import indexes
 
 
@@ -25,11 +24,7 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     if args.releases:
-        found = indexes.links(indexes.releases(args.releases))
-        if not found:
-            raise FactoryError(f"no release of {args.releases} has a wheel: there is nothing to list")
-        for name, text in indexes.pages(found).items():
-            put(args.output / name, text.encode())
+        found = indexes.link(args.releases, args.output)
         print(f"{len(found)} wheels in {len({link.folder for link in found})} indexes: {args.output}")
         return 0
     wheels = args.wheel or sorted((ROOT / "dist" / "wheels").glob("*.whl"))

@@ -10,7 +10,7 @@ import argparse
 import os
 from pathlib import Path
 
-from sage_factory import ROOT, FactoryError
+from sage_factory import ROOT, FactoryError, alone
 from sage_factory.ship import collect, indexes, release
 
 
@@ -30,9 +30,11 @@ def run(args: argparse.Namespace) -> int:
         raise FactoryError("say where pip's indexes are: --index-url or $INDEX_URL")
     files = collect.collect(args.dist, args.profile, args.platform)
     made = release.prepare(args.tag, files, args.index_url, args.channel_url, args.repository)
-    ready = (release.write_again if args.publish else release.write)(made, args.dist / "release")
-    print(made.notes())
-    if args.publish:
-        new = release.publish(args.tag, ready, args.dist / "release" / "NOTES.md")
-        print(f"release {args.tag} is public: {new} files new, {len(ready)} in all")
+    folder = args.dist / "release"
+    with alone.alone(folder / ".lock", f"another process that writes to {folder}"):
+        ready = (release.write_again if args.publish else release.write)(made, folder)
+        print(made.notes())
+        if args.publish:
+            new = release.publish(args.tag, ready, folder / "NOTES.md")
+            print(f"release {args.tag} is public: {new} files new, {len(ready)} in all")
     return 0

@@ -4,6 +4,7 @@ wheels are for every PyTorch, and one for each CUDA × PyTorch.
 
 from __future__ import annotations
 
+import contextlib
 import html
 import json
 import os
@@ -192,11 +193,7 @@ def _lacking(offered: Mapping[Path, Path], site: Path) -> list[Path]:
 
 def add(given: Sequence[Path], site: Path, index_url: str = "") -> list[Path]:
     """Add what is not there yet, by its local version and with the address of the indexes, then write the pages anew; what was new."""
-    with (
-        alone.alone(site / ".lock", f"another process that adds to {site}"),
-        tempfile.TemporaryDirectory() as scratch,
-    ):
-        sweep(site, ".", "*", "*/*")
+    with _alone(site), tempfile.TemporaryDirectory() as scratch:
         offered = _as_offered(given, Path(scratch), index_url)
         new = _lacking(offered, site)
         for wheel, made in offered.items():
@@ -207,9 +204,20 @@ def add(given: Sequence[Path], site: Path, index_url: str = "") -> list[Path]:
             put(path.with_name(f"{path.name}.metadata"), metadata)
             if wheel in new:  # else its digest is known to somebody, and its content is this
                 put(path, made.read_bytes())
-        for name, text in pages(there(site)).items():
-            put(site / name, text.encode())
+        _write(there(site), site)
     return new
+
+
+@contextlib.contextmanager
+def _alone(site: Path) -> Iterator[None]:
+    with alone.alone(site / ".lock", f"another process that writes to {site}"):
+        sweep(site, ".", "*", "*/*")
+        yield
+
+
+def _write(links: Iterable[Link], site: Path) -> None:
+    for name, text in pages(links).items():
+        put(site / name, text.encode())
 
 
 def address() -> str:
@@ -234,6 +242,16 @@ def withdrawn(release: Mapping[str, Any]) -> str | None:
     """Why a release was withdrawn, which the first line of its notes says; None if it was not."""
     first = str(release.get("body") or "").partition("\n")[0].strip()
     return first.removeprefix(WITHDRAWN).strip() if first.startswith(WITHDRAWN) else None
+
+
+def link(repository: str, site: Path) -> list[Link]:
+    """Write indexes that link to the wheels of a repository's releases; the wheels."""
+    with _alone(site):  # listed there, too: who writes last is to have seen the newest
+        found = links(releases(repository))
+        if not found:
+            raise SiteError(f"no release of {repository} has a wheel: there is nothing to list")
+        _write(found, site)
+    return found
 
 
 def links(releases: Iterable[Mapping[str, Any]]) -> list[Link]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import samples
 
-from sage_factory import alone, commands
+from sage_factory import commands
 from sage_factory.make import hub, wheels
 from sage_factory.what import matrix
 
@@ -68,8 +68,7 @@ def test_two_at_once_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     held: list[bool] = []
 
     def renamed(path: Path, target: Path) -> Path:
-        with (tmp_path / "hub" / ".lock").open("a+", encoding="utf-8") as handle:
-            held.append(not alone._locked(handle))
+        held.append(samples.locked(tmp_path / "hub"))
         return rename(path, target)
 
     rename = Path.rename

@@ -18,7 +18,7 @@ import pytest
 import samples
 
 from sage_factory import commands
-from sage_factory.files import sha256
+from sage_factory.files import put, sha256
 from sage_factory.inspect import verify
 from sage_factory.make import wheels as packed
 from sage_factory.ship import indexes
@@ -301,6 +301,26 @@ def test_releases_are_asked_of_gh(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     program.chmod(0o755)
     assert commands.main(["index", "--releases", "someone/something", "--output", str(tmp_path / "site")]) == 0
     assert name in (tmp_path / "site" / "cu128-torch28" / "sageattention" / "index.html").read_text(encoding="utf-8")
+
+
+def test_who_lists_releases_is_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who writes last has seen the newest list, too."""
+    held: list[bool] = []
+
+    def listed(_repository: str) -> list[object]:
+        held.append(samples.locked(tmp_path))
+        return [release("v2.2.0", asset(samples.build("3.11").index_name))]
+
+    def written(path: Path, content: bytes) -> None:
+        held.append(samples.locked(tmp_path))
+        put(path, content)
+
+    monkeypatch.setattr(indexes, "releases", listed)
+    monkeypatch.setattr(indexes, "put", written)
+    assert commands.main(["index", "--releases", "someone/something", "--output", str(tmp_path)]) == 0
+    assert len(held) > 1
+    assert all(held)
+    assert not samples.locked(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["sageattention-2.2.0.whl", "sageattention-2.2.0-280.128-cp312-cp312-linux_x86_64.whl"])

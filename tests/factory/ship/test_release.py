@@ -15,7 +15,7 @@ import pytest
 import samples
 
 from sage_factory import ROOT, commands
-from sage_factory.files import sha256
+from sage_factory.files import put, sha256
 from sage_factory.make import wheels
 from sage_factory.ship import collect, release
 from sage_factory.what import matrix
@@ -105,6 +105,19 @@ def test_the_same_files_make_the_same_release(dist: Path) -> None:
         assert run(dist) == 0
         contents.append({path.name: path.read_bytes() for path in (dist / "release").rglob("*") if path.is_file()})
     assert contents[0] == contents[1]
+
+
+def test_two_at_once_take_turns(dist: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    held: list[bool] = []
+
+    def written(path: Path, content: bytes) -> None:
+        held.append(samples.locked(dist / "release"))
+        put(path, content)
+
+    monkeypatch.setattr(release, "put", written)
+    assert run(dist) == 0
+    assert len(held) > 1
+    assert all(held)
 
 
 def test_the_index_is_githubs_pages_unless_told(dist: Path, monkeypatch: pytest.MonkeyPatch) -> None:
