@@ -5,14 +5,17 @@ from __future__ import annotations
 import ctypes
 import math
 import mmap
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import calls_on_cpu
 import fuzz
 import pytest
 import torch
 from accuracy import error_by_size, exact, relative_l1
-from kernels_on_cpu import WAIT, WAIT_AT_END, Kernels, inputs, randn
+from calls_on_cpu import inputs, randn
+from kernels_on_cpu import WAIT, WAIT_AT_END, Kernels
 
 from sageattention import _ops, validation
 
@@ -24,28 +27,12 @@ TYPES = {64: torch.float16, 128: torch.bfloat16, 256: torch.bfloat16}  # that ar
 LIMITS = {torch.float16: 0.0006, torch.bfloat16: 0.004}  # P and the output are rounded once each
 
 
+attention = partial(calls_on_cpu.attend, kernel=INSTEAD_OF, or_16_bit=True)
+
+
 @pytest.fixture(scope="module")
 def kernels(tmp_path_factory: pytest.TempPathFactory) -> Kernels:
     return Kernels(tmp_path_factory.mktemp("on_cpu"), "sm_80")
-
-
-def attention(
-    kernels: Kernels,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    attn_mask: torch.Tensor | None = None,
-    *,
-    is_causal: bool = False,
-    sm_scale: float | None = None,
-    layout: str = "HND",
-    instead_of: str = INSTEAD_OF,
-    seed: int = 0,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """By the operator, where no other kernel has been compiled."""
-    heads_first, turned = _ops.LAYOUTS[layout]
-    options = _ops.number_of(instead_of, heads_first, is_causal, True, False, True, or_16_bit=True, out_turned=turned)
-    return kernels.attention(q, k, v, attn_mask, q.shape[-1] ** -0.5 if sm_scale is None else sm_scale, options, seed=seed)
 
 
 def check(
@@ -54,12 +41,12 @@ def check(
     k: torch.Tensor,
     v: torch.Tensor,
     *,
-    instead_of: str = INSTEAD_OF,
+    kernel: str = INSTEAD_OF,
     seed: int = 0,
     **options: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Output and log-sum-exp, held to float64."""
-    out, lse = attention(kernels, q, k, v, **options, instead_of=instead_of, seed=seed)
+    out, lse = attention(kernels, q, k, v, **options, kernel=kernel, seed=seed)
     assert out.isfinite().all()
     assert error_by_size(out, q, k, v, **options) <= LIMITS[q.dtype] * max(1.0, k.shape[2] / 96) ** 0.5
     expected = exact(q, k, v, **options)[1]
@@ -424,13 +411,13 @@ def test_fewer_on_hopper(tmp_path: Path, queries: int, keys: int, head_dim: int,
     mask = (torch.arange(keys) < keys - 5).expand(1, 1, 1, keys) if masked else None
     sizes = (1, 33, 33, queries, keys, head_dim, head_dim)
     q, k, v = of_type(head_dim, inputs(*sizes))
-    out, _ = attention(kernels, q, k, v, mask, instead_of=HOPPERS)
+    out, _ = attention(kernels, q, k, v, mask, kernel=HOPPERS)
     assert error_by_size(out, q, k, v, attn_mask=mask) <= LIMITS[q.dtype] * 1.2
     for more in ((1, 66, 66, 129, keys, head_dim, head_dim), (1, 66, 66, 128, 97, head_dim, head_dim)):
         attn_mask = torch.ones(more[4], dtype=torch.bool) if masked else None
         q, k, v = of_type(head_dim, inputs(*more))
         with pytest.raises(RuntimeError, match=f"sm90_qk_f16_pv_f16{'_masked' if masked else ''}-d"):
-            attention(kernels, q, k, v, attn_mask, instead_of=HOPPERS)
+            attention(kernels, q, k, v, attn_mask, kernel=HOPPERS)
 
 
 IN_CLUSTERS = [  # of so many blocks of threads
@@ -459,7 +446,7 @@ def test_clusters_add_up_their_parts(judged: Kernels, sizes: tuple[int, ...], bl
     for attn_mask in (None, mask):
         results = []
         for seed in range(3):
-            results.append(check(judged, q, k, v, attn_mask=attn_mask, instead_of=HOPPERS, seed=seed))
+            results.append(check(judged, q, k, v, attn_mask=attn_mask, kernel=HOPPERS, seed=seed))
             strips = -(-sizes[1] // sizes[2] * sizes[3] // 16) * sizes[0] * sizes[2]
             assert judged.launches() == [("sm80_qk_f16_pv_f16_split_kv", strips * blocks, 128, blocks)]
         for out, lse in results[1:]:
@@ -476,13 +463,13 @@ def test_clusters_add_up_their_parts(judged: Kernels, sizes: tuple[int, ...], bl
 )
 def test_blocks_of_a_cluster_wait_for_each_other(judged: Kernels, tmp_path: Path, right: str, wrong: str) -> None:
     q, k, v = of_type(64, inputs(*IN_CLUSTERS[0][0]))
-    attention(judged, q, k, v, instead_of=HOPPERS)
+    attention(judged, q, k, v, kernel=HOPPERS)
     faulty = judged.copy(tmp_path / "faulty", "sm80_qk_f16_pv_f16_split_kv")
     faulty.change(SPLIT_KV, right, wrong)
 
     def in_some_orders() -> None:
         for seed in range(4):
-            attention(faulty, q, k, v, instead_of=HOPPERS, seed=seed)
+            attention(faulty, q, k, v, kernel=HOPPERS, seed=seed)
 
     with pytest.raises(RuntimeError, match="sm80_qk_f16_pv_f16_split_kv"):
         in_some_orders()
@@ -494,7 +481,7 @@ def test_what_adds_parts_up_waits_for_them(tmp_path: Path) -> None:
     exact_out = exact(q, k, v)[0]
 
     def error(kernels: Kernels) -> float:
-        out, _ = attention(kernels, q, k, v, instead_of=HOPPERS)
+        out, _ = attention(kernels, q, k, v, kernel=HOPPERS)
         return relative_l1(out, exact_out)
 
     hopper = Kernels(tmp_path / "right", "sm_90a")

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import NamedTuple
 
 import fuzz
 import pytest
 import torch
-from kernels_on_cpu import FIRST, WAIT, WAIT_AT_END, Kernels, inputs
-
-from sageattention import _ops
+from calls_on_cpu import attend, inputs
+from kernels_on_cpu import FIRST, WAIT, WAIT_AT_END, Kernels
 
 pytestmark = pytest.mark.slow
 
@@ -46,8 +44,7 @@ def run(first: First, kernels: Kernels) -> list[torch.Tensor]:
     """The call's output and log-sum-exp as integers."""
     q, k, v = (x.half() for x in inputs(1, 4, 1, *first.tokens, 64, 64))
     mask = torch.ones(first.tokens, dtype=torch.bool).tril() if first.masked else None
-    options = _ops.number_of(first.kernel, True, False, True, False, True, or_16_bit=first.or_16_bit)
-    return [fuzz.bits(x) for x in kernels.attention(q, k, v, mask, 1 / math.sqrt(64), options, seed=1)]
+    return [fuzz.bits(x) for x in attend(kernels, q, k, v, mask, kernel=first.kernel, or_16_bit=first.or_16_bit, seed=1)]
 
 
 @pytest.mark.parametrize("kernel", sorted(FIRST))

@@ -11,19 +11,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from kernels_on_cpu import (
-    FORMS,
-    MANY,
-    WAIT,
-    WAIT_AT_END,
-    Case,
-    Kernels,
-    check_unseen,
-    check_wrong_starts,
-    inputs,
-    packed,
-    randn,
-)
+from calls_on_cpu import FORMS, MANY, Case, check_unseen, check_wrong_starts, inputs, packed, randn
+from kernels_on_cpu import WAIT, WAIT_AT_END, Kernels
 from model_inputs import sink
 
 from sageattention import reference

@@ -15,11 +15,9 @@ from typing import Any
 import fuzz
 import pytest
 import torch
-from fuzz_inputs import Problem
-from kernels_on_cpu import (
+from calls_on_cpu import (
     FORMS,
     Case,
-    Kernels,
     check_random_calls,
     check_unseen,
     check_wrong_starts,
@@ -31,6 +29,8 @@ from kernels_on_cpu import (
     randn,
     stand_in,
 )
+from fuzz_inputs import Problem
+from kernels_on_cpu import Kernels
 
 from sageattention import dispatch
 

@@ -15,14 +15,10 @@ import fuzz_inputs
 import model_inputs
 import pytest
 import torch
-from fuzz_inputs import Problem
-from kernels_on_cpu import (
-    BEFORE,
+from calls_on_cpu import (
     FORMS,
     MANY,
-    WAIT,
     Case,
-    Kernels,
     check_random_calls,
     check_unseen,
     check_wrong_starts,
@@ -30,11 +26,12 @@ from kernels_on_cpu import (
     inputs,
     large_channels,
     large_in_q,
-    operators,
     packed,
     randn,
     stand_in,
 )
+from fuzz_inputs import Problem
+from kernels_on_cpu import BEFORE, WAIT, Kernels, operators
 
 from sageattention import _ops
 

@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 import ptx_to_cpp
 import pytest
-from kernels_on_cpu import CSRC, Case, Kernels, compile_ptx, inputs
+from calls_on_cpu import Case, inputs
+from kernels_on_cpu import CSRC, Kernels, compile_ptx
 from test_few_tokens_on_cpu import check as check_few_tokens
 from test_fp4_on_cpu import CASES as IN_4_BITS
 from test_fp4_on_cpu import KERNEL as FP4

@@ -7,21 +7,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from random import Random
 
+import calls_on_cpu
 import fuzz
 import pytest
 import torch
 from accuracy import exact, relative_l1
-from kernels_on_cpu import Kernels, inputs, randn
+from calls_on_cpu import inputs, randn
+from kernels_on_cpu import Kernels
 
-from sageattention import _library, _ops, validation
+from sageattention import _library, validation
 
 pytestmark = pytest.mark.slow
 
 KERNEL, QUANTISES = "sm90_qk_f16_pv_f16", "sm90_qk_int8_pv_f16"
 TYPES = {64: torch.float16, 128: torch.bfloat16, 192: torch.float16, 256: torch.bfloat16}  # that are compiled, by head_dim
 LIMITS = {torch.float16: 0.0006, torch.bfloat16: 0.004}  # P and the output are rounded once each
+
+
+attend = partial(calls_on_cpu.attend, kernel=KERNEL)
 
 
 @pytest.fixture(scope="module")
@@ -58,24 +64,6 @@ CALLS = [
 def tensors(sizes: tuple[int, ...]) -> list[torch.Tensor]:
     dtype = TYPES[(max(sizes[5:]) + 63) // 64 * 64]
     return [x.to(dtype) for x in inputs(*sizes)]
-
-
-def attend(
-    kernels: Kernels,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    attn_mask: torch.Tensor | None = None,
-    *,
-    is_causal: bool = False,
-    sm_scale: float | None = None,
-    layout: str = "HND",
-    kernel: str = KERNEL,
-    seed: int = 0,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    heads_first, turned = _ops.LAYOUTS[layout]
-    options = _ops.number_of(kernel, heads_first, is_causal, True, False, True, out_turned=turned)
-    return kernels.attention(q, k, v, attn_mask, q.shape[-1] ** -0.5 if sm_scale is None else sm_scale, options, seed=seed)
 
 
 def check(
@@ -367,8 +355,7 @@ def test_the_operator_takes_it(hopper: Kernels) -> None:
         hopper.compile(QUANTISES, 128, torch.bfloat16, masked=masked)
 
     def launched(sm_scale: float, *, or_16_bit: bool, mask: torch.Tensor | None = None) -> list[str]:
-        options = _ops.number_of(QUANTISES, True, False, True, False, True, or_16_bit=or_16_bit)
-        hopper.attention(q, k, v, mask, sm_scale, options)
+        attend(hopper, q, k, v, mask, kernel=QUANTISES, or_16_bit=or_16_bit, sm_scale=sm_scale)
         return [name for name, *_ in hopper.launches()]
 
     assert launched(0.1, or_16_bit=True) == [KERNEL]
