@@ -6,6 +6,7 @@ import ctypes
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -22,12 +23,16 @@ needs_no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a 
 def run(
     *paths: Path, words: tuple[str, ...] = ("-m", "sageattention"), environment: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    before = os.environ.get("PYTHONPATH")
-    path = os.pathsep.join([*map(str, paths), *([before] if before else [])])
     return subprocess.run(
         [sys.executable, "-P", *words],
-        capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path, **(environment or {})}, check=False, encoding="utf-8",
+        capture_output=True, text=True, env={**os.environ, "PYTHONPATH": search_path(*paths), **(environment or {})},
+        check=False, encoding="utf-8",
     )  # fmt: skip
+
+
+def search_path(*first: Path) -> str:
+    before = os.environ.get("PYTHONPATH")
+    return os.pathsep.join([*map(str, first), *([before] if before else [])])
 
 
 def facts(output: str) -> dict[str, str]:
@@ -68,6 +73,19 @@ def test_a_sound_installation() -> None:
     for name, row in rows.items():
         for error in row[1:5]:  # doctor.FORMS
             assert 0.3 * dispatch.KERNELS[name].error < float(error) <= float(row[5])
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="pipes end otherwise")
+def test_nobody_reads_on(package: Path) -> None:
+    """As in `| head`: it ends without a traceback, and without what takes long."""
+    reads, writes = os.pipe()
+    os.close(reads)
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "sageattention"],
+        stdout=writes, stderr=subprocess.PIPE, env={**os.environ, "PYTHONPATH": search_path(package.parent)}, check=False,
+    )  # fmt: skip
+    os.close(writes)
+    assert (done.returncode, done.stderr) == (-signal.SIGPIPE, b"")
 
 
 def test_beside_another_pytorch(package: Path) -> None:
