@@ -23,13 +23,14 @@ ALIKE = {"constant", "zero", "half zero", "trend", "grid", "repeated", "huge", "
 # Kinds of values of which one error moves a whole row: of one key, in one channel, or in all channels together.
 V_ALIKE = {"loud token", "outlier channels", "offset", "constant", "trend", "huge", "overlapping"}
 # Kinds of queries and keys whose errors of rounding are alike from row to row of a head: rows have the same weights, or a part in common.
-ROWS_ALIKE = {"zero", "tiny", "one query", "sink"}
+ROWS_ALIKE = {"zero", "tiny", "one query", "sink", "sink, outlier channels"}
 K_KINDS = {
-    "randn": 8, "offset": 4, "outlier channels": 3, "loud token": 2, "sink": 3, "constant": 1, "zero": 1, "half zero": 2,
+    "randn": 8, "offset": 4, "outlier channels": 3, "loud token": 2, "sink": 3,
+    "sink, outlier channels": 1, "constant": 1, "zero": 1, "half zero": 2,
     "trend": 2, "grid": 2, "repeated": 1, "tiny": 1, "huge": 1,
 }  # fmt: skip
 Q_KINDS = {"randn": 12, "few channels": 1, "zero": 1, "tiny": 1, "huge": 1, "one query": 1}
-V_KINDS = {"randn": 10, "offset": 3, "loud token": 1, "outlier channels": 1, "constant": 1, "zero": 1, "half zero": 1, "trend": 1,
+V_KINDS = {"randn": 10, "quiet first": 2, "offset": 3, "loud token": 1, "outlier channels": 1, "constant": 1, "zero": 1, "half zero": 1, "trend": 1,
            "tiny": 1, "huge": 1}  # fmt: skip
 MASKS = {
     "random": 4,
@@ -43,7 +44,7 @@ MASKS = {
     "nothing": 1,
     "bias": 3,
 }
-HIDING: tuple[Any, ...] = (-1e4, -3e4, -1e5, -1e6, -1e8, -1e9, -1e10, -1e12, -1e20, -1e29, "least", -math.inf)
+HIDING: tuple[Any, ...] = (-8192, -1e4, -3e4, -1e5, -5e5, -1e6, -1e8, -1e9, -1e10, -1e12, -1e20, -1e29, "least", -math.inf)
 # Where kernels, their tiles and their choices change.
 EDGES = (8, 16, 32, 64, 128, 192, 256, 320, 384, 512, 640, 1024, 2048, 4096)
 HEAD_DIMS = (64, 128, 256, 32, 40, 72, 80, 96, 112, 160, 192, 63, 65, 127, 129, 255, 1, 2, 3, 7, 8, 16)
@@ -163,6 +164,8 @@ def mask_place(rng: random.Random, shape: Sequence[int], dtype: torch.dtype) -> 
         step = step * shape[dimension] + rng.choice([0, 0, 0, 1, 5, 8])
         if shape[dimension] == 1 and rng.random() < 0.5:
             strides[dimension] = rng.choice([0, 1, 7])
+        elif rng.random() < 0.05:
+            strides[dimension] = 0
     first = 256 + rng.choice([0, 0, 0, 1, 8, rng.randint(0, 31)])
     return Place(tuple(shape), tuple(strides), first, dtype, first + span(shape, strides) + 4096)
 
@@ -190,7 +193,9 @@ class Values:
         x = self.randn(*shape)
         if kind == "offset":
             x += rng.choice([1, 8, 30]) * self.randn(heads, 1, head_dim)
-        elif kind == "outlier channels":
+        elif kind == "quiet first":
+            x[:, :, 0] *= rng.choice([0.0, 0.03])
+        elif "outlier channels" in kind:
             x[..., rng.randrange(head_dim) :: rng.choice([16, 64])] *= rng.choice([5, 30])
         elif kind == "loud token":
             x[:, :, rng.randrange(tokens)] *= rng.choice([10, 300])
@@ -291,6 +296,11 @@ def mask_values(values: Values, place: Place) -> tuple[torch.Tensor, str]:
     return bias.masked_fill(~seen, number), f"{kind} {number:.3g} bias {size}"
 
 
+def one_each(x: torch.Tensor, like: torch.Tensor | None = None) -> torch.Tensor:
+    """Without what dimensions of `like`, or of x itself, repeat."""
+    return x[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in (x if like is None else like).stride())]
+
+
 def hides(mask: torch.Tensor) -> torch.Tensor:
     """Where a mask hides, as docs/api.md says."""
     if mask.dtype == torch.bool:
@@ -355,14 +365,13 @@ def problem(seed: int, device: str) -> Problem:
             elements = span(view.shape, view.stride())
             view.as_strided((elements,), (1,), view.storage_offset()).copy_(values.randn(elements))
             continue
-        once = [slice(0, 1) if stride == 0 else slice(None) for stride in view.stride()]
-        base = view[tuple(once)]
+        base = one_each(view)
         made = values.make(kind, base.shape, dtype)
         base_q = views[0]
         if i == 1 and "huge" not in kinds and not overlapping[0] and 0 not in base_q.stride() and 0 not in base_q.shape:
-            if kind == "outlier channels":  # in the same channels
+            if "outlier channels" in kind:  # the same
                 base_q.copy_(base_q * (1 + 20 * (made.abs().amax(dim=(0, 1, 2)) > 10)))
-            if kind == "sink":
+            if "sink" in kind:
                 liked = torch.nn.functional.normalize(values.randn(head_dim), dim=0)
                 base_q.copy_(base_q + 6 * liked)
                 made[:, :, 0] = rng.choice([1, 2, 4]) * head_dim**0.5 * liked
@@ -375,14 +384,15 @@ def problem(seed: int, device: str) -> Problem:
     mask, said, hidden = None, "none", None
     if len(views) == 4:
         filled, said = mask_values(values, places[3])
-        mask = views[3].copy_(filled)
+        mask = views[3]
+        one_each(mask).copy_(one_each(filled, mask))
         said = f"{said} {mask.dtype} {places[3]}"
     is_causal = rng.random() < (0.35 if 2 * qo_len >= kv_len else 0.05)  # else most keys are seen by none
     if mask is not None:
         settled = reference.without_far_keys(mask, is_causal=is_causal)
         # Scores, 3 being the largest `spread`, would come near what is far.
         if not q.numel() or 3 * float(q.float().norm(dim=-1).max() * k.float().norm(dim=-1).max()) > 1000 * head_dim**0.5:
-            mask.copy_(settled)
+            one_each(mask).copy_(one_each(settled, mask))
         hidden = hides(settled)
     if packed is not None:
         (number_q, at_q), (number_k, at_k) = (
