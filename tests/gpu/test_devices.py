@@ -75,7 +75,8 @@ def test_compiled_and_in_a_graph_there() -> None:
     assert torch.equal(torch.compile(sageattention.sageattn, fullgraph=True)(q, k, v), expected)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.device(OTHER):
-        with torch.cuda.graph(graph):
+        # Of its own stream: that of PyTorch's own is on whichever card the process captured first.
+        with torch.cuda.graph(graph, stream=torch.cuda.Stream(OTHER)):
             out = sageattention.sageattn(q, k, v)
         graph.replay()
     assert torch.equal(out, expected)

@@ -31,10 +31,11 @@ __device__ __forceinline__ float mask_value(float value, float hides = __uint_as
 // The same of an element of the mask's bits.
 __device__ __forceinline__ float mask_value(AttentionMask::Type type, uint32_t bits) {
   const auto half = [](uint32_t its_bits) { return __half2float(__ushort_as_half(static_cast<uint16_t>(its_bits))); };
+  const auto bfloat16 = [](uint32_t its_bits) { return __uint_as_float(its_bits << 16); };
   if (type == AttentionMask::kBool) return bits != 0 ? 0.0f : -INFINITY;
   if (type == AttentionMask::kFloat) return mask_value(__uint_as_float(bits));
   if (type == AttentionMask::kHalf) return mask_value(half(bits), half(kHides<AttentionMask::kHalf>));
-  return mask_value(__uint_as_float(bits << 16));
+  return mask_value(bfloat16(bits), bfloat16(kHides<AttentionMask::kBfloat16>));
 }
 
 // And of one that lies there.
