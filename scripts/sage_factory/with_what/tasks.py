@@ -141,8 +141,15 @@ def _add(
 def set_up(manifest: Manifest, environment: str) -> Sequence[str]:
     """Make an environment of pixi.toml, if it is not there; the names under .venvs/ of what it is made of, its own first."""
     own, *beside = manifest.locks_of(environment)
-    venvs.ensure(own, beside=beside)
-    return [own, *beside]
+    name = folder(manifest, environment)
+    venvs.ensure(name, of=own, beside=beside)
+    return [name, *beside]
+
+
+def folder(manifest: Manifest, environment: str) -> str:
+    """Its name under .venvs/: its lock's, which several may share; its own where it lies beside others, and so is like none."""
+    own, *beside = manifest.locks_of(environment)
+    return environment if beside else own
 
 
 @contextlib.contextmanager
@@ -157,7 +164,7 @@ def set_up_ahead(manifest: Manifest, environments: Iterable[str]) -> Iterator[No
         for environment in dict.fromkeys(environments):
             own, *beside = manifest.locks_of(environment)
             # Who is terminated on Windows cannot end the pip it started.
-            if os.name != "nt" and not venvs.complete(own, beside=beside):
+            if os.name != "nt" and not venvs.complete(folder(manifest, environment), of=own, beside=beside):
                 processes.append(subprocess.Popen([*command, environment], stdin=null, stdout=null, stderr=null))
         yield
     finally:

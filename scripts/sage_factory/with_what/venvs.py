@@ -1,8 +1,9 @@
 """Private virtual environments under `.venvs/`, filled from PyPI with locked hashes.
 
 Standard library only: `run.py` uses this before anything is installed. One environment is one lock
-file, of `scripts/locks/` (tools) or `recipe/pypi/` (PyTorch). An environment may lie *beside* others,
-whose packages it then sees without a second copy: PyTorch with its CUDA libraries is 6.5 GB.
+file, of `scripts/locks/` (tools) or `recipe/pypi/` (PyTorch), and has its name unless it is given one of its own.
+An environment may lie *beside* others, whose packages it then sees without a second copy: PyTorch with its CUDA
+libraries is 6.5 GB.
 """
 
 from __future__ import annotations
@@ -96,13 +97,13 @@ def packages_of(environment: Path) -> Path:
     return Path(sysconfig.get_path("purelib", "venv", vars={"base": str(environment), "platbase": str(environment)}))
 
 
-def ensure(name: str, *, beside: Sequence[str] = ()) -> Path:
-    """Make environment `name` if it is missing or its lock changed, and return its interpreter.
+def ensure(name: str, *, of: str = "", beside: Sequence[str] = ()) -> Path:
+    """Make environment `name` if it is missing or its lock, by default that of its name, changed; return its interpreter.
 
     Safe to call from several processes: one sets the environment up, the others wait for it. An
     interrupted set-up leaves no stamp and is redone.
     """
-    lock = lock_file(name)
+    lock = lock_file(of or name)
     for other in beside:
         ensure(other)
     keep(name, digest(lock, beside), lambda: _fill(name, lock, beside))
@@ -125,9 +126,9 @@ def keep(name: str, wanted: str, fill: Callable[[], None]) -> None:
         raise SetupError(f"cannot set up environment {name!r} under {VENVS}: {error}. {hint} and try again") from error
 
 
-def complete(name: str, *, beside: Sequence[str] = ()) -> bool:
+def complete(name: str, *, of: str = "", beside: Sequence[str] = ()) -> bool:
     """Whether environment `name` is there, and as its lock says."""
-    return _read(VENVS / name / STAMP) == digest(lock_file(name), beside)
+    return _read(VENVS / name / STAMP) == digest(lock_file(of or name), beside)
 
 
 def environ(names: Sequence[str], base: dict[str, str]) -> dict[str, str]:

@@ -144,7 +144,7 @@ def test_an_old_python_is_told_so(door: Path) -> None:
 @pytest.fixture
 def bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> tasks.Manifest:
     """Tasks in an environment that needs no set-up."""
-    monkeypatch.setattr(venvs, "ensure", lambda name, beside=(): Path(sys.executable))
+    monkeypatch.setattr(venvs, "ensure", lambda name, of="", beside=(): Path(sys.executable))
     monkeypatch.setattr(venvs, "bin_dir", lambda name: Path(sys.executable).parent)
     monkeypatch.chdir(tmp_path)
     programs = {
@@ -201,21 +201,37 @@ def test_what_a_later_step_runs_in_is_set_up_while_the_first_runs(
     (tmp_path / "last.py").write_text("raise SystemExit(3)", encoding="utf-8")
     monkeypatch.setattr(tasks, "ROOT", tmp_path)
     asked = []
-    monkeypatch.setattr(venvs, "complete", lambda name, beside=(): asked.append((name, *beside)))
+    monkeypatch.setattr(venvs, "complete", lambda name, of="", beside=(): asked.append((name, of, *beside)))
     start = time.monotonic()
     assert tasks.run(read, tasks.plan(read, "last")) == 3
     assert time.monotonic() - start < 30
-    assert asked == [("b", "c")]
+    assert asked == [("b", "b", "c")]
     assert (tmp_path / "started").read_text(encoding="utf-8") == "-e b"
     assert not (tmp_path / "ended").exists()
 
 
 def test_an_environment_is_set_up_alone(bare: tasks.Manifest, monkeypatch: pytest.MonkeyPatch) -> None:
     made = []
-    monkeypatch.setattr(venvs, "ensure", lambda name, beside=(): made.append((name, *beside)))
+    monkeypatch.setattr(venvs, "ensure", lambda name, of="", beside=(): made.append((name, of, *beside)))
     assert tasks.main(["-e", "test"]) == 0
-    assert made == [("test", "torch-2.8.0")]
+    assert made == [("test", "test", "torch-2.8.0")]
     assert tasks.main(["-e", "no-such"]) == 2
+
+
+def test_no_two_environments_pull_a_folder_from_under_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They share one where it would be made of the same."""
+    manifest = tasks.Manifest.read(ROOT / "pixi.toml")
+    filled: list[str] = []
+
+    def fill(name: str, lock: Path, beside: Sequence[str]) -> None:
+        filled.append(name)
+        (tmp_path / name).mkdir(exist_ok=True)
+
+    monkeypatch.setattr(venvs, "VENVS", tmp_path)
+    monkeypatch.setattr(venvs, "_fill", fill)
+    of = {environment: tasks.set_up(manifest, environment)[0] for environment in [*manifest.locks, *manifest.locks]}
+    assert len(filled) == len(set(filled)), "each is made once"
+    assert {of["default"], of["cu126"], of["lint"], of["test"], of["release"]} == {"build", "lint", "test", "release"}
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no SIGTERM to hand on")
