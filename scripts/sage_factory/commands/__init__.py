@@ -75,11 +75,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         if str(error.name).startswith("sage_factory"):
             raise
         return _failed(f"`{name}` needs {error.name}, which is not here: run `python3 scripts/run.py {name}`", 1)
+    except KeyboardInterrupt:
+        return _interrupted()
     try:
         return int(command.run(arguments(command, given)))
     except KeyboardInterrupt:
-        print(f"\ninterrupted{getattr(command, 'INTERRUPTED', '')}", file=sys.stderr)
-        return 130
+        return _interrupted(getattr(command, "INTERRUPTED", ""))
     except FactoryError as error:
         return _failed(str(error), getattr(command, "ERROR", 1))
     except OSError as error:
@@ -99,6 +100,11 @@ def leave(status: int) -> NoReturn:
     except OSError:  # nobody reads what was said
         status = status or 1
     os._exit(status)
+
+
+def _interrupted(what_is_left: str = "") -> int:
+    print(f"\ninterrupted{what_is_left}", file=sys.stderr)
+    return 130
 
 
 def _failed(said: str, status: int) -> int:

@@ -209,7 +209,7 @@ def _forwarding(command: Sequence[str], env: Mapping[str, str]) -> int:
     # A terminal's Ctrl-C reaches the child by itself: here it is only kept from ending run.py before the child.
     previous = {signal.SIGTERM: signal.signal(signal.SIGTERM, forward)}
     previous[signal.SIGINT] = signal.signal(
-        signal.SIGINT, lambda number, frame: None if sys.stdin and sys.stdin.isatty() else forward(number, frame)
+        signal.SIGINT, lambda number, frame: None if _in_the_foreground() else forward(number, frame)
     )
     if hasattr(signal, "SIGHUP"):
         previous[signal.SIGHUP] = signal.signal(signal.SIGHUP, forward)
@@ -221,6 +221,20 @@ def _forwarding(command: Sequence[str], env: Mapping[str, str]) -> int:
             signal.signal(number, handler)
 
 
+def _in_the_foreground() -> bool:
+    """Whether Ctrl-C in a terminal is for this process and its children, wherever they read from."""
+    if os.name == "nt":
+        return True
+    try:
+        terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY)
+    except OSError:  # there is none, as in CI
+        return False
+    try:
+        return os.tcgetpgrp(terminal) == os.getpgrp()
+    finally:
+        os.close(terminal)
+
+
 def listing(manifest: Manifest) -> str:
     """The tasks and what each does."""
     width = max(map(len, manifest.tasks), default=0)
@@ -228,9 +242,11 @@ def listing(manifest: Manifest) -> str:
     return "\n".join(["Tasks (python3 scripts/run.py TASK [ARGUMENT ...]):", *lines])
 
 
-def _terminated(number: int, _frame: FrameType | None) -> None:
-    # An exception, so that a set-up under way ends its pip.
-    raise SystemExit(128 + number)
+def _end(number: int, _frame: FrameType | None) -> None:
+    # An exception, so that a set-up under way ends its pip; who asks again does not break into that.
+    for one in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(one, signal.SIG_IGN)
+    raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -243,7 +259,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("task", nargs="?", help="a task of pixi.toml; without it and -e the tasks are listed")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="handed on to the task")
     args = parser.parse_args(argv)
-    signal.signal(signal.SIGTERM, _terminated)
+    signal.signal(signal.SIGTERM, _end)
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, _end)
     try:
         manifest = Manifest.read(ROOT / "pixi.toml")
         if args.task is None:

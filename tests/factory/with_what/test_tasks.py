@@ -213,6 +213,7 @@ def test_what_a_later_step_runs_in_is_set_up_while_the_first_runs(
 def test_an_environment_is_set_up_alone(bare: tasks.Manifest, monkeypatch: pytest.MonkeyPatch) -> None:
     made = []
     monkeypatch.setattr(venvs, "ensure", lambda name, of="", beside=(): made.append((name, of, *beside)))
+    monkeypatch.setattr(signal, "signal", lambda *_: None)  # whose handlers would outlast this test
     assert tasks.main(["-e", "test"]) == 0
     assert made == [("test", "test", "torch-2.8.0")]
     assert tasks.main(["-e", "no-such"]) == 2
@@ -234,20 +235,101 @@ def test_no_two_environments_pull_a_folder_from_under_each_other(tmp_path: Path,
     assert {of["default"], of["cu126"], of["lint"], of["test"], of["release"]} == {"build", "lint", "test", "release"}
 
 
-@pytest.mark.skipif(os.name == "nt", reason="Windows has no SIGTERM to hand on")
-def test_a_signal_reaches_the_task() -> None:
-    child = "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *a: sys.exit(9)); print('up', flush=True); time.sleep(30)"
+def forwarding(child: str, before: str = "") -> list[str]:
+    """A program that runs another as a task does."""
     code = f"""
         import os, sys
         sys.path.insert(0, {str(RUN.parent)!r})
         from sage_factory.with_what import tasks
+        {before}
         sys.exit(tasks._forwarding([sys.executable, "-c", {child!r}], dict(os.environ)))
     """
-    with subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE, text=True) as process:
+    return [sys.executable, "-c", textwrap.dedent(code)]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no SIGTERM to hand on")
+def test_a_signal_reaches_the_task() -> None:
+    child = "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *a: sys.exit(9)); print('up', flush=True); time.sleep(30)"
+    with subprocess.Popen(forwarding(child), stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "up\n"
         process.terminate()
         assert process.wait(timeout=20) == 9
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has neither groups of processes nor SIGINT for one")
+@pytest.mark.parametrize("presses", [1, 2])
+def test_ctrl_c_ends_a_command_once(presses: int) -> None:
+    """However often it comes: run.py hands it on where no terminal has sent it to both, and users are impatient."""
+    command = f"""
+        import pathlib, runpy, sys, time
+        sys.path.insert(0, {str(RUN.parent)!r})
+        from sage_factory.commands import matrix
+        def run(args):
+            try:
+                print("up", flush=True)
+                time.sleep(30)
+            finally:
+                time.sleep(0.5)
+                print("tidied", flush=True)
+        matrix.run, sys.argv = run, ["scripts", "matrix"]
+        runpy.run_path({str(RUN.parent)!r}, run_name="__main__")
+    """
+    process = subprocess.Popen(
+        forwarding(textwrap.dedent(command)),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    with process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "up\n"
+        for _ in range(presses):
+            os.killpg(process.pid, signal.SIGINT)
+            time.sleep(0.1)
+        out, err = process.communicate(timeout=20)
+    assert (process.returncode, out, err) == (130, "tidied\n", "\ninterrupted\n")
+
+
+@pytest.mark.skipif(os.name == "nt", reason="no terminals of this kind there")
+def test_a_terminals_ctrl_c_is_not_handed_on_again_wherever_standard_input_is() -> None:
+    ours, theirs = os.openpty()
+    child = """if 1:
+        import signal, time
+        signal.signal(signal.SIGINT, lambda *_: print("interrupt", flush=True))
+        print("up", flush=True)
+        for _ in range(10): time.sleep(0.1)
+    """
+    command = forwarding(child, f"os.open({os.ttyname(theirs)!r}, os.O_RDWR)")  # which makes it that of the session
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    with process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "up\n"
+        os.write(ours, b"\x03")
+        assert process.communicate(timeout=20)[0] == "interrupt\n"
+    os.close(ours)
+    os.close(theirs)
+
+
+def test_ctrl_c_while_an_environment_is_set_up_ends_once() -> None:
+    code = f"""
+        import signal, sys, time
+        sys.path.insert(0, {str(RUN.parent)!r})
+        from sage_factory.with_what import tasks, venvs
+        def ensure(*_arguments, **_options):
+            try:
+                signal.raise_signal(signal.SIGINT)
+            finally:
+                signal.raise_signal(signal.SIGINT)
+                print("tidied")
+        venvs.ensure = ensure
+        sys.exit(tasks.main(["-e", "default"]))
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=False)
+    said = "interrupted: the next run starts the unfinished set-up again\n"
+    assert (done.returncode, done.stdout, done.stderr) == (130, "tidied\n", said)
 
 
 def test_a_start_is_quick() -> None:
