@@ -1,6 +1,7 @@
 """Child processes that leave nothing behind: streamed, logged, and ended with all their descendants on Ctrl-C.
 
-A parent that is killed outright can end nothing: its child notices (`end_with_parent`) and ends itself.
+A parent that is killed outright can end nothing: its child notices (`end_with_parent`) and ends itself. Not so what run.py starts,
+which has run.py's terminal and group.
 """
 
 from __future__ import annotations
