@@ -18,7 +18,8 @@ def gh(*command: str) -> str:
             ["gh", *command], cwd=ROOT, capture_output=True, text=True, encoding="utf-8", errors="replace", check=False
         )
     except FileNotFoundError as error:
-        raise GhError("`gh`, GitHub's command line, is not installed: the environments `release` and `lock` have it") from error
+        where = "pixi's environments `release` and `lock` have it; without pixi, install it"
+        raise GhError(f"`gh`, GitHub's command line, is not installed: {where}") from error
     if done.returncode:
         raise GhError(f"`gh {' '.join(command[:2])}` failed: {done.stderr.strip()}. Run it again to go on")
     return done.stdout.strip()

@@ -128,6 +128,6 @@ def test_without_gh_it_says_where_there_is_one(
     monkeypatch.setenv("PATH", str(checkout.parent / "bin"))
     assert commands.main(["propose"]) == 1
     assert (
-        "`gh`, GitHub's command line, is not installed: the environments `release` and `lock` have it"
+        "`gh`, GitHub's command line, is not installed: pixi's environments `release` and `lock` have it; without pixi, install it"
         in capsys.readouterr().err
     )
