@@ -103,7 +103,12 @@ def builds(
         chosen = tuple(b for b in chosen if b.platform == platform)
     if cuda:
         known("CUDA version", cuda, matrix.cuda)
+        there = sorted({b.cuda for b in chosen}, key=Version)
         chosen = tuple(b for b in chosen if b.cuda == cuda)
+        if there and not chosen:
+            raise MatrixError(f"nothing to build with {said}: there CUDA is {', '.join(there)}")
+    if not chosen:
+        raise MatrixError(f"nothing to build with {said}: `matrix` lists every build")
     if torch:
         known("PyTorch", torch, matrix.pytorch)
         there = sorted({b.torch for b in chosen}, key=release_order)
@@ -122,8 +127,6 @@ def builds(
                     what = f"one wheel serves every Python from {there[0]} on, so leave --python out"
                 raise MatrixError(f"no build for Python {one} of {of} with {said}: {what}")
         chosen = tuple(b for b in chosen if b.python in wanted)
-    if not chosen:
-        raise MatrixError(f"nothing to build with {said}: `matrix` lists every build")
     return chosen
 
 

@@ -154,7 +154,15 @@ def test_names() -> None:
             "one wheel serves every Python from 3.10 on, so leave --python out",
         ),
         ({"profile": "stable-abi", "python": "3.9"}, "no build for Python 3.9 .*: one wheel serves every Python from 3.10 on"),
-        ({"profile": "default", "cuda": "12.6"}, "nothing to build with profile default, CUDA 12.6"),
+        ({"profile": "default", "cuda": "12.6"}, "nothing to build with profile default, CUDA 12.6: there CUDA is 12.[0-9]$"),
+        (
+            {"package": "sageattn3", "platform": "linux-64", "cuda": "12.6", "torch": "2.6.0"},
+            "nothing to build with package sageattn3, platform linux-64, CUDA 12.6: there CUDA is 12.8, 12.9, 13.0, 13.1, 13.2$",
+        ),
+        (
+            {"profile": "default", "package": "sageattn3"},
+            "nothing to build with profile default, .*: `matrix` lists every build",
+        ),
     ],
 )
 def test_a_request_without_answer_says_what_there_is(request_: dict[str, str], said: str) -> None:
