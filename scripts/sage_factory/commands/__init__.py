@@ -43,10 +43,17 @@ def arguments(command: ModuleType, given: Sequence[str]) -> argparse.Namespace:
         description=command.__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,  # `--cu` may be the other program's business
+        add_help=False,
     )
     command.options(parser)
+    hands_on = parser.get_default("rest") is not None
+    if not hands_on:  # what stands behind the other program's name may be for that one
+        parser.add_argument("-h", "--help", action="help", help="show this help message and exit")
     found, rest = parser.parse_known_args(given)
-    if "rest" in found:
+    if hands_on:
+        if rest[:1] in (["-h"], ["--help"]):
+            parser.print_help()
+            parser.exit()
         found.rest = rest
     elif rest:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")

@@ -111,7 +111,9 @@ class Step:
 
 
 def plan(manifest: Manifest, name: str, arguments: Sequence[str] = (), environment: str | None = None) -> list[Step]:
-    """The steps of task `name` in order: what it depends on comes first, each once."""
+    """The steps of task `name` in order: what it depends on comes first, each once. Asked for --help, a task needs nothing of that,
+    which takes minutes; pixi runs it all the same.
+    """
     steps: list[Step] = []
     _add(manifest, name, arguments, environment, steps, ())
     return steps
@@ -128,7 +130,8 @@ def _add(
     if name in above:
         raise TaskError(f"task {name!r} depends on itself: {' → '.join([*above, name])}")
     task = manifest.task(name)
-    for other in task.table.get("depends-on", []):
+    asked_for_help = not {"-h", "--help"}.isdisjoint(arguments)
+    for other in () if asked_for_help else task.table.get("depends-on", ()):
         _add(manifest, other["task"], (), other["environment"], steps, (*above, name))
     cmd = task.table["cmd"]
     if SHELL.search(cmd):

@@ -94,6 +94,13 @@ def test_what_is_run_is_handed_on_as_it_is(capsys: pytest.CaptureFixture[str]) -
     assert (own.cuda, own.rest) == (None, ["-m", "pytest", "-k", "a or b", "--cu", "tests"])
     own = commands.arguments(with_wheel, ["--cuda", "13.0", "bench/bench.py", "--quick"])
     assert (own.cuda, own.rest) == ("13.0", ["bench/bench.py", "--quick"])
+    for program in (["-m", "pytest", "-n", "2"], ["bench/bench.py"]):
+        for asked in ("-h", "--help"):
+            own = commands.arguments(with_wheel, ["--cuda", "13.0", *program, asked])
+            assert (own.cuda, own.rest) == ("13.0", [*program, asked])
+    with pytest.raises(SystemExit):
+        commands.arguments(with_wheel, ["--cuda", "13.0", "--help"])
+    assert "(-m MODULE | SCRIPT)" in capsys.readouterr().out
     assert commands.main(["with-wheel"]) == 1
     assert "say what to run" in capsys.readouterr().err
 

@@ -52,6 +52,15 @@ def test_dependencies_come_first_and_once(tmp_path: Path) -> None:
     assert [step.environment for step in tasks.plan(read, "a")] == ["default"]
 
 
+@pytest.mark.parametrize("asked", ["-h", "--help"])
+def test_a_task_asked_for_help_does_not_run_what_it_depends_on(asked: str) -> None:
+    manifest = tasks.Manifest.read(ROOT / "pixi.toml")
+    assert len(tasks.plan(manifest, "test", ["-k", "help"])) == 3
+    assert commands(tasks.plan(manifest, "test", [asked])) == [
+        f"python scripts with-wheel -m pytest -n 2 --dist loadfile {asked}"
+    ]
+
+
 def test_arguments_follow_the_command(tmp_path: Path) -> None:
     read = manifest(tmp_path, '[tasks]\na = { cmd = "python a.py --x" }')
     (step,) = tasks.plan(read, "a", ["-k", "two words"])
