@@ -181,14 +181,28 @@ def missing(given: Iterable[Path], site: Path, index_url: str = "") -> list[Path
 
 def _lacking(offered: Mapping[Path, Path], site: Path) -> list[Path]:
     planned = {wheel: (made, target(wheel, site)) for wheel, made in offered.items()}
-    differ = [
-        str(path)
-        for made, path in planned.values()
+    differ = {
+        wheel: path
+        for wheel, (made, path) in planned.items()
         if path.is_file() and not archives.holds(path, archives.read_wheel(made).files)
-    ]
+    }
     if differ:
-        raise SiteError("published files are never replaced, and these have other content: " + ", ".join(differ))
+        names = ", ".join(map(str, differ.values()))
+        raise SiteError(f"published files are never replaced, and these have other content: {names}{_but_for_address(differ)}")
     return [wheel for wheel, (_, path) in planned.items() if not path.is_file()]
+
+
+def _but_for_address(differ: Mapping[Path, Path]) -> str:
+    """What helps where wheels differ from what is published of them in the address of the indexes alone, which both state."""
+    addresses = set()
+    with tempfile.TemporaryDirectory() as scratch, contextlib.suppress(archives.ArtifactError):
+        for wheel, path in differ.items():
+            addresses.add(url := wheels.index_url(path))
+            made = wheels.for_index(wheel, build=build_of(wheel), out_dir=Path(scratch), index_url=url)
+            if len(addresses) > 1 or not archives.holds(path, archives.read_wheel(made).files):
+                return ""
+        return f". They differ in the address of the indexes alone: run it again with --index-url '{url}'"
+    return ""
 
 
 def add(given: Sequence[Path], site: Path, index_url: str = "") -> list[Path]:

@@ -199,6 +199,25 @@ def test_a_published_wheel_is_never_replaced(wheels: list[Path], tmp_path: Path)
     assert files(tmp_path / "site") == before, "nothing else is added either"
 
 
+@pytest.mark.parametrize("package", ["sageattention", "sageattn3"])
+@pytest.mark.parametrize(("published", "now"), [("https://example.org/a", ""), ("", "https://example.org/b/")])
+def test_where_the_address_alone_differs_it_is_said(package: str, published: str, now: str, tmp_path: Path) -> None:
+    given = [samples.a_wheel(tmp_path, python, package) for python in ("3.11", "3.12")]
+    indexes.add(given, tmp_path / "site", published)
+    address = f"{published}/" if published else ""
+    with pytest.raises(indexes.SiteError, match=f"the address of the indexes alone: .* --index-url '{address}'$"):
+        indexes.missing(given, tmp_path / "site", now)
+    one, other = given
+    changed = samples.rewrite(one, samples.contents(one) | {f"{package}/__init__.py": b"# other"})
+    damaged = indexes.target(other, tmp_path / "site")
+    for wheels in [changed], [changed, other]:
+        with pytest.raises(indexes.SiteError, match=r"other content: [^:]*\.whl$"):
+            indexes.missing(wheels, tmp_path / "site", now)
+    damaged.write_bytes(b"")
+    with pytest.raises(indexes.SiteError, match=r"other content: [^:]*\.whl$"):
+        indexes.missing([other], tmp_path / "site", now)
+
+
 def test_what_a_killed_run_left_is_finished(wheels: list[Path], tmp_path: Path) -> None:
     indexes.add(wheels, tmp_path)
     whole = files(tmp_path)
