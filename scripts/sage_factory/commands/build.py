@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
     steps = {**clock.seconds, "all": (time.monotonic() - start, processor_seconds() - cpu)}
     show(console, placed, steps)
     if packages.reused:
-        console.print(f"unchanged, so not compiled again: {', '.join(packages.reused)}", highlight=False)
+        console.print(f"unchanged, so not compiled again: {', '.join(dict.fromkeys(packages.reused))}", highlight=False)
     given = [args.profile, args.package, args.torch and f"torch{args.torch}", args.cuda and f"cu{args.cuda}"]
     name = "-".join(["kernels" if args.kernels else wanted[0][0].platform, *filter(None, given)])
     summary.report(output, name, steps)

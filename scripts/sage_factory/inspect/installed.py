@@ -49,7 +49,7 @@ def choose(directory: Path, torch: str, cuda: str) -> list[Path]:
     row = next((build.torch for build in fitting if build.package == "sageattention"), None)
     todo = f"`python3 scripts/run.py build --cuda {cuda} --torch {row}` makes one" if row else "variants.yaml has no such row"
     raise InstallError(
-        f"{directory.name}/ has no wheel for PyTorch {series}, CUDA {cuda} and Python {python}: it holds {there}. {todo}"
+        f"{directory} has no wheel for PyTorch {series}, CUDA {cuda} and Python {python}: it holds {there}. {todo}"
     )
 
 

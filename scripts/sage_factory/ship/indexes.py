@@ -207,18 +207,19 @@ def _but_for_address(differ: Mapping[Path, Path]) -> str:
 
 def add(given: Sequence[Path], site: Path, index_url: str = "") -> list[Path]:
     """Add what is not there yet, by its local version and with the address of the indexes, then write the pages anew; what was new."""
-    with _alone(site), tempfile.TemporaryDirectory() as scratch:
-        offered = _as_offered(given, Path(scratch), index_url)
-        new = _lacking(offered, site)
-        for wheel, made in offered.items():
-            content = archives.read_wheel(made).files
-            metadata = next(data for name, data in content.items() if name.endswith(".dist-info/METADATA"))
-            path = target(wheel, site)
-            # pip may ask for the metadata of any wheel that it sees.
-            put(path.with_name(f"{path.name}.metadata"), metadata)
-            if wheel in new:  # else its digest is known to somebody, and its content is this
-                put(path, made.read_bytes())
-        _write(there(site), site)
+    with tempfile.TemporaryDirectory() as scratch:
+        offered = _as_offered(given, Path(scratch), index_url)  # what is no wheel leaves no folder
+        with _alone(site):
+            new = _lacking(offered, site)
+            for wheel, made in offered.items():
+                content = archives.read_wheel(made).files
+                metadata = next(data for name, data in content.items() if name.endswith(".dist-info/METADATA"))
+                path = target(wheel, site)
+                # pip may ask for the metadata of any wheel that it sees.
+                put(path.with_name(f"{path.name}.metadata"), metadata)
+                if wheel in new:  # else its digest is known to somebody, and its content is this
+                    put(path, made.read_bytes())
+            _write(there(site), site)
     return new
 
 

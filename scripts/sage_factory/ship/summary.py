@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
+from sage_factory import FactoryError
 from sage_factory.files import put, sha256
 from sage_factory.inspect import cost
 from sage_factory.what import matrix
@@ -33,6 +34,8 @@ def described(path: Path) -> list[str]:
 def summary(dist: Path) -> list[str]:
     """The lines of the summary."""
     files = sorted([*dist.glob("conda/*/*.conda"), *dist.glob("wheels/*.whl")], key=lambda p: (p.suffix, p.name))
+    if not files:
+        raise FactoryError(f"{dist} holds no conda package and no wheel: `build` makes them")
     titles = ["file", "version", "PyTorch", "CUDA", "Python", "platform", "MB", "sha256"]
     rows = [
         [path.name, *described(path), f"{path.stat().st_size / 1e6:.2f}", f"`{sha256(path.read_bytes())}`"] for path in files

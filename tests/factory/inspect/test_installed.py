@@ -44,8 +44,9 @@ def test_no_wheel_says_what_there_is_and_what_makes_one(tmp_path: Path) -> None:
     ):
         with pytest.raises(installed.InstallError) as caught:
             installed.choose(tmp_path, torch, "12.8")
-        assert f"no wheel for PyTorch {series}, CUDA 12.8 and Python {HERE}: it holds sageattention-2.2.0-280" in str(
-            caught.value
+        assert (
+            f"{tmp_path} has no wheel for PyTorch {series}, CUDA 12.8 and Python {HERE}: it holds sageattention-2.2.0-280"
+            in str(caught.value)
         )
         assert str(caught.value).endswith(todo)
 

@@ -190,6 +190,12 @@ def test_a_wheel_that_another_zlib_packed_stays_as_it_was_published(
         indexes.add(wheels[:2], tmp_path)
 
 
+def test_what_is_no_wheel_leaves_no_folder(tmp_path: Path) -> None:
+    with pytest.raises(indexes.SiteError, match=r"README\.md is no build of variants\.yaml"):
+        indexes.add([tmp_path / "README.md"], tmp_path / "site")
+    assert not (tmp_path / "site").exists()
+
+
 def test_a_published_wheel_is_never_replaced(wheels: list[Path], tmp_path: Path) -> None:
     indexes.add(wheels[:1], tmp_path / "site")
     before = files(tmp_path / "site")

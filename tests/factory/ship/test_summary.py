@@ -35,3 +35,10 @@ def test_summary_lists_versions_sizes_hashes_and_times(
     ):
         assert f"| {path.name} | {said} | {path.stat().st_size / 1e6:.2f} | `{sha256(path.read_bytes())}` |" in page
     assert "| linux-64-cu12.8 |  | 25.0 (31.5) | 20.0 (30.0) |" in page
+
+
+def test_where_nothing_was_made_there_is_nothing_to_show(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for dist in (tmp_path, tmp_path / "none"):
+        assert commands.main(["summary", "--dist", str(dist)]) == 1
+        said = capsys.readouterr()
+        assert (said.out, said.err) == ("", f"error: {dist} holds no conda package and no wheel: `build` makes them\n")
