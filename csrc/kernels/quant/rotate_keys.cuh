@@ -59,7 +59,7 @@ struct KeyRotation {
   // 8 further of each product, has neighbouring channels.
   static __device__ __forceinline__ void rotate_class(const uint32_t (&keys)[kTiles][2], const uint32_t* factors, const float* shift, Stage& stage,
                                                       int first) {
-    constexpr uint32_t kFirst = 0x8000u, kSecond = 0x80000000u, kBoth = kFirst | kSecond;  // signs of a word's numbers
+    constexpr uint32_t kUpper = 0x80000000u, kBoth = 0x80008000u;  // signs of a word's numbers
     const int lane = threadIdx.x % 32;
     const uint32_t low = __popc(lane % 4 & lane / 8) % 2 * kBoth, high = low ^ lane / 4 % 2 * kBoth;
     uint32_t matrix[kTiles][4];
@@ -67,9 +67,9 @@ struct KeyRotation {
     for (int column = 0; column < kTiles; ++column) {
       const uint2 by = *reinterpret_cast<const uint2*>(factors + (column * 4 + lane % 4) * 8);
       matrix[column][0] = by.x ^ low;
-      matrix[column][1] = by.x ^ low ^ kSecond;
+      matrix[column][1] = by.x ^ low ^ kUpper;
       matrix[column][2] = by.y ^ high;
-      matrix[column][3] = by.y ^ high ^ kSecond;
+      matrix[column][3] = by.y ^ high ^ kUpper;
     }
 #pragma unroll
     for (int row = 0; row < kTiles; ++row) {
