@@ -69,6 +69,7 @@ class Case:
             "attn_mask": None,
             "cu_seqlens": None,
             "out_turned": False,
+            "return_lse": True,
             **options,
         }
 
@@ -76,7 +77,7 @@ class Case:
         """The reference's answer."""
         options = dict(self.options)
         cu_seqlens = options.pop("cu_seqlens")
-        del options["out_turned"]
+        del options["out_turned"], options["return_lse"]
         if cu_seqlens is None:
             return reference.attention(*self.tensors, kernel=kernel, **options)
         del options["attn_mask"], options["per_block_mean"]
@@ -85,9 +86,9 @@ class Case:
     def run(self, kernels: Kernels, kernel: str, *, seed: int = 0) -> Result:
         """The kernel's answer."""
         o = self.options
-        mean, turned = o["per_block_mean"], o["out_turned"]
+        mean, turned, lse = o["per_block_mean"], o["out_turned"], o["return_lse"]
         options = _ops.number_of(
-            kernel, o["cu_seqlens"] is None, o["is_causal"], o["smooth_k"], o["smooth_v"], True, mean, out_turned=turned
+            kernel, o["cu_seqlens"] is None, o["is_causal"], o["smooth_k"], o["smooth_v"], lse, mean, out_turned=turned
         )
         if o["cu_seqlens"] is not None:
             return kernels.attention_varlen(*self.tensors, *o["cu_seqlens"], o["sm_scale"], options, seed=seed)
@@ -105,6 +106,9 @@ class Case:
         (out, lse), (expected, expected_lse) = self.run(kernels, kernel, seed=seed), self.expected(kernel)
         seen, finite = expected.isfinite(), expected_lse.isfinite()
         assert torch.equal(out.isfinite(), seen)
+        if not self.options["return_lse"]:
+            assert lse.numel() == 0
+            lse = expected_lse
         assert torch.equal(lse.isfinite(), finite)
         x, y = out[seen].double(), expected[seen].double()
         assert (x - y).abs().sum() <= largest * y.abs().sum(), f"differs by {float((x - y).abs().sum() / y.abs().sum()):.5f}"

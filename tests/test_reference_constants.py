@@ -16,6 +16,12 @@ F16, F16_SUMS, F8, F8_SUMS, HOPPER = reference.PRECISION.values()
 NUMBER = r"(-?(?:0x[\dp-]+|\d[\d.]*(?:e-?\d+)?))f?"
 
 
+def bits_of(number: float, dtype: torch.dtype) -> int:
+    """Of what it is rounded to."""
+    bytes_of = torch.tensor([number], dtype=dtype).view(torch.uint8).tolist()
+    return int.from_bytes(bytes(bytes_of), "little")
+
+
 @pytest.mark.parametrize(
     ("file", "pattern", "values"),
     [
@@ -55,7 +61,8 @@ NUMBER = r"(-?(?:0x[\dp-]+|\d[\d.]*(?:e-?\d+)?))f?"
         ("attention/mma_sync/config.cuh", rf"kPardon = {NUMBER};", [reference.TWICE.pardon]),
         ("attention/mma_sync/config.cuh", rf"kEnough = {NUMBER};", [reference.TWICE.enough]),
         ("attention/mma_sync/config.cuh", rf"kLargestBase = {NUMBER};", [reference.TWICE.largest]),
-        ("attention/mask_value.cuh", rf"hides = {NUMBER}\)", [reference.HIDES]),
+        ("attention/mask_value.cuh", r": (0x[0-9a-f]+);  // -5e5", [bits_of(reference.HIDES, torch.float32)]),
+        ("attention/mask_value.cuh", r"\? (0x[0-9a-f]+) +// -499712", [bits_of(reference.HIDES, torch.bfloat16)]),
         (
             "mask/mask_tiles.cu",
             rf"far = mask_value\({NUMBER}\), near = mask_value\({NUMBER}\);",

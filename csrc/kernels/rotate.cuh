@@ -10,19 +10,6 @@ constexpr int kRotatedTogether = HeadDim / 4;
 // By which signs channels are multiplied before: so that what is alike in all of them is not gathered in one.
 __device__ __forceinline__ float sign_before_rotation(int channel) { return __popc(channel & channel >> 4 & 3) % 2 == 0 ? 1.0f : -1.0f; }
 
-// One channel of what is rotated.
-template <int HeadDim>
-__device__ __forceinline__ float rotated_channel(const float (&x)[HeadDim], int channel) {
-  const int number = channel / 16 * 4 + channel % 4;  // of those that are transformed together
-  float sum = 0.0f;
-#pragma unroll 8
-  for (int i = 0; i < kRotatedTogether<HeadDim>; ++i) {
-    const float one = x[i / 4 * 16 + channel % 16 / 4 * 4 + i % 4];
-    sum += __popc(i & number) % 2 == 0 ? one : -one;
-  }
-  return sum;
-}
-
 // One step of the transform, of numbers `distance` apart.
 template <int N>
 __device__ __forceinline__ void add_and_subtract(float (&x)[N], int distance) {

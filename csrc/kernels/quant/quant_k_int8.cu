@@ -36,9 +36,9 @@ struct alignas(Bytes) Packed {
 // What is done to K's channels before they are quantised; in shared memory, for want of registers.
 struct Centring {
   bool rotated;
-  // The mean's half, negative, in pairs; or, of a head that is rotated, what its channels are multiplied by.
-  alignas(32) uint32_t shift[Config::kHeadDim / 2];
-  alignas(32) float rotated_shift[Config::kHeadDim];  // and what is added then
+  // In pairs the mean's half, negative, which is added to half of K; or, of a head that is rotated, its channels' factors.
+  alignas(32) uint32_t shift_or_factors[Config::kHeadDim / 2];
+  alignas(32) float rotated_shift[Config::kHeadDim];  // what is added to rotated channels
 };
 
 using Rotation = KeyRotation<Config::Element, Config::kHeadDim>;
@@ -71,14 +71,14 @@ __device__ __forceinline__ void quantise(const Config::Params& p, const Config::
   // Of the difference rounding to Element will do: it is finer than 8 bits. Halves, since that of two large keys need not fit Element.
   if (__builtin_expect(!centring.rotated, 1)) {
     const uint32_t half = Pair<Element>::pack(0.5f, 0.5f);
-    const auto* shift = reinterpret_cast<const Packed<kChannels * 2>*>(centring.shift + channel / 2)->words;
+    const auto* shift = reinterpret_cast<const Packed<kChannels * 2>*>(centring.shift_or_factors + channel / 2)->words;
 #pragma unroll
     for (int pass = 0; pass < Config::kPasses; ++pass) {
 #pragma unroll
       for (int i = 0; i < kChannels / 2; ++i) keys[pass][i] = Pair<Element>::multiply_add(keys[pass][i], half, shift[i]);
     }
   } else {
-    Rotation::rotate(keys, centring.shift, centring.rotated_shift, stage);
+    Rotation::rotate(keys, centring.shift_or_factors, centring.rotated_shift, stage);
   }
   if ((seen_keys & kAll) != kAll) {
 #pragma unroll
@@ -176,7 +176,7 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPe
       }
     }
     if (__builtin_expect(!rotated, 1)) {
-      centring.shift[threadIdx.x] = Pair<Element>::pack(-0.5f * mean.x, -0.5f * mean.y);
+      centring.shift_or_factors[threadIdx.x] = Pair<Element>::pack(-0.5f * mean.x, -0.5f * mean.y);
     } else {
       float factors[2];
 #pragma unroll
@@ -186,8 +186,8 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPe
         factors[i] = 0.5f * least * power_of_two(-powers[channel + i]);
         if (span.first_key == 0) p.q_factor[span.mean * Config::kHeadDim + channel + i] = least * power_of_two(powers[channel + i]);
       }
-      centring.shift[threadIdx.x] = Pair<Element>::pack(factors[0], factors[1]);
-      sample.mean[channel] = -factors[0] * mean.x;
+      centring.shift_or_factors[threadIdx.x] = Pair<Element>::pack(factors[0], factors[1]);
+      sample.mean[channel] = -factors[0] * mean.x;  // from here on what is to be rotated
       sample.mean[channel + 1] = -factors[1] * mean.y;
     }
   }

@@ -1,11 +1,25 @@
 // The rotation of K's channels (rotate.cuh) by tensor cores: a warp multiplies a Hadamard matrix, whose columns have the channels' factors, by its keys. Factors are signs and powers
-// of two, so that each product is exact; sums are float32, rounded once.
+// of two, so that each product is exact (float16's smallest, 2^-15 at head_dim 256, is a subnormal number); sums are float32, and rounded to Element once.
 #pragma once
 
 #include "kernels/element.cuh"
 #include "kernels/ptx/mma_sync.cuh"
+#include "kernels/rotate.cuh"
 
 namespace sage {
+
+// One channel of what is rotated.
+template <int HeadDim>
+__device__ __forceinline__ float rotated_channel(const float (&x)[HeadDim], int channel) {
+  const int number = channel / 16 * 4 + channel % 4;  // of those that are transformed together
+  float sum = 0.0f;
+#pragma unroll 8
+  for (int i = 0; i < kRotatedTogether<HeadDim>; ++i) {
+    const float one = x[i / 4 * 16 + channel % 16 / 4 * 4 + i % 4];
+    sum += __popc(i & number) % 2 == 0 ? one : -one;
+  }
+  return sum;
+}
 
 template <typename Element, int HeadDim>
 struct KeyRotation {

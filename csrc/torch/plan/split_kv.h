@@ -18,11 +18,11 @@ struct SplitKv {
 // What takes least time. Of numbers of parts some will do.
 SplitKv split_kv_of(const Call& call, int32_t multiprocessors);
 
-// Rows that share K and V: of a group of heads. And 16 each, of all groups.
+// Rows that share K and V: of a group of heads. Strips of 16 of these, of all groups.
 int64_t group_rows(const AttentionShape& shape);
 int64_t group_strips(const AttentionShape& shape);
 
-// How many run at once.
+// Warps that run at once.
 int64_t warps_at_once(int32_t head_dim, int32_t multiprocessors);
 
 }  // namespace sage

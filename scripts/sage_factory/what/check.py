@@ -42,6 +42,8 @@ def consistent(matrix: Matrix) -> None:
             _check_version(what, text)
     known("CUDA version", matrix.development_cuda, matrix.cuda)
     for torch in matrix.pytorch.values():
+        if torch.stable_abi and not torch.release:
+            raise MatrixError(f"PyTorch {torch.version} has no `release`: name the one that it is compiled with")
         known(f"release of PyTorch {torch.version},", torch.compiled_with, matrix.pytorch)
         for major in torch.conda_forge:
             known(f"conda_forge of PyTorch {torch.version},", major, majors)

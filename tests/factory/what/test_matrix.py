@@ -212,6 +212,7 @@ def _set(path: str, value: Any) -> Callable[[dict[str, Any]], None]:
         (_set("pytorch/2.8.0/python", [3.9]), "2.8.0: python: entry 1 is 3.9: .* quote it"),
         (_set("pytorch/2.8.0/conda_forge", [12]), "conda_forge: entry 1 is 12: .* quote it"),
         (_set("pytorch/2.8.0/conda_forge", ["11"]), "unknown conda_forge of PyTorch 2.8.0, '11'.*12, 13"),
+        (_set("pytorch/2.9+", {"python": ["3.10"]}), "PyTorch 2.9. has no `release`"),
         (_set("pytorch/2.9+/release", "2.99.0"), "unknown release of PyTorch 2.9., '2.99.0'"),
         (_set("rows", [{"pytorch": "2.8.0", "cuda": "12.8"}, None]), "rows: entry 2 is empty"),
         (_set("profiles/all", [{"cuda": 12.6}]), "profiles: all: entry 1: cuda is 12.6: .* quote it"),

@@ -151,7 +151,7 @@ __device__ __forceinline__ void consume(const Config::Params& p, const Memory& s
     put();
     if (has_rows) {
       wait_full();
-      // Where K has been rotated: as it was, or once more where that is news.
+      // Where K has been rotated: as it was; once more, unless that was known and enough.
       if (__builtin_expect(same(work.rotated), 0)) {
         ptx::grid_dependency_wait();
         quantise_q<Masked, true>(p, work, first_row, warp_row, shared, q, rows);

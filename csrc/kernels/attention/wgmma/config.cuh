@@ -116,7 +116,7 @@ struct Work : Tile {
   int part;   // which this is
   int left;   // which of such tiles
   int rotated;  // whether Q is to be, as whoever loads K says with the first stage
-  int known_rotated;  // the same as whoever hands the tile out knows it: of a cluster's first tile, before K's kernel has ended, no
+  int known_rotated;  // the same as far as whoever hands the tile out knows: before K's kernel has ended, as of a cluster's first tile, no
   int alone;    // whether this block of a pair computes the rows alone: of packed sequences
 
   // `part` being the item's number: has its part of the tile's keys be all that there are.
