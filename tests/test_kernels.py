@@ -110,9 +110,12 @@ EXPECTED = {
         since_90=("ACQBULK",),
         shared="shared_bytes",
     ),
-    # A row of head_dim elements is read by 16 threads: head_dim bits each, in loads of 16 bytes at most.
+    # A row of head_dim elements is read by 16 threads: head_dim bits each, in loads of 16 bytes at most. Products are the rotation.
     "quant_k_int8": Expected(
-        lambda d, _: 1 if d > 128 else 3, (), ("LDG.E.{row_bits}", "STG.E"), since_90=("PREEXIT", "ACQBULK")
+        lambda d, _: 1 if d > 128 else 3,
+        ("HMMA.16816.F32{bf16}",),
+        ("LDG.E.{row_bits}", "STG.E"),
+        since_90=("PREEXIT", "ACQBULK"),
     ),
     # 768 threads, or as many as one block has: 2 * head_dim.
     "quant_v_f16": Expected(
