@@ -24,7 +24,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from sage_factory import ROOT, FactoryError
+from sage_factory import ROOT, FactoryError, interrupts
 from sage_factory.with_what import venvs
 
 UNDERSTOOD = {"cmd", "depends-on", "description", "default-environment"}
@@ -245,13 +245,6 @@ def listing(manifest: Manifest) -> str:
     return "\n".join(["Tasks (python3 scripts/run.py TASK [ARGUMENT ...]):", *lines])
 
 
-def _end(number: int, _frame: FrameType | None) -> None:
-    # An exception, so that a set-up under way ends its pip; who asks again does not break into that.
-    for one in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(one, signal.SIG_IGN)
-    raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
@@ -262,9 +255,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("task", nargs="?", help="a task of pixi.toml; without it and -e the tasks are listed")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="handed on to the task")
     args = parser.parse_args(argv)
-    signal.signal(signal.SIGTERM, _end)
-    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
-        signal.signal(signal.SIGINT, _end)
+    # An exception, so that a set-up under way ends its pip.
+    interrupts.once(lambda number: KeyboardInterrupt() if number == signal.SIGINT else SystemExit(128 + number))
     try:
         manifest = Manifest.read(ROOT / "pixi.toml")
         if args.task is None:
