@@ -369,7 +369,7 @@ def problem(seed: int, device: str) -> Problem:
         made = values.make(kind, base.shape, dtype)
         base_q = views[0]
         if i == 1 and "huge" not in kinds and not overlapping[0] and 0 not in base_q.stride() and 0 not in base_q.shape:
-            if "outlier channels" in kind:  # the same
+            if "outlier channels" in kind:  # in the same channels
                 base_q.copy_(base_q * (1 + 20 * (made.abs().amax(dim=(0, 1, 2)) > 10)))
             if "sink" in kind:
                 liked = torch.nn.functional.normalize(values.randn(head_dim), dim=0)

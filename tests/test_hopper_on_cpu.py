@@ -75,13 +75,18 @@ def padding(batch: int, keys: int, left: list[int]) -> torch.Tensor:
     return (torch.arange(keys) < torch.tensor(left)[:, None])[:, None, None, :].expand(batch, 1, 1, keys)
 
 
+def hides(dtype: torch.dtype) -> float:
+    """The largest number of a mask that does."""
+    return -65504.0 if dtype == torch.float16 else float(torch.tensor(-5e5).to(dtype))
+
+
 def added(queries: int, keys: int, dtype: torch.dtype) -> torch.Tensor:
     """A number for each score, half of which hide; tile 1 hides nothing and adds nothing, tile 2 only hides. Rows do not start on 16 bytes."""
     mask = randn(1, 1, queries, keys + 1, seed=6).to(dtype)[..., 1:]
     mask[..., 64:192] = 0
     hidden = randn(1, 1, queries, keys, seed=7) > 0
     hidden[..., 64:128] = False
-    return mask.masked_fill(hidden, -math.inf if dtype == torch.float16 else -5e5)
+    return mask.masked_fill(hidden, hides(dtype))
 
 
 def strided(masked: bool) -> Case:
@@ -308,8 +313,7 @@ def expected_tiles(
     """The same, plainly. Words are those of tiles that are looked at again."""
     heads, _, keys = mask.shape
     number = torch.zeros(mask.shape) if mask.dtype == torch.bool else mask.float()
-    hides = -65504.0 if mask.dtype == torch.float16 else float(torch.tensor(-5e5).to(mask.dtype))
-    sees = (mask if mask.dtype == torch.bool else ~(number <= hides)).expand(heads, rows, keys)
+    sees = (mask if mask.dtype == torch.bool else ~(number <= hides(mask.dtype))).expand(heads, rows, keys)
     adds = sees & (number != 0)
     if causal:
         sees = sees & (torch.arange(keys) <= torch.arange(rows)[:, None])
@@ -348,9 +352,7 @@ def test_mask_tiles(dtype: torch.dtype, rows: int, hopper: Kernels) -> None:
         hidden[..., :64], hidden[1, :, 64:140], hidden[0, :, 256:] = False, True, False
         numbers[0, :, :70] = 0
         mask = torch.zeros(2, mask_rows, 352, dtype=dtype)[..., offset : offset + 333]
-        mask.copy_(
-            ~hidden if dtype == torch.bool else numbers.masked_fill(hidden, -65504.0 if dtype == torch.float16 else -5e5)
-        )
+        mask.copy_(~hidden if dtype == torch.bool else numbers.masked_fill(hidden, hides(dtype)))
         for tile_rows, bits in ((64, True), (128, False)):
             if (bits and dtype == torch.float32) or (causal and (rows == 1 or not bits)):
                 continue  # not asked for

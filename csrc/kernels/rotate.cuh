@@ -10,23 +10,19 @@ constexpr int kRotatedTogether = HeadDim / 4;
 // By which signs channels are multiplied before: so that what is alike in all of them is not gathered in one.
 __device__ __forceinline__ float sign_before_rotation(int channel) { return __popc(channel & channel >> 4 & 3) % 2 == 0 ? 1.0f : -1.0f; }
 
-// One step of the transform, of numbers `distance` apart.
-template <int N>
-__device__ __forceinline__ void add_and_subtract(float (&x)[N], int distance) {
-#pragma unroll
-  for (int i = 0; i < N; ++i) {
-    if (i & distance) continue;
-    const float sum = x[i] + x[i + distance];
-    x[i + distance] = x[i] - x[i + distance];
-    x[i] = sum;
-  }
-}
-
 // A lane's channels of a row: four, and four again every 16.
 template <int N>
 __device__ __forceinline__ void rotate_own(float (&x)[N]) {
 #pragma unroll
-  for (int distance = 1; distance < N; distance *= 2) add_and_subtract(x, distance);
+  for (int distance = 1; distance < N; distance *= 2) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      if (i & distance) continue;
+      const float sum = x[i] + x[i + distance];
+      x[i + distance] = x[i] - x[i + distance];
+      x[i] = sum;
+    }
+  }
 }
 
 }  // namespace sage
