@@ -278,9 +278,9 @@ def test_what_quantisation_moves() -> None:
 
 def test_a_missing_disassembler_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     cubin.disassembler.cache_clear()
-    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    monkeypatch.setattr("importlib.metadata.files", lambda _: None)
     monkeypatch.setenv("CUDA_HOME", str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(cubin.CubinError, match=r"no nvdisasm: .*pip install triton"):
+    with pytest.raises(cubin.CubinError, match=r"no nvdisasm: .*pip install nvidia-cuda-nvdisasm"):
         cubin.disassembler()
     cubin.disassembler.cache_clear()

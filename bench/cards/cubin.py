@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import shutil
 import struct
 import subprocess
+from contextlib import suppress
 from functools import cache
+from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 
@@ -123,19 +124,19 @@ def _kernel(path: Path, elf: ELFFile, expected: str | None) -> str:
 
 @cache
 def disassembler() -> str:
-    """nvdisasm of the Triton that PyTorch depends on, of a CUDA toolkit, or on the path."""
-    spec = importlib.util.find_spec("triton")
-    packages = spec.submodule_search_locations or [] if spec else []
-    # Triton's first: of about the CUDA that PyTorch was built with, so new enough for its cards.
-    places = [Path(package) / "backends" / "nvidia" / "bin" for package in packages]
-    for place in (*places, Path(os.environ.get("CUDA_HOME", "/usr/local/cuda")) / "bin"):
-        if (place / "nvdisasm").is_file():
-            return str(place / "nvdisasm")
+    """nvdisasm of its wheel, of a CUDA toolkit, or on the path."""
+    with suppress(metadata.PackageNotFoundError):
+        for file in metadata.files("nvidia-cuda-nvdisasm") or ():
+            if file.name == "nvdisasm":
+                return str(file.locate())
+    of_toolkit = Path(os.environ.get("CUDA_HOME", "/usr/local/cuda")) / "bin" / "nvdisasm"
+    if of_toolkit.is_file():
+        return str(of_toolkit)
     on_path = shutil.which("nvdisasm")
     if on_path is None:
         raise CubinError(
-            "no nvdisasm: not in an installed triton (backends/nvidia/bin), not in CUDA_HOME or /usr/local/cuda, not on PATH; "
-            "it comes with `pip install triton`, conda-forge's cuda-nvdisasm and NVIDIA's toolkit"
+            "no nvdisasm: not of an installed nvidia-cuda-nvdisasm, not in CUDA_HOME or /usr/local/cuda, not on PATH; "
+            "it comes with `pip install nvidia-cuda-nvdisasm`, conda-forge's cuda-nvdisasm and NVIDIA's toolkit"
         )
     return on_path
 

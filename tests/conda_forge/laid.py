@@ -33,9 +33,14 @@ from sage_factory.what import matrix
 from sage_factory.with_what import channel, venvs
 
 # What conda-forge calls otherwise than PyPI.
-NAMES = {"matplotlib": "matplotlib-base", "msgpack": "msgpack-python", "torch": "pytorch"}
+NAMES = {
+    "matplotlib": "matplotlib-base",
+    "msgpack": "msgpack-python",
+    "nvidia-cuda-nvdisasm": "cuda-nvdisasm",
+    "torch": "pytorch",
+}
 # What is not a package of its own there: CUDA comes with PyTorch's wheel, zig from PyPI, the rest is laid below.
-WITHIN = re.compile(r"nvidia-.*|ziglang|cmake|ninja")
+WITHIN = re.compile(r"nvidia-(?!cuda-nvdisasm).*|ziglang|cmake|ninja")
 # What conda-forge's packages add to what is built with them (their recipes' run_exports).
 RUN_EXPORTS = {
     "python": {"noarch": ["python"], "weak": [f"python_abi {channel.PYTHON}.* *_cp{channel.PYTHON.replace('.', '')}"]},

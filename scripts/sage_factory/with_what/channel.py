@@ -249,7 +249,7 @@ def torch_environment(version: str, report: Report = print) -> str:
             f"PyTorch {version} has no release for the Python at hand, {PYTHON}: start this with one of {', '.join(pythons)}"
         )
     report(f"PyTorch {version} from PyPI")
-    return cpu_torch.ensure(version, compiler().c)
+    return cpu_torch.ensure(f"torch-{version}")
 
 
 def pytorch(version: str, report: Report) -> list[Thin]:

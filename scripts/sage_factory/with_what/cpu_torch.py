@@ -1,26 +1,29 @@
-"""PyTorch without CUDA's libraries: what operators are compiled against and tested with on the CPU, a tenth of the whole.
+"""PyTorch without CUDA's libraries, a tenth of the whole: what operators are compiled against, and what tests run beside on a
+machine without a driver.
 
 PyPI's PyTorch for Linux is linked with libtorch_cuda and, through that, with 4 GB of libraries of wheels of their own. Operators
 are linked with none of them. So the wheel is unpacked without its CUDA part, those wheels are not fetched, and in their places lie
 libraries that hold the names which the rest refers to and do nothing (`stand_ins`). What is left is PyTorch's own: its headers,
-c10, torch_cpu, its Python. It sees no GPU.
+c10, torch_cpu, its Python. It sees no GPU. Standard library only, as what `run.py` uses has to be.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
 import re
+import shutil
 import subprocess
 import zipfile
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from sage_factory import FactoryError
 from sage_factory.with_what import venvs
 
 # Wheels that PyTorch on a CPU does without, and members of its own.
 GPU_WHEELS = ("nvidia-", "cuda-", "triton")
+REQUIRES_GPU_WHEELS = re.compile(rf"^Requires-Dist: ({'|'.join(GPU_WHEELS)}).*\n", re.M)
 GPU_MEMBERS = re.compile(r"torch/(lib/lib(torch_cuda|torch_nvshmem|caffe2_nvrtc)|bin/protoc)")
 # Imports what takes up operators' CUDA kernels when PyTorch (from 2.15 on) is imported, to put others in front of them. torch.compile
 # imports some of that by itself.
@@ -29,21 +32,25 @@ OVERRIDES = "torch/_native/ops/__init__.py"
 CUDA_PART = "libtorch_cuda.so"
 
 
-class StandInError(FactoryError):
+class StandInError(venvs.SetupError):
     """The libraries that stand for CUDA's cannot be made; the message says why."""
 
 
-def ensure(version: str, cc: str) -> str:
-    """The environment of that PyTorch, made if need be: the whole one where it is there already, for tests or the benchmark."""
-    lock, name = venvs.lock_file(f"torch-{version}"), f"torch-{version}-cpu"
-    if venvs.complete(lock.stem):
-        return lock.stem
-    made_of = hashlib.sha256(venvs.digest(lock).encode() + Path(__file__).read_bytes()).hexdigest()
-    venvs.keep(name, made_of, lambda: _fill(name, lock, cc))
+def folder(lock: str) -> str:
+    """Its environment's name: the whole one's, that of its lock, where that is there already."""
+    return lock if venvs.complete(lock) else f"{lock}-cpu"
+
+
+def ensure(lock: str) -> str:
+    """Make the environment of the PyTorch of that lock, such as torch-2.8.0, if need be, and return its name."""
+    if (name := folder(lock)) != lock:
+        path = venvs.lock_file(lock)
+        made_of = hashlib.sha256(venvs.digest(path).encode() + Path(__file__).read_bytes()).hexdigest()
+        venvs.keep(name, made_of, lambda: _fill(name, path))
     return name
 
 
-def _fill(name: str, lock: Path, cc: str) -> None:
+def _fill(name: str, lock: Path) -> None:
     venvs.empty(name, lock)
     pins = dict(venvs.pins_of(lock.read_text(encoding="utf-8")))
     cudnn = re.search(r"^nvidia-cudnn-cu\d+==(\d+)\.(\d+)\.(\d+)", "".join(pins.values()), re.M)
@@ -51,18 +58,28 @@ def _fill(name: str, lock: Path, cc: str) -> None:
     torch.write_text(pins.pop("torch"), encoding="utf-8")
     others.write_text("".join(pin for of, pin in pins.items() if not of.startswith(GPU_WHEELS)), encoding="utf-8")
     venvs.pip(name, "install", others, "--no-deps")
-    folder = venvs.VENVS / name / "wheel"
-    venvs.pip(name, "download", torch, "--no-deps", "--dest", str(folder))  # which compares its hash
-    (wheel,) = folder.iterdir()
+    fetched = venvs.VENVS / name / "wheel"
+    venvs.pip(name, "download", torch, "--no-deps", "--dest", str(fetched))  # which compares its hash
+    (wheel,) = fetched.iterdir()
     unpack(wheel, venvs.site_packages(name))
     wheel.unlink()
-    stand_ins(venvs.site_packages(name) / "torch" / "lib", cc, cudnn.groups() if cudnn else ())
+    stand_ins(venvs.site_packages(name) / "torch" / "lib", c_compiler(), cudnn.groups() if cudnn else ())
     # The test of the above; and what a test of a package imports is compiled once.
     venvs.run(name, "-c", "import torch; assert not torch.cuda.is_available()")
 
 
+def c_compiler() -> str:
+    """Any, since it compiles tables of names."""
+    found = os.environ.get("CC") or next(
+        filter(None, map(shutil.which, ("gcc", "cc", *(f"gcc-{n}" for n in range(20, 8, -1))))), None
+    )
+    if found is None:
+        raise StandInError("no C compiler found (looked for gcc and cc): install it, or name one in CC")
+    return found
+
+
 def unpack(wheel: Path, site: Path) -> None:
-    """PyTorch's wheel but for what is of use on a GPU alone."""
+    """PyTorch's wheel but for what is of use on a GPU alone, and for its word that it needs that."""
     with zipfile.ZipFile(wheel) as archive:
         for member in archive.infolist():
             if member.filename == OVERRIDES:
@@ -72,6 +89,8 @@ def unpack(wheel: Path, site: Path) -> None:
                 path = Path(archive.extract(member, site))
                 if member.external_attr >> 16 & 0o111 and path.is_file():
                     path.chmod(0o755)
+    for path in site.glob("torch-*.dist-info/METADATA"):  # pip would not install what requires PyTorch beside it
+        path.write_text(REQUIRES_GPU_WHEELS.sub("", path.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 def stand_ins(folder: Path, cc: str, cudnn: Sequence[str] = ()) -> None:

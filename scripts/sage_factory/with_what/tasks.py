@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import ctypes
 import difflib
 import os
 import re
@@ -25,7 +26,7 @@ from types import FrameType
 from typing import Any
 
 from sage_factory import ROOT, FactoryError, interrupts
-from sage_factory.with_what import venvs
+from sage_factory.with_what import cpu_torch, venvs
 
 UNDERSTOOD = {"cmd", "depends-on", "description", "default-environment"}
 # What means something to pixi's shell, and `{{ … }}`, which pixi replaces by values.
@@ -143,16 +144,42 @@ def _add(
 
 def set_up(manifest: Manifest, environment: str) -> Sequence[str]:
     """Make an environment of pixi.toml, if it is not there; the names under .venvs/ of what it is made of, its own first."""
-    own, *beside = manifest.locks_of(environment)
+    own, *others = manifest.locks_of(environment)
+    beside = [cpu_torch.ensure(lock) if _without_cuda(lock) else _made(lock) for lock in others]
     name = folder(manifest, environment)
     venvs.ensure(name, of=own, beside=beside)
     return [name, *beside]
+
+
+def is_set_up(manifest: Manifest, environment: str) -> bool:
+    """Whether `set_up` would find nothing to do."""
+    own, *others = manifest.locks_of(environment)
+    beside = [cpu_torch.folder(lock) if _without_cuda(lock) else lock for lock in others]
+    return venvs.complete(folder(manifest, environment), of=own, beside=beside)
 
 
 def folder(manifest: Manifest, environment: str) -> str:
     """Its name under .venvs/: its lock's, which several may share; its own where it lies beside others, and so is like none."""
     own, *beside = manifest.locks_of(environment)
     return environment if beside else own
+
+
+def _made(lock: str) -> str:
+    venvs.ensure(lock)
+    return lock
+
+
+def _without_cuda(lock: str) -> bool:
+    """PyTorch on a machine without a driver, as under pixi: 2.5 GB less to fetch, 6 GB less of disk."""
+    return lock.startswith("torch-") and sys.platform == "linux" and not has_driver()
+
+
+def has_driver() -> bool:
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return True
 
 
 @contextlib.contextmanager
@@ -165,9 +192,8 @@ def set_up_ahead(manifest: Manifest, environments: Iterable[str]) -> Iterator[No
     processes: list[subprocess.Popen[bytes]] = []
     try:
         for environment in dict.fromkeys(environments):
-            own, *beside = manifest.locks_of(environment)
             # Who is terminated on Windows cannot end the pip it started.
-            if os.name != "nt" and not venvs.complete(folder(manifest, environment), of=own, beside=beside):
+            if os.name != "nt" and not is_set_up(manifest, environment):
                 processes.append(subprocess.Popen([*command, environment], stdin=null, stdout=null, stderr=null))
         yield
     finally:

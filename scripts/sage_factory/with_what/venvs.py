@@ -2,7 +2,7 @@
 
 Standard library only: `run.py` uses this before anything is installed. One environment is one lock
 file, of `scripts/locks/` (tools) or `recipe/pypi/` (PyTorch), and has its name unless it is given one of its own.
-An environment may lie *beside* others, whose packages it then sees without a second copy: PyTorch with its CUDA
+An environment may lie *beside* others, made before, whose packages it then sees without a second copy: PyTorch with its CUDA
 libraries is 6.5 GB.
 """
 
@@ -104,8 +104,6 @@ def ensure(name: str, *, of: str = "", beside: Sequence[str] = ()) -> Path:
     interrupted set-up leaves no stamp and is redone.
     """
     lock = lock_file(of or name)
-    for other in beside:
-        ensure(other)
     keep(name, digest(lock, beside), lambda: _fill(name, lock, beside))
     return python_of(name)
 

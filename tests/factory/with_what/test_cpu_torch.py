@@ -119,11 +119,40 @@ def test_no_wheel_of_cuda_is_asked_for(version: str) -> None:
                     "sympy", "typing-extensions", "zipp"}  # fmt: skip
 
 
+def test_pip_is_not_told_of_what_was_left_out(tmp_path: Path) -> None:
+    """`pip install` of a package that requires PyTorch looks at what that requires."""
+    requires = [
+        "filelock",
+        "nvidia-cublas-cu12==12.8.4.1; platform_system == 'Linux'",
+        "triton==3.4.0",
+        "cuda-toolkit[a]==13",
+        "sympy>=1",
+    ]
+    text = "".join(f"Requires-Dist: {one}\n" for one in requires)
+    with zipfile.ZipFile(tmp_path / "torch.whl", "w") as archive:
+        archive.writestr("torch-2.8.0.dist-info/METADATA", f"Name: torch\n{text}\nRequires-Dist of nvidia- things\n")
+    cpu_torch.unpack(tmp_path / "torch.whl", tmp_path)
+    left = (tmp_path / "torch-2.8.0.dist-info" / "METADATA").read_text(encoding="utf-8")
+    assert left == "Name: torch\nRequires-Dist: filelock\nRequires-Dist: sympy>=1\n\nRequires-Dist of nvidia- things\n"
+
+
 def test_the_whole_pytorch_is_taken_where_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(venvs, "complete", lambda name: name == "torch-2.8.0")
     made: list[str] = []
     monkeypatch.setattr(venvs, "keep", lambda name, *_rest: made.append(name))
-    assert cpu_torch.ensure("2.8.0", "gcc") == "torch-2.8.0"
+    assert cpu_torch.ensure("torch-2.8.0") == "torch-2.8.0"
     assert not made
-    assert cpu_torch.ensure("2.7.0", "gcc") == "torch-2.7.0-cpu"
+    assert cpu_torch.ensure("torch-2.7.0") == "torch-2.7.0-cpu"
     assert made == ["torch-2.7.0-cpu"]
+
+
+@linux
+def test_any_compiler_will_do_and_none_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(venvs.SetupError, match=r"no C compiler found .*install it, or name one in CC"):
+        cpu_torch.c_compiler()
+    (tmp_path / "gcc-12").touch(mode=0o755)
+    assert cpu_torch.c_compiler() == str(tmp_path / "gcc-12")
+    monkeypatch.setenv("CC", "/my/clang")
+    assert cpu_torch.c_compiler() == "/my/clang"

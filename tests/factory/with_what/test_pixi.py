@@ -141,7 +141,7 @@ def locked(name: str) -> set[str]:
 
 
 # What is called otherwise on conda-forge, and what PyPI has not or a virtual environment and the recipe's channel bring.
-ON_PYPI = {"matplotlib-base": "matplotlib"}
+ON_PYPI = {"cuda-nvdisasm": "nvidia-cuda-nvdisasm", "matplotlib-base": "matplotlib"}
 CONDA_ALONE = {
     "actionlint", "cmake", "cuda-nvcc", "cuda-version", "gh", "gxx",
     "ninja", "pip", "python", "pytorch", "rattler-build",

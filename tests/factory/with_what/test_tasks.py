@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from sage_factory import ROOT
-from sage_factory.with_what import tasks, venvs
+from sage_factory.with_what import cpu_torch, tasks, venvs
 
 RUN = ROOT / "scripts" / "run.py"
 
@@ -219,12 +219,21 @@ def test_what_a_later_step_runs_in_is_set_up_while_the_first_runs(
     assert not (tmp_path / "ended").exists()
 
 
-def test_an_environment_is_set_up_alone(bare: tasks.Manifest, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = []
-    monkeypatch.setattr(venvs, "ensure", lambda name, of="", beside=(): made.append((name, of, *beside)))
+@pytest.mark.parametrize(("driver", "torch"), [(True, "torch-2.8.0"), (False, "torch-2.8.0-cpu")])
+def test_an_environment_is_set_up_alone(driver: bool, torch: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside PyTorch with CUDA's libraries where there is a driver to use them."""
+    made: list[tuple[str, ...]] = []
+
+    def without_cuda(lock: str) -> str:
+        made.append((f"{lock}-cpu",))
+        return f"{lock}-cpu"
+
+    monkeypatch.setattr(tasks, "has_driver", lambda: driver)
+    monkeypatch.setattr(cpu_torch, "ensure", without_cuda)
+    monkeypatch.setattr(venvs, "ensure", lambda name, of="", beside=(): made.append((name, of, *beside) if of else (name,)))
     monkeypatch.setattr(signal, "signal", lambda *_: None)  # whose handlers would outlast this test
     assert tasks.main(["-e", "test"]) == 0
-    assert made == [("test", "test", "torch-2.8.0")]
+    assert made == [(torch,), ("test", "test", torch)]
     assert tasks.main(["-e", "no-such"]) == 2
 
 
@@ -239,6 +248,7 @@ def test_no_two_environments_pull_a_folder_from_under_each_other(tmp_path: Path,
 
     monkeypatch.setattr(venvs, "VENVS", tmp_path)
     monkeypatch.setattr(venvs, "_fill", fill)
+    monkeypatch.setattr(cpu_torch, "_fill", lambda name, lock: fill(name, lock, ()))
     of = {environment: tasks.set_up(manifest, environment)[0] for environment in [*manifest.locks, *manifest.locks]}
     assert len(filled) == len(set(filled)), "each is made once"
     assert {of["default"], of["cu126"], of["lint"], of["test"], of["release"]} == {"build", "lint", "test", "release"}
@@ -326,7 +336,7 @@ def test_ctrl_c_while_an_environment_is_set_up_ends_once() -> None:
     code = f"""
         import signal, sys, time
         sys.path.insert(0, {str(RUN.parent)!r})
-        from sage_factory.with_what import tasks, venvs
+        from sage_factory.with_what import cpu_torch, tasks, venvs
         def ensure(*_arguments, **_options):
             try:
                 signal.raise_signal(signal.SIGINT)

@@ -46,6 +46,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 @pytest.mark.slow
 def test_an_environment_is_made_and_sees_its_neighbour(place: Path) -> None:
     (place / "other.txt").write_text("", encoding="utf-8")
+    venvs.ensure("other")
     python = venvs.ensure("small", beside=["other"])
     (venvs.site_packages("other") / "neighbour.py").write_text("here = 1", encoding="utf-8")
     done = subprocess.run(
