@@ -1,7 +1,7 @@
 """Write model.yaml anew, of conda-forge itself: `python tests/conda_forge/refresh.py`, in an environment of pixi.toml's `test`.
 
-Of what pixi.toml and the recipe name, and of what the model knows, it takes: where a series of versions is asked for
-(`pytorch 2.8.*`) and of what is not asked for itself the newest version of each minor series, of the rest the newest version;
+Of what pixi.toml and the recipe name, and of what the model knows, it takes: where a series of versions or any is asked for
+(`pytorch 2.8.*`, `pip *`) and of what is not asked for itself the newest version of each minor series, of the rest the newest version;
 of each the last build of every kind; of what a package depends on, these names.
 """
 
@@ -58,7 +58,7 @@ def chosen(found: Iterable[RepoDataRecord], specs: set[str]) -> Iterable[RepoDat
 
     def series(record: RepoDataRecord) -> tuple[str, ...]:
         asked = wanted[record.name.normalized]
-        every = not asked or any(".*" in spec for spec in asked)
+        every = not asked or any("*" in spec for spec in asked)
         return str(record.subdir), record.name.normalized, *(str(record.version).split(".")[:2] if every else ())
 
     def kind(record: RepoDataRecord) -> tuple[str, ...]:
