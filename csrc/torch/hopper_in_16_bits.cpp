@@ -1,7 +1,6 @@
 #include "torch/hopper_in_16_bits.h"
 
 #include <algorithm>
-#include <numeric>
 
 #include "kernels/attention/sm90_qk_f16_pv_f16_masked.h"
 #include "runtime/tensor_map.h"
@@ -10,17 +9,7 @@
 namespace sage {
 
 namespace {
-
 using Kernel = Sm90QkF16PvF16;
-
-// Heads whose tiles are computed one beside the other, last rows first: few, so that K and V are not all fetched at the beginning. But a multiprocessor, whose
-// tiles are multiprocessors / heads of a head apart, is to have each of a head's in turn, as the last one may be short.
-int32_t heads_in_turn(int32_t of_head, int32_t multiprocessors) {
-  int32_t heads = 1;
-  while (multiprocessors % heads != 0 || std::gcd(multiprocessors / heads, of_head) != 1) ++heads;
-  return heads;
-}
-
 }  // namespace
 
 bool can_in_16_bits(const Call& call, const std::optional<Tensor>& attn_mask) {

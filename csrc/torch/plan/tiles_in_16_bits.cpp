@@ -1,6 +1,7 @@
 #include "torch/plan/tiles_in_16_bits.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "kernels/attention/sm90_qk_f16_pv_f16.h"
 
@@ -113,6 +114,12 @@ TilesIn16Bits tiles_in_16_bits(const AttentionShape& shape, bool is_causal, Mask
     if (best.rows == 0 || time < best.time) best = {rows, time};
   }
   return best;
+}
+
+int32_t heads_in_turn(int32_t tiles_of_head, int32_t multiprocessors) {
+  int32_t heads = 1;
+  while (multiprocessors % heads != 0 || std::gcd(multiprocessors / heads, tiles_of_head) != 1) ++heads;
+  return heads;
 }
 
 }  // namespace sage

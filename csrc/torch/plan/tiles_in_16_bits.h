@@ -23,4 +23,8 @@ inline int32_t head_dim_in_16_bits(const AttentionShape& shape) { return (std::m
 
 inline int32_t tiles_of_head(const AttentionShape& shape, int32_t rows) { return (shape.qo_len - 1) / rows + 1; }
 
+// Heads whose tiles are computed one beside the other, last rows first: few, so that K and V are not all fetched at the beginning. But a
+// multiprocessor, whose tiles are multiprocessors / heads of a head apart, is to have each of a head's in turn, as the last one may be short.
+int32_t heads_in_turn(int32_t tiles_of_head, int32_t multiprocessors);
+
 }  // namespace sage
