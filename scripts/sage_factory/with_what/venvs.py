@@ -34,7 +34,7 @@ STAMP = ".complete"
 CAUSES: tuple[tuple[tuple[str, ...], str], ...] = (
     (
         ("No space left on device", "Disk quota exceeded", "Errno 28"),
-        "the disk is full. Free some space (PyTorch with its CUDA libraries takes 7 GB) and run the command again",
+        "the disk is full. Free some space (PyTorch takes 0.7 GB, with its CUDA libraries 7) and run the command again",
     ),
     (
         ("DO NOT MATCH THE HASHES",),
