@@ -51,6 +51,7 @@ def ensure(lock: str) -> str:
 
 
 def _fill(name: str, lock: Path) -> None:
+    cc = c_compiler()  # or none, said before anything is fetched
     venvs.empty(name, lock)
     pins = dict(venvs.pins_of(lock.read_text(encoding="utf-8")))
     cudnn = re.search(r"^nvidia-cudnn-cu\d+==(\d+)\.(\d+)\.(\d+)", "".join(pins.values()), re.M)
@@ -63,7 +64,7 @@ def _fill(name: str, lock: Path) -> None:
     (wheel,) = fetched.iterdir()
     unpack(wheel, venvs.site_packages(name))
     wheel.unlink()
-    stand_ins(venvs.site_packages(name) / "torch" / "lib", c_compiler(), cudnn.groups() if cudnn else ())
+    stand_ins(venvs.site_packages(name) / "torch" / "lib", cc, cudnn.groups() if cudnn else ())
     # The test of the above; and what a test of a package imports is compiled once.
     venvs.run(name, "-c", "import torch; assert not torch.cuda.is_available()")
 
