@@ -31,6 +31,16 @@ OVERRIDES = "torch/_native/ops/__init__.py"
 # The name that a library is found by, for another library's symbols that no wheel at hand has.
 CUDA_PART = "libtorch_cuda.so"
 
+# What libraries ask of a machine: whether there is a GPU; and an error of CUDA's, which is PyTorch's own.
+TRIED = """
+import torch
+assert not torch.cuda.is_available()
+try:
+    torch.cuda.is_current_stream_capturing()
+except RuntimeError:
+    pass
+"""
+
 
 class StandInError(venvs.SetupError):
     """The libraries that stand for CUDA's cannot be made; the message says why."""
@@ -66,7 +76,7 @@ def _fill(name: str, lock: Path) -> None:
     wheel.unlink()
     stand_ins(venvs.site_packages(name) / "torch" / "lib", cc, cudnn.groups() if cudnn else ())
     # The test of the above; and what a test of a package imports is compiled once.
-    venvs.run(name, "-c", "import torch; assert not torch.cuda.is_available()")
+    venvs.run(name, "-c", TRIED)
 
 
 def c_compiler() -> str:
@@ -142,6 +152,8 @@ def _compile(library: Path, names: Iterable[str], cc: str, cudnn: Sequence[str])
             lines.append(f'void *s{i}(void) __asm__("{name}"); void *s{i}(void) {{ return room; }}')
         elif name == "cudnnGetProperty" and cudnn:
             lines.append(f"int {name}(int part, int *value) {{ *value = (int[]){{{', '.join(cudnn)}}}[part]; return 0; }}")
+        elif name.endswith(("ErrorString", "ErrorName")):  # whose text PyTorch puts into its own error
+            lines.append(f'const char *{name}(int error) {{ return "no CUDA: a stand-in of its library"; }}')
         else:  # C interfaces: cudaErrorNoDevice, CUDA_ERROR_NO_DEVICE
             lines.append(f'int s{i}(void) __asm__("{name}"); int s{i}(void) {{ return 100; }}')
     source.write_text("\n".join(lines) + "\n", encoding="utf-8")

@@ -32,7 +32,10 @@ def loaded(library: Path, code: str = "") -> subprocess.CompletedProcess[str]:
 def test_a_library_loads_without_those_that_it_was_linked_with(tmp_path: Path) -> None:
     """As PyTorch does: a C interface whose names have a version, types, and references that are written to early."""
     (tmp_path / "map").write_text("libcudart.so.12 { *; };", encoding="utf-8")
-    compiled(tmp_path, "libcudart.so.12", 'extern "C" int cudaGetDeviceCount(int*) { return 0; }', "-Wl,--version-script=map")
+    runtime = (
+        'extern "C" int cudaGetDeviceCount(int*) { return 0; } extern "C" const char* cudaGetErrorString(int) { return ""; }'
+    )
+    compiled(tmp_path, "libcudart.so.12", runtime, "-Wl,--version-script=map")
     part = "struct Part { virtual ~Part(); virtual void work(); }; int*& hook(); "
     part += "namespace nccl { struct Options { Options(bool); virtual ~Options(); }; } "
     compiled(
@@ -47,6 +50,8 @@ def test_a_library_loads_without_those_that_it_was_linked_with(tmp_path: Path) -
         'extern "C" const char* name() { return typeid(Part).name(); }'
         'extern "C" int options() { nccl::Options* some = new nccl::Options(true); return typeid(*some) == typeid(Part); }'
         'extern "C" int devices() { int n; return cudaGetDeviceCount(&n); }'
+        'extern "C" const char* cudaGetErrorString(int);'
+        'extern "C" const char* error() { return cudaGetErrorString(100); }'
     )
     compiled(tmp_path, "libuser.so", user, "-L.", "-l:libcudart.so.12", "-l:libtorch_cuda.so", "-Wl,-rpath,$ORIGIN")
     for gone in ("libcudart.so.12", "libtorch_cuda.so"):
@@ -55,9 +60,9 @@ def test_a_library_loads_without_those_that_it_was_linked_with(tmp_path: Path) -
     cpu_torch.stand_ins(tmp_path, "gcc")
     done = loaded(
         tmp_path / "libuser.so",
-        "found.name.restype = ctypes.c_char_p; print(found.name().decode(), found.devices(), found.options())",
+        "found.name.restype = found.error.restype = ctypes.c_char_p; print(found.name().decode(), found.devices(), found.options(), found.error())",
     )
-    assert done.stdout.split() == ["4Part", "100", "0"], done.stderr
+    assert done.stdout.split(maxsplit=3) == ["4Part", "100", "0", "b'no CUDA: a stand-in of its library'\n"], done.stderr
     assert "no version information" not in done.stderr
     assert {path.name for path in tmp_path.glob("lib*")} == {"libuser.so", "libcudart.so.12", "libtorch_cuda.so"}
 
