@@ -31,10 +31,13 @@ OVERRIDES = "torch/_native/ops/__init__.py"
 # The name that a library is found by, for another library's symbols that no wheel at hand has.
 CUDA_PART = "libtorch_cuda.so"
 
-# What libraries ask of a machine: whether there is a GPU; and an error of CUDA's, which is PyTorch's own.
+# Whether there is a GPU, what can be used on it, and an error of CUDA's, whose text PyTorch puts into its own.
 TRIED = """
 import torch
 assert not torch.cuda.is_available()
+x = torch.empty(1, 1, 1, 1)
+asked = torch.backends.cuda.SDPAParams(x, x, x, None, 0.0, False, False)
+assert not torch.backends.cuda.can_use_flash_attention(asked) and not torch.backends.cuda.can_use_efficient_attention(asked)
 try:
     torch.cuda.is_current_stream_capturing()
 except RuntimeError:
@@ -133,7 +136,8 @@ def stand_ins(folder: Path, cc: str, cudnn: Sequence[str] = ()) -> None:
 def _compile(library: Path, names: Iterable[str], cc: str, cudnn: Sequence[str]) -> None:
     source, versions = library.with_name("stand_in.c"), library.with_name("stand_in.map")
     lines = [
-        "static char room[4096];",
+        # Whose address is false where a bool is asked for, of its lowest byte: nothing can be used.
+        "static char room[4096] __attribute__((aligned(4096)));",
         'extern char type_info[] __asm__("_ZTVN10__cxxabiv117__class_type_infoE");',
         "static void *none(void) { return room; }",
         'static const void *const type[2] = {type_info + 16, "8stand_in"};',

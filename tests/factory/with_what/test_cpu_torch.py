@@ -36,12 +36,12 @@ def test_a_library_loads_without_those_that_it_was_linked_with(tmp_path: Path) -
         'extern "C" int cudaGetDeviceCount(int*) { return 0; } extern "C" const char* cudaGetErrorString(int) { return ""; }'
     )
     compiled(tmp_path, "libcudart.so.12", runtime, "-Wl,--version-script=map")
-    part = "struct Part { virtual ~Part(); virtual void work(); }; int*& hook(); "
+    part = "struct Part { virtual ~Part(); virtual void work(); }; int*& hook(); bool can_use(); "
     part += "namespace nccl { struct Options { Options(bool); virtual ~Options(); }; } "
     compiled(
         tmp_path,
         "libtorch_cuda.so",
-        part + "Part::~Part() {} void Part::work() {} int*& hook() { static int* p; return p; }"
+        part + "Part::~Part() {} void Part::work() {} int*& hook() { static int* p; return p; } bool can_use() { return true; }"
         "nccl::Options::Options(bool) {} nccl::Options::~Options() {}",
     )
     user = f"#include <typeinfo>\n{part}" + (
@@ -50,6 +50,7 @@ def test_a_library_loads_without_those_that_it_was_linked_with(tmp_path: Path) -
         'extern "C" const char* name() { return typeid(Part).name(); }'
         'extern "C" int options() { nccl::Options* some = new nccl::Options(true); return typeid(*some) == typeid(Part); }'
         'extern "C" int devices() { int n; return cudaGetDeviceCount(&n); }'
+        'extern "C" int can() { return can_use(); }'
         'extern "C" const char* cudaGetErrorString(int);'
         'extern "C" const char* error() { return cudaGetErrorString(100); }'
     )
@@ -60,9 +61,9 @@ def test_a_library_loads_without_those_that_it_was_linked_with(tmp_path: Path) -
     cpu_torch.stand_ins(tmp_path, "gcc")
     done = loaded(
         tmp_path / "libuser.so",
-        "found.name.restype = found.error.restype = ctypes.c_char_p; print(found.name().decode(), found.devices(), found.options(), found.error())",
+        "found.name.restype = found.error.restype = ctypes.c_char_p; print(found.name().decode(), found.devices(), found.options(), found.can(), found.error())",
     )
-    assert done.stdout.split(maxsplit=3) == ["4Part", "100", "0", "b'no CUDA: a stand-in of its library'\n"], done.stderr
+    assert done.stdout.split(maxsplit=4) == ["4Part", "100", "0", "0", "b'no CUDA: a stand-in of its library'\n"], done.stderr
     assert "no version information" not in done.stderr
     assert {path.name for path in tmp_path.glob("lib*")} == {"libuser.so", "libcudart.so.12", "libtorch_cuda.so"}
 
