@@ -139,7 +139,6 @@ def place(
         return 0 if style > 0.6 else rng.choice([0, 0, 8, 16, 64, rng.randint(1, 40)])
 
     repeated = [rng.random() < 0.04 for _ in shape[:3]]
-    repeated[2] = False  # the same token again and again is a kind of values
     strides = [0, 0, 0, 1]
     step = shape[3] + gap()
     if overlaps:
@@ -230,7 +229,7 @@ def sequences(rng: random.Random, budget: int) -> tuple[list[int], list[int]]:
     """Lengths of packed queries and keys whose dense scores are about as many as `budget`."""
     side = math.isqrt(budget) + 1
     lengths: tuple[list[int], list[int]] = ([], [])
-    for _ in range(rng.choice([0, 1, 1, 2, 3, 5, 8, 30])):
+    for _ in range(rng.choice([0, 1, 1, 2, 3, 5, 8, 30, 100])):
         for some in lengths:
             some.append(0 if rng.random() < 0.15 else length(rng, max(1, side // 2)))
         if sum(lengths[0]) * sum(lengths[1]) > budget:
@@ -313,7 +312,9 @@ def problem(seed: int, device: str) -> Problem:
     rng = random.Random(seed)
     values = Values(rng, device)
     dtype = rng.choices(DTYPES, [5, 5, 1])[0]
-    group, kv_heads, batch = (rng.choice(some) for some in ((1, 1, 1, 2, 3, 4, 8), (1, 1, 2, 2, 3, 5), (1, 1, 1, 2, 3)))
+    group, kv_heads, batch = (
+        rng.choice(some) for some in ((1, 1, 1, 1, 2, 2, 3, 4, 8, 16, 23), (1, 1, 2, 2, 3, 5), (1, 1, 1, 1, 2, 2, 3, 9))
+    )
     head_dim = rng.choice(HEAD_DIMS[: 6 if rng.random() < 0.6 else None]) if rng.random() < 0.9 else rng.randint(1, 256)
     v_head_dim = head_dim if rng.random() < 0.8 else rng.choice(HEAD_DIMS) if rng.random() < 0.7 else rng.randint(1, 256)
     is_packed = rng.random() < 0.2
@@ -406,7 +407,11 @@ def problem(seed: int, device: str) -> Problem:
         later = torch.ones(qo_len, kv_len, dtype=torch.bool, device=device).triu(1)
         hidden = later if hidden is None else hidden | later
     spread = 1.0 if "huge" in kinds else rng.choice([0.1, 1.0, 3.0])
-    sm_scale = None if rng.random() < 0.6 else rng.choice([0.0, spread, -spread, 0.3 * spread]) * head_dim**-0.5
+    sm_scale = (
+        None
+        if rng.random() < 0.6
+        else rng.choice([0.0, spread, spread, -spread, -spread, 0.3 * spread, 1e-3, 1e-30]) * head_dim**-0.5
+    )
     words = "; ".join(
         [
             f"{str(dtype)[6:]} {'packed ' + str(lengths) if is_packed else layout}",
@@ -415,8 +420,9 @@ def problem(seed: int, device: str) -> Problem:
             f"causal {is_causal} scale {sm_scale}",
         ]
     )
-    alike = bool({kinds[0], kinds[1]} & ALIKE) or kinds[2] == "overlapping"
-    rows_alike = bool({kinds[0], kinds[1]} & ROWS_ALIKE)
+    same_q, same_k, same_v = (x.shape[2] > 1 and x.stride(2) == 0 for x in (q, k, v))
+    alike = bool({kinds[0], kinds[1]} & ALIKE) or kinds[2] == "overlapping" or same_k
+    rows_alike = bool({kinds[0], kinds[1]} & ROWS_ALIKE) or same_q
     return Problem(
         q,
         k,
@@ -428,7 +434,7 @@ def problem(seed: int, device: str) -> Problem:
         is_causal,
         sm_scale,
         alike,
-        kinds[2] in V_ALIKE,
+        kinds[2] in V_ALIKE or same_v,
         rows_alike,
         buffer,
         buffer.clone(),

@@ -30,7 +30,7 @@ from rattler_build import assemble_package
 
 from conda_forge import model
 from sage_factory.what import matrix
-from sage_factory.with_what import channel, venvs
+from sage_factory.with_what import channel, cpu_torch, venvs
 
 # What conda-forge calls otherwise than PyPI.
 NAMES = {
@@ -39,7 +39,7 @@ NAMES = {
     "nvidia-cuda-nvdisasm": "cuda-nvdisasm",
     "torch": "pytorch",
 }
-# What is not a package of its own there: CUDA comes with PyTorch's wheel, zig from PyPI, the rest is laid below.
+# What is not a package of its own there: CUDA comes with PyTorch's wheel where that is whole, zig from PyPI, the rest is laid below.
 WITHIN = re.compile(r"nvidia-(?!cuda-nvdisasm).*|ziglang|cmake|ninja")
 # What conda-forge's packages add to what is built with them (their recipes' run_exports).
 RUN_EXPORTS = {
@@ -58,12 +58,15 @@ TORCH = ("2.8.0", "2.9.0")  # the tests', and one to go on to
 
 
 def distributions(locks: list[str]) -> Iterator[tuple[Path, importlib.metadata.Distribution]]:
-    """What is installed of these locks, each version once, and where."""
+    """What is installed of these locks, each version once, and where; of PyTorch what needs no driver."""
     seen: set[tuple[str, str]] = set()
     for lock in locks:
-        site = venvs.site_packages(lock)
-        if not site.is_dir():
-            venvs.ensure(lock)
+        if lock.startswith("torch-"):
+            site = venvs.site_packages(cpu_torch.ensure(lock))
+        else:
+            site = venvs.site_packages(lock)
+            if not site.is_dir():
+                venvs.ensure(lock)
         for found in importlib.metadata.distributions(path=[str(site)]):
             name = canonicalize_name(found.metadata["Name"])
             if (name, found.version) not in seen and not WITHIN.fullmatch(name):
@@ -120,7 +123,7 @@ def packages() -> Iterator[channel.Thin]:
     ):
         package = of_wheel(site, wheel)
         if package.name == "pytorch":
-            # What PyPI's PyTorch requires, and pip looks for; that of conda-forge does not.
+            # What the whole PyTorch requires, and pip looks for; that of conda-forge does not.
             package.links |= {f"{channel.SITE}/{path.name}": path for path in site.glob("nvidia*")}
         yield package
     yield channel.python()
