@@ -41,7 +41,8 @@ def found(fault: Callable[[Problem], Problem | None], seeds: range) -> tuple[int
         if changed is None:
             continue
         exact = Exact(problem)
-        if relative_l1(Exact(changed).out, exact.out) <= CHANGES:
+        out = Exact(changed).out
+        if torch.equal(out, exact.out) or relative_l1(out, exact.out) <= CHANGES:  # of zeros there is no relative distance
             continue
         call = next(iter(fuzz.calls(seed, "cpu", changed)))
         *figures, _ = fuzz.one(call, changed, exact).tolist()
@@ -99,7 +100,7 @@ def test_faults_are_seen(fault: Callable[[Problem], Problem | None]) -> None:
     seen, of = found(fault, range(FIRST, FIRST + 400))
     print(f"{fault.__name__}: {seen} of {of}")
     assert of >= 10
-    assert seen >= 0.75 * of
+    assert seen >= 0.85 * of
 
 
 def test_written_inputs_are_seen() -> None:
