@@ -145,8 +145,12 @@ def _add(
 def set_up(manifest: Manifest, environment: str) -> Sequence[str]:
     """Make an environment of pixi.toml, if it is not there; the names under .venvs/ of what it is made of, its own first."""
     own, *others = manifest.locks_of(environment)
-    beside = [cpu_torch.ensure(lock) if _without_cuda(lock) else _made(lock) for lock in others]
-    name = folder(manifest, environment)
+    for lock in others:
+        if _without_cuda(lock):
+            cpu_torch.ensure(lock)
+        else:
+            venvs.ensure(lock)
+    name, beside = folder(manifest, environment), _beside(others)
     venvs.ensure(name, of=own, beside=beside)
     return [name, *beside]
 
@@ -154,8 +158,7 @@ def set_up(manifest: Manifest, environment: str) -> Sequence[str]:
 def is_set_up(manifest: Manifest, environment: str) -> bool:
     """Whether `set_up` would find nothing to do."""
     own, *others = manifest.locks_of(environment)
-    beside = [cpu_torch.folder(lock) if _without_cuda(lock) else lock for lock in others]
-    return venvs.complete(folder(manifest, environment), of=own, beside=beside)
+    return venvs.complete(folder(manifest, environment), of=own, beside=_beside(others))
 
 
 def folder(manifest: Manifest, environment: str) -> str:
@@ -164,9 +167,9 @@ def folder(manifest: Manifest, environment: str) -> str:
     return environment if beside else own
 
 
-def _made(lock: str) -> str:
-    venvs.ensure(lock)
-    return lock
+def _beside(locks: Iterable[str]) -> list[str]:
+    """Their environments' names under .venvs/."""
+    return [cpu_torch.folder(lock) if _without_cuda(lock) else lock for lock in locks]
 
 
 def _without_cuda(lock: str) -> bool:
