@@ -52,7 +52,8 @@ class Twice(NamedTuple):
     """When e4m3 takes a block a second time, and how: csrc/kernels/attention/mma_sync/config.cuh."""
 
     rest: float = 14.0
-    below: float = 2.0**-6
+    below: float = 2.0**-6  # e4m3's least number that is not subnormal
+    least: float = 2.0**-9
     jump: float = 10.0
     near: float = 1.0
     few: float = 2.0
@@ -60,6 +61,8 @@ class Twice(NamedTuple):
     enough: float = 2.0**24
     largest: float = 2.0**20
     recent: int = 2
+    between: int = 2
+    tail: int = 4
     quorum: int = 4
     in_vain: int = 4
     pardon: int = 32
@@ -358,14 +361,27 @@ class _Rows:
         return factor
 
     def take_in_two(
-        self, jumped: torch.Tensor, few: torch.Tensor, returned: torch.Tensor, block: int, warp_m: int
+        self,
+        jumped: torch.Tensor,
+        few: torch.Tensor,
+        returned: torch.Tensor,
+        between: torch.Tensor,
+        subnormal: torch.Tensor,
+        block: int,
+        warp_m: int,
     ) -> torch.Tensor:
-        """Rows of which another pass over the block takes what rounding left. Keeps account for the warps."""
+        """Rows of which another pass over the block takes what rounding left. Keeps account for the warps.
+
+        `between`, `subnormal`: of rows that jumped or left few, how many keys are neither small nor near the largest; small, but not nothing.
+        """
         quorum = rows_of_warp(torch.ones_like(few), warp_m) / TWICE.quorum
-        self.in_vain = self.in_vain + (rows_of_warp(returned, warp_m) >= quorum).float()
-        many = rows_of_warp(jumped | few, warp_m) >= quorum
+        candidates, between, subnormal = (rows_of_warp(x, warp_m) for x in (jumped | few, between, subnormal))
+        far_apart = (between >= TWICE.between * candidates) & (subnormal >= between) & (subnormal <= TWICE.tail * between)
+        in_vain = (rows_of_warp(returned, warp_m) >= quorum) & (TWICE.quorum * between >= candidates)
+        self.in_vain = self.in_vain + in_vain.float()
+        many = candidates >= quorum
         credit = self.in_vain < TWICE.in_vain + block // TWICE.pardon
-        in_two = (jumped & (many | credit)) | (few & many & credit)
+        in_two = ((jumped & (many | credit)) | (few & many & credit)) & ~far_apart
         in_two &= (self.sum <= TWICE.enough) & (self.base.abs() <= TWICE.largest)
         some = rows_of_warp(in_two, warp_m) > 0
         self.in_vain = self.in_vain + (some & ~many).float()
@@ -454,6 +470,7 @@ def attention(
     rows = _Rows(scale_of(magnitude, q_unit / 127.0), v.shape[-1])
     dtype = precision.dtype or q.dtype
     chunk, gather = chunk_n(head_dim, precision), gather_n(head_dim, precision)
+    warp_m = 32 if head_dim <= 128 else 16  # rows of a warp
 
     def log_scores(keys: slice) -> torch.Tensor:
         """In log2 units; -infinity: hidden."""
@@ -482,6 +499,7 @@ def attention(
         gathered = queries.new_zeros(*queries.shape[:-1], 0)
         block = first_key // BLOCK_N
         jumped, few, returned = torch.zeros(3, *rows.base.shape, dtype=torch.bool)
+        between, subnormal = torch.zeros(2, *rows.base.shape)
         recent = block - rows.last <= TWICE.recent
         for start in range(first_key, min(first_key + gather, kv_len), chunk):
             keys = slice(start, min(start + chunk, kv_len))
@@ -496,6 +514,9 @@ def attention(
                     rows.unit, scores = rows.unit * excess, scores * excess
                     rows.base, largest = ((x + level) * excess - level for x in (rows.base, largest))
             base = torch.where(grown, largest, rows.base)
+            if precision.headroom is None:  # where a row's base is renewed the others of its warp take whole powers of two
+                risen = rows.base + (largest - rows.base).clamp_min(0.0).floor()
+                base = torch.where(~grown & (rows_of_warp(grown, warp_m) > 0), risen, base)
             first = grown & (rows.base == NEVER)  # base of the row: that is no jump
             rise = base - rows.base
             rows.raised |= grown
@@ -508,10 +529,17 @@ def attention(
             if precision.twice:
                 visible = scores > -math.inf
                 small = ((p < TWICE.below) & visible).any(dim=-1, keepdim=True)
-                fours = small_fours(p.to(dtype).float(), chunk)
+                rounded = p.to(dtype).float()
+                fours = small_fours(rounded, chunk)
                 look = rows.raised | (block & (block - 1) == 0)
-                jumped |= small & (rows.leapt | (rows.first & fours.any(dim=-1, keepdim=True)))
-                few |= small & look & (2 * fours.sum(dim=-1, keepdim=True) >= fours.shape[-1])
+                jumps = small & (rows.leapt | (rows.first & fours.any(dim=-1, keepdim=True)))
+                leaves_few = small & look & (2 * fours.sum(dim=-1, keepdim=True) >= fours.shape[-1])
+                jumped, few = jumped | jumps, few | leaves_few
+                near, normal, some = (
+                    (jumps | leaves_few) * (rounded >= least).sum(dim=-1, keepdim=True)
+                    for least in (1.0, TWICE.below, TWICE.least)
+                )
+                between, subnormal = between + normal - near, subnormal + some - normal
                 returned |= grown & ~first & recent
                 near = added_by_thread(p) >= TWICE.near * (added_by_thread(visible.float()) - TWICE.few)
                 waits = ~small & near.all(dim=-1, keepdim=True) & (rows.base != NEVER) & (rows.sum < 4 * TWICE.settled)
@@ -523,7 +551,7 @@ def attention(
             unsmoothed = (added * ~values.smoothed[..., None, keys]).sum(dim=-1, keepdim=True)
             rows.unsmoothed = rows.unsmoothed + unsmoothed
             gathered = torch.cat([gathered, p], dim=-1).to(dtype).float()
-        in_two = rows.take_in_two(jumped, few, returned, block, 32 if head_dim <= 128 else 16) if precision.twice else None
+        in_two = rows.take_in_two(jumped, few, returned, between, subnormal, block, warp_m) if precision.twice else None
         if in_two is None or not in_two.any():
             accumulate(gathered, first_key)
             continue

@@ -55,6 +55,8 @@ def bits_of(number: float, dtype: torch.dtype) -> int:
         ("attention/mma_sync/config.cuh", rf"kNear = {NUMBER};", [reference.TWICE.near]),
         ("attention/mma_sync/config.cuh", rf"kFewKeys = {NUMBER};", [reference.TWICE.few]),
         ("attention/mma_sync/config.cuh", rf"kSettled = {NUMBER};", [reference.TWICE.settled]),
+        ("attention/mma_sync/config.cuh", rf"kBetween = {NUMBER};", [reference.TWICE.between]),
+        ("attention/mma_sync/config.cuh", rf"kTail = {NUMBER};", [reference.TWICE.tail]),
         ("attention/mma_sync/config.cuh", rf"kQuorum = {NUMBER};", [reference.TWICE.quorum]),
         ("attention/mma_sync/config.cuh", rf"kRecent = {NUMBER};", [reference.TWICE.recent]),
         ("attention/mma_sync/config.cuh", rf"kInVain = {NUMBER};", [reference.TWICE.in_vain]),

@@ -114,8 +114,11 @@ struct MmaSyncConfig : Kernel {
   // row that has seen nothing small since is asked again in the next chunk, unless keys of a thread, but for kFewKeys, are less than kNear in the mean, or
   // add up to kSettled.
   // Where scores are merely far apart all that would come back in every block: taken in two, a row has a base 2^kRest lower, and the next
-  // block raises it. So within kRecent blocks that is no jump; and where it befalls one row in kQuorum, the first block was taken in two
-  // in vain. That, and taking in two fewer rows than one in kQuorum, may happen kInVain times, and once more in kPardon blocks. Beside
+  // block raises it. Then there are keys all the way down, where a sink leaves a gap. So none are taken in two if they have kBetween keys a row, in
+  // the mean, that are neither near the row's largest nor small, and so many that are small but not nothing, to kTail times as many: beside the
+  // former, what is rounded counts for little. Of one row or of very few keys that cannot be told. So within kRecent blocks a rise is no jump;
+  // and where it befalls one row in kQuorum, and one candidate in kQuorum has a key between, the first block was taken in two in
+  // vain. That, and taking in two fewer rows than one in kQuorum, may happen kInVain times, and once more in kPardon blocks. Beside
   // sums of more than kEnough small keys count for nothing, and float32 cannot lower a base beyond kLargestBase by kRest.
   static constexpr bool kTwice = kValues == Values::kE4m3;
   static constexpr float kRest = 14.0f;
@@ -124,6 +127,8 @@ struct MmaSyncConfig : Kernel {
   static constexpr float kNear = 1.0f;
   static constexpr float kFewKeys = 2.0f;
   static constexpr float kSettled = 0x1p7f;
+  static constexpr int kBetween = 2;
+  static constexpr int kTail = 4;
   static constexpr int kQuorum = 4;
   static constexpr int kRecent = 2;
   static constexpr int kInVain = 4;

@@ -7,6 +7,26 @@
 
 namespace sage {
 
+// Raises a row's base to `largest`, the chunk's, if the row exceeds what the old one allows, and brings along what was computed relative to that: of
+// this block's chunks those before `chunk` too. It is called where some row exceeds. The others then rise as well, by whole powers of
+// two, which leave as it is what has been rounded: else each would soon have a turn of its own, and other warps wait for every one.
+template <typename Config>
+__device__ __forceinline__ void raise_base(const AttentionParams& p, uint32_t shared, int row, float largest, bool exceeds, int block, int chunk,
+                                           State<Config>& state, Probabilities<Config>& probabilities) {
+  const float rise = largest - Config::kLevel - state.base[row];
+  if constexpr (Config::kTwice) {
+    if (exceeds) note_rise<Config>(notes_of_lane<Config>(shared), row, rise, block, chunk);
+  }
+  const float to = exceeds ? largest - Config::kLevel : state.base[row] + floorf(fmaxf(rise, 0.0f));
+  const float factor = to == state.base[row] ? 1.0f : ptx::ex2(state.base[row] - to);
+  state.base[row] = to;
+  rescale_state<Config>(p, shared, row, factor, state);
+  if constexpr (Config::kGatherN > Config::kChunkN) {
+#pragma unroll
+    for (int group = 0; group < chunk * (Config::kChunkN / 16); ++group) rescale_packed<Config>(probabilities, row, group, factor);
+  }
+}
+
 // Probabilities of the M-th 16 rows relative to their bases, and what this lane adds up of each.
 template <typename Config, int M>
 __device__ __forceinline__ void exponentiate(const LogScores<Config>& scores, const State<Config>& state, LogScores<Config>& x,
@@ -44,12 +64,7 @@ __device__ __forceinline__ void exponentiate_with_care(const AttentionParams& p,
 #pragma unroll
       for (int n = 0; n < Config::kNFragments; ++n) largest = fmaxf(largest, fmaxf(scores[n][i * 2], scores[n][i * 2 + 1]));
       largest = max_of_quad(largest);
-      const bool exceeded = any_of_row(exceeds(i));
-      const float to = exceeded ? largest - Config::kLevel : state.base[row];
-      if constexpr (Config::kTwice) {
-        if (exceeded) note_rise<Config>(notes_of_lane<Config>(shared), row, to - state.base[row], block.index, chunk);
-      }
-      raise_base<Config>(p, shared, row, chunk, to, state, probabilities);
+      raise_base<Config>(p, shared, row, largest, any_of_row(exceeds(i)), block.index, chunk, state, probabilities);
     }
     exponentiate<Config, M>(scores, state, x, added);
   }
@@ -78,8 +93,9 @@ __device__ __forceinline__ void exponentiate_with_care(const AttentionParams& p,
   }
   if constexpr (Config::kTwice) {
     if (progress.pass != Pass::kFirst) return;
-    Notes notes = notes_of_lane<Config>(shared);  // a copy: read and written once, not for each row and bit
-    if (!look_at(block.index) && !__any_sync(0xffffffffu, (notes.raised | notes.first | notes.leapt) != 0)) return;
+    int between = 0;
+    RowNotes notes = notes_of_lane<Config>(shared);  // a copy: read and written once, not for each row and bit
+    if (!look_at(block.index) && !__any_sync(0xffffffffu, notes.raised != 0)) return;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       bool small = false;
@@ -91,9 +107,10 @@ __device__ __forceinline__ void exponentiate_with_care(const AttentionParams& p,
         small |= x[n][column] < Config::kRestBelow && sees;
         excess -= sees ? Config::kNear : 0.0f;
       }
-      note_small<Config>(notes, probabilities, state, 2 * M + i, chunk, small, like_sinks<Config>(excess, state.sum[2 * M + i]), block.index);
+      note_small<Config>(notes, probabilities, state, 2 * M + i, chunk, small, like_sinks<Config>(excess, state.sum[2 * M + i]), block.index,
+                         between);
     }
-    notes_of_lane<Config>(shared) = notes;
+    write_notes<Config>(shared, notes, between);
     noted = true;
   }
 }
@@ -140,12 +157,9 @@ __device__ __forceinline__ bool raise_bases(const AttentionParams& p, uint32_t s
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const int row = 2 * M + i;
-    const bool exceeded = any_of_row(notes.exceeded >> row & 1), raise = exceeded && fits[i];
+    const bool exceeded = any_of_row(notes.exceeded >> row & 1);
     done &= fits[i] || !exceeded;
-    if (!__any_sync(0xffffffffu, raise)) continue;
-    const float to = raise ? largest[i] - Config::kLevel : state.base[row];
-    if (raise) note_rise<Config>(notes, row, to - state.base[row], block.index, chunk);
-    raise_base<Config>(p, shared, row, chunk, to, state, probabilities);
+    raise_base<Config>(p, shared, row, fits[i] ? largest[i] : -INFINITY, exceeded && fits[i], block.index, chunk, state, probabilities);
   }
   return __all_sync(0xffffffffu, done);
 }
@@ -208,7 +222,8 @@ __device__ __forceinline__ bool exponentiate_if_simple(const AttentionParams& p,
         some_four |= all_small<Config>(packed<Config>(probabilities, i % Config::kRows, chunk * (Config::kChunkN / 16) + i / Config::kRows));
       }
       if (raised || noted || waits || __any_sync(0xffffffffu, some_four)) {
-        Notes notes = notes_of_lane<Config>(shared);  // a copy, as above
+        int between = 0;
+        RowNotes notes = notes_of_lane<Config>(shared);  // a copy, as above
 #pragma unroll
         for (int row = 0; row < Config::kRows; ++row) {
           bool small = false;
@@ -217,9 +232,9 @@ __device__ __forceinline__ bool exponentiate_if_simple(const AttentionParams& p,
             small |= some_small<Config>(packed<Config>(probabilities, row, chunk * (Config::kChunkN / 16) + pair));
           }
           const bool sinks = like_sinks<Config>(added[row] - Config::kChunkN / 4 * Config::kNear, state.sum[row]);
-          note_small<Config>(notes, probabilities, state, row, chunk, small, sinks, block.index);
+          note_small<Config>(notes, probabilities, state, row, chunk, small, sinks, block.index, between);
         }
-        notes_of_lane<Config>(shared) = notes;
+        write_notes<Config>(shared, notes, between);
         noted = true;
       } else {
         notes_of_lane<Config>(shared).raised = notes_of_lane<Config>(shared).first = 0;  // the first bases: they left nothing small

@@ -105,17 +105,4 @@ __device__ __forceinline__ void rescale_packed(Probabilities<Config>& probabilit
   }
 }
 
-// Raises a row's base, and brings along what was computed relative to the old one: of this block's chunks those before `chunk` too.
-template <typename Config>
-__device__ __forceinline__ void raise_base(const AttentionParams& p, uint32_t shared, int row, int chunk, float to, State<Config>& state,
-                                           Probabilities<Config>& probabilities) {
-  const float factor = to == state.base[row] ? 1.0f : ptx::ex2(state.base[row] - to);
-  state.base[row] = to;
-  rescale_state<Config>(p, shared, row, factor, state);
-  if constexpr (Config::kGatherN > Config::kChunkN) {
-#pragma unroll
-    for (int group = 0; group < chunk * (Config::kChunkN / 16); ++group) rescale_packed<Config>(probabilities, row, group, factor);
-  }
-}
-
 }  // namespace sage

@@ -22,8 +22,8 @@ struct Progress {
   uint32_t in_two = 0;  // a bit for each of a lane's rows
 };
 
-// What a lane keeps in shared memory, since registers are short and this is seldom asked for. Of rows: a bit for each.
-struct Notes {
+// What a lane keeps in shared memory of its rows, since registers are short and this is seldom asked for: a bit for each.
+struct RowNotes {
   // Of a chunk, for raise_bases: rows of which this lane has added up too much.
   uint8_t exceeded = 0;
   // By note_rise, for note_small, until a chunk tells what the new base leaves small: rows whose base has been raised; from nothing; by kJump or more.
@@ -32,8 +32,11 @@ struct Notes {
   // Of a block, for rows_in_two. By note_small: rows whose first base or whose leap left small probabilities; of which only few are not small.
   uint8_t jumped = 0, few = 0;
   uint8_t returned = 0;  // By note_rise: rows whose base, which had been lowered, rose again.
-  int16_t in_vain = 0;   // blocks that were taken in two needlessly, or for few of the warp's rows
-  int last = -1000;      // block that was taken in two last
+};
+struct Notes : RowNotes {
+  int between = 0;        // by note_small: of rows that jumped or left few, what count_between counts of this lane's keys of the block
+  int16_t in_vain = 0;    // blocks that were taken in two needlessly, or for few of the warp's rows
+  uint16_t last = 60000;  // block that was taken in two last, its last 16 bits
 
   // All rows are about to have their first bases.
   static __device__ __forceinline__ Notes at_start(int rows) {
@@ -49,10 +52,18 @@ __device__ __forceinline__ Notes& notes_of_lane(uint32_t shared) {
   return static_cast<Notes*>(__cvta_shared_to_generic(shared + Config::kNotesOffset))[threadIdx.x];
 }
 
+// Writes back a copy of what is kept of rows, and adds to the count.
+template <typename Config>
+__device__ __forceinline__ void write_notes(uint32_t shared, const RowNotes& rows, int between) {
+  Notes& notes = notes_of_lane<Config>(shared);
+  static_cast<RowNotes&>(notes) = rows;
+  notes.between += between;
+}
+
 // Whether a block comes so soon after one that was taken in two that it shows whether that was worth it.
 template <typename Config>
 __device__ __forceinline__ bool recent(const Notes& notes, int block) {
-  return block - notes.last <= Config::kRecent;
+  return static_cast<uint16_t>(block - notes.last) <= Config::kRecent;
 }
 
 // Blocks in which small probabilities are looked for though no base has been raised.
@@ -80,6 +91,13 @@ __device__ __forceinline__ bool some_small(uint32_t four) {
   return (~((four & 0x78787878u) + 0x78787878u) & 0x80808080u) != 0;
 }
 
+// How many of four keys are neither small nor near the row's largest, which is 1 or more; and, times 2^16, how many are small, but more than nothing.
+__device__ __forceinline__ int count_between(uint32_t four) {
+  const auto count = [](uint32_t bytes) { return __popc(bytes & 0x80808080u); };
+  const int normal = count((four & 0x78787878u) + 0x78787878u);
+  return normal - count(four + 0x48484848u) + ((count(four + 0x7f7f7f7fu) - normal) << 16);
+}
+
 // Whether what a lane sees of a row in a chunk may all be sinks: `excess` is what it adds up, less kNear for each key that it sees.
 template <typename Config>
 __device__ __forceinline__ bool like_sinks(float excess, float sum) {
@@ -88,18 +106,22 @@ __device__ __forceinline__ bool like_sinks(float excess, float sum) {
 
 // Notes what a chunk's probabilities tell of a row. `some`: whether this lane has small ones of it; `sinks`: whether it is like_sinks.
 template <typename Config>
-__device__ __forceinline__ void note_small(Notes& notes, Probabilities<Config>& probabilities, const State<Config>& state, int row, int chunk,
-                                           bool some, bool sinks, int block) {
-  int fours = 0;
+__device__ __forceinline__ void note_small(RowNotes& notes, Probabilities<Config>& probabilities, const State<Config>& state, int row, int chunk,
+                                           bool some, bool sinks, int block, int& between) {
+  int fours = 0, between_of_row = 0;
 #pragma unroll
   for (int pair = 0; pair < Config::kNFragments / 2; ++pair) {
-    fours += all_small<Config>(packed<Config>(probabilities, row, chunk * (Config::kChunkN / 16) + pair));
+    const uint32_t four = packed<Config>(probabilities, row, chunk * (Config::kChunkN / 16) + pair);
+    fours += all_small<Config>(four);
+    between_of_row += count_between(four);
   }
   fours = sum_of_quad(fours);
   // No branches: with them the compiler takes the lanes for divergent from here on.
   const int any = any_of_row(some), raised = notes.raised >> row & 1, first = notes.first >> row & 1, leapt = notes.leapt >> row & 1;
-  notes.jumped |= (any & (leapt | (first & (fours > 0)))) << row;
-  notes.few |= (any & (raised | look_at(block)) & (fours >= Config::kNFragments)) << row;
+  const int jumped = any & (leapt | (first & (fours > 0))), few = any & (raised | look_at(block)) & (fours >= Config::kNFragments);
+  notes.jumped |= jumped << row;
+  notes.few |= few << row;
+  between += between_of_row * (jumped | few);
   const int waits = !any_of_row(some || !sinks) & (state.base[row] != Config::kNever);  // the next chunk is asked
   const int kept = ~(1 << row) | waits << row;
   notes.raised &= kept;
@@ -122,10 +144,14 @@ __device__ __forceinline__ uint32_t rows_in_two(const Tile& tile, const KeyBlock
   if (!__any_sync(0xffffffffu, (notes.jumped | notes.few | notes.returned) != 0)) return 0;
   const int rows = min(tile.qo_len - tile.first_row - static_cast<int>(threadIdx.x) / 32 * Config::kWarpM, Config::kWarpM);
   const auto many = [&](uint32_t bits) { return count_rows<Config>(bits) * Config::kQuorum >= rows; };
-  notes.in_vain += many(notes.returned);
-  const bool together = many(notes.jumped | notes.few), credit = notes.in_vain < Config::kInVain + block.index / Config::kPardon;
-  uint32_t in_two = (together || credit ? notes.jumped : 0) | (together && credit ? notes.few : 0);
+  const int candidates = count_rows<Config>(notes.jumped | notes.few);
+  const int counts = __reduce_add_sync(0xffffffffu, notes.between), between = counts & 0xffff, small = counts >> 16;
+  const bool far_apart = between >= Config::kBetween * candidates && small >= between && small <= Config::kTail * between;
+  notes.in_vain += many(notes.returned) && Config::kQuorum * between >= candidates;
+  const bool together = candidates * Config::kQuorum >= rows, credit = notes.in_vain < Config::kInVain + block.index / Config::kPardon;
+  uint32_t in_two = far_apart ? 0 : (together || credit ? notes.jumped : 0) | (together && credit ? notes.few : 0);
   notes.jumped = notes.few = notes.returned = 0;
+  notes.between = 0;
 #pragma unroll
   for (int row = 0; row < Config::kRows; ++row) {
     const bool never = state.sum[row] > Config::kEnough || fabsf(state.base[row]) > Config::kLargestBase;
