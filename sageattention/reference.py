@@ -372,7 +372,7 @@ class _Rows:
     ) -> torch.Tensor:
         """Rows of which another pass over the block takes what rounding left. Keeps account for the warps.
 
-        `between`, `subnormal`: of rows that jumped or left few, how many keys are neither small nor near the largest; small, but not nothing.
+        `between`, `subnormal`: of rows that jumped or left few, how many keys are neither small nor near the largest; small, not nothing.
         """
         quorum = rows_of_warp(torch.ones_like(few), warp_m) / TWICE.quorum
         candidates, between, subnormal = (rows_of_warp(x, warp_m) for x in (jumped | few, between, subnormal))
