@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from sage_factory import ROOT
 from sage_factory.files import sha256
 from sage_factory.inspect import elf, pe
 from sage_factory.what import matrix
+from sage_factory.what.build import Build
 
 LIBRARIES = (".so", ".dll", ".pyd")
 # What a Python package of this project holds besides its library, and what lies beside it: all that pip and `wheels` write there.
@@ -20,40 +20,28 @@ OWN = re.compile(r"[A-Za-z_]\w*\.py|py\.typed|_build\.json", re.ASCII)
 DESCRIBED = re.compile(r"METADATA|WHEEL|RECORD|INSTALLER|REQUESTED|licenses/LICENSE|sboms/\w+\.cdx\.json", re.ASCII)
 
 
-@dataclass(frozen=True)
-class Said:
-    """What a file's name says was built."""
-
-    package: str
-    version: str
-    torch: str
-    cuda: str
-    platform: str
-    python: str | None = None
-
-
-def operator_faults(files: Mapping[str, bytes], said: Said) -> Iterator[str]:
-    """The Python package and `_C`, paths relative to the package."""
-    platform = matrix.load().platforms[said.platform]
+def operator_faults(files: Mapping[str, bytes], build: Build) -> Iterator[str]:
+    """The Python package and `_C` of the build that the file's name says, paths relative to the package."""
+    platform = matrix.load().platforms[build.platform]
     made, faults = read_json(files, "_build.json")
     yield from faults
-    for key, expected in (("version", said.version), ("torch", said.torch), ("cuda", said.cuda)):
+    for key, expected in (("version", build.version), ("torch", build.torch), ("cuda", build.cuda)):
         if not faults and made.get(key) != expected:
             yield f"_build.json says {key} {made.get(key)!r}, expected {expected!r} as the file name does"
     for name in ("__init__.py", platform.library):
         if name not in files:
-            yield f"{said.package}/{name} is missing"
+            yield f"{build.package}/{name} is missing"
     for name, data in sorted(files.items()):
         if name == platform.library:
             yield from elf.path_faults(name, data)
             if platform.glibc:
-                yield from elf.host_faults(name, data, said.platform, platform.glibc)
+                yield from elf.host_faults(name, data, build.platform, platform.glibc)
             else:
                 yield from pe.library_faults(name, data, platform.wheel)
         elif name.endswith(LIBRARIES):
             yield f"{name} is a second library: expected {platform.library} alone"
         elif not OWN.fullmatch(name):
-            yield f"{said.package}/{name} is neither a module nor anything else that belongs there: was it left among the sources?"
+            yield f"{build.package}/{name} is neither a module nor anything else that belongs there: was it left among the sources?"
 
 
 def description_faults(files: Mapping[str, bytes]) -> Iterator[str]:

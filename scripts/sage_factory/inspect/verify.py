@@ -8,6 +8,7 @@ import email
 import hashlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from email.message import Message
 from pathlib import Path
 from typing import Any
@@ -46,12 +47,11 @@ def verify_wheel(path: Path) -> list[str]:
     faults += _metadata_faults(wheel.files, info, version, build)
     faults += _wheel_file_faults(wheel.files, info, build, tagged=tagged)
     faults += _bill_faults(wheel.files, info, version, build)
-    said = content.Said(build.package, build.version, build.torch, build.cuda, build.platform, build.python)
     kernels = f"{inside}cubins/"
     own = {name: data for name, data in wheel.files.items() if not name.startswith(kernels)}
-    faults += content.operator_faults(content.below(own, inside), said)
+    faults += content.operator_faults(content.below(own, inside), build)
     faults += content.description_faults(content.below(wheel.files, f"{info}/"))
-    faults += content.cubin_faults(content.below(wheel.files, kernels), said.package, said.version, said.cuda)
+    faults += content.cubin_faults(content.below(wheel.files, kernels), build.package, build.version, build.cuda)
     return faults
 
 
@@ -272,8 +272,7 @@ def _operator_package_faults(
     metadata = _headers(conda.payload.get(f"{described}METADATA", b""))
     if (metadata["Name"], metadata["Version"]) != (package.name, version):
         yield f"{described}METADATA says {metadata['Name']} {metadata['Version']}, expected {package.name} {version}"
-    said = content.Said(package.name, version, made.torch, cuda, platform)
-    yield from content.operator_faults(content.below(conda.payload, own), said)
+    yield from content.operator_faults(content.below(conda.payload, own), replace(made, version=version))
     yield from content.description_faults(content.below(conda.payload, described))
 
 
