@@ -34,7 +34,7 @@ def machine(platform: str) -> str:
     return matrix.load().platforms[platform].wheel.removeprefix("linux_")
 
 
-def host_faults(name: str, data: bytes, platform: str, glibc: str | None) -> Iterator[str]:
+def host_faults(name: str, data: bytes, platform: str, glibc: str) -> Iterator[str]:
     """What keeps a Linux library from working on every machine of `platform`."""
     try:
         elf = ELFFile(io.BytesIO(data))
@@ -78,9 +78,7 @@ def policy(platform: str, glibc: str) -> Policy:
     return WheelPolicies(libc=Libc.GLIBC, arch=Architecture(machine(platform))).get_policy_by_name(name)
 
 
-def _version_faults(name: str, elf: ELFFile, platform: str, glibc: str | None) -> Iterator[str]:
-    if glibc is None:
-        return
+def _version_faults(name: str, elf: ELFFile, platform: str, glibc: str) -> Iterator[str]:
     promised = policy(platform, glibc).symbol_versions
     for section in elf.iter_sections():
         if not isinstance(section, GNUVerNeedSection):
