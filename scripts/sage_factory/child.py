@@ -66,7 +66,7 @@ class ChildError(FactoryError):
     """A command that failed, with the end of what it said."""
 
     def __init__(self, what: str, status: int, tail: Sequence[str], log: Path) -> None:
-        self.tail, self.log, self.status = tuple(tail), log, status
+        self.tail, self.log = tuple(tail), log
         self.disk_full = any(FULL in line for line in tail)
         reason = f"{FULL.lower()}: free some space and run it again" if self.disk_full else f"exit status {status}"
         # Not every tool notices that what it wrote is not there.
@@ -90,7 +90,6 @@ def run(
     log: Path,
     on_line: Callable[[str], None] | None = None,
     environment: Mapping[str, str] | None = None,
-    directory: Path | None = None,
 ) -> list[str]:
     """Run a command to its end; its last lines are returned, all of them are in the log."""
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -106,8 +105,7 @@ def run(
             text=True,
             encoding="utf-8",
             errors="replace",
-            env=dict(environment) if environment is not None else None,
-            cwd=directory,
+            env=environment,
             # A session of its own, so that its end is the end of the compilers that it started too.
             start_new_session=os.name == "posix",
             pass_fds=alone.held if os.name == "posix" else (),
