@@ -15,6 +15,7 @@ from sage_factory import ROOT, FactoryError
 from sage_factory.files import put
 from sage_factory.what import matrix
 from sage_factory.what.table import Matrix
+from sage_factory.with_what import venvs
 
 TOOLS_PYTHON = "3.11"  # the oldest Python that the scripts run on
 
@@ -43,19 +44,15 @@ def locks(table: Matrix | None = None) -> Iterator[Lock]:
     table = table or matrix.load()
     pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     for group in pyproject["dependency-groups"]:
-        yield Lock(ROOT / "scripts" / "locks" / f"{group}.txt", group=group)
+        yield Lock(venvs.TASKS / f"{group}.txt", group=group)
     for torch in (one for one in table.pytorch.values() if not one.release):
-        yield Lock(_recipe(f"torch-{torch.version}"), (f"torch=={torch.version}",), python=torch.python[0])
+        yield Lock(venvs.PARTS / f"torch-{torch.version}.txt", (f"torch=={torch.version}",), python=torch.python[0])
     for cuda in table.cuda.values():
         pins = tuple(f"{name}=={version}" for name, version in cuda.pypi.items())
-        yield Lock(_recipe(f"cuda-{cuda.version}"), pins, closure=False)
-    yield Lock(_recipe("tools"), table.tools)
+        yield Lock(venvs.PARTS / f"cuda-{cuda.version}.txt", pins, closure=False)
+    yield Lock(venvs.PARTS / "tools.txt", table.tools)
     # Laid beside the tests' own packages, which have what it requires.
-    yield Lock(ROOT / "scripts" / "locks" / "hub.txt", (f"kernels=={table.kernels}",), closure=False)
-
-
-def _recipe(name: str) -> Path:
-    return ROOT / "recipe" / "pypi" / f"{name}.txt"
+    yield Lock(venvs.TASKS / "hub.txt", (f"kernels=={table.kernels}",), closure=False)
 
 
 def write(lock: Lock) -> None:

@@ -26,8 +26,9 @@ from pathlib import Path
 from sage_factory import ROOT, FactoryError, alone, child
 
 VENVS = (ROOT / ".venvs").resolve()  # by the name that what is written there has, whichever link leads to it
+TASKS = ROOT / "scripts" / "locks"  # of environments that tasks run in
 PARTS = ROOT / "recipe" / "pypi"  # of the channel made from PyPI, or to lie beside: nobody works in them
-LOCKS = (ROOT / "scripts" / "locks", PARTS)
+LOCKS = (TASKS, PARTS)
 STAMP = ".complete"
 
 # What a line of pip's log says about a failure, and what the reader can do about it.
