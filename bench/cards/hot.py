@@ -171,22 +171,22 @@ def _heads(blocks: dict[int, _Block]) -> list[int]:
     return sorted(fetching or whole)
 
 
-def hot_path(code: Code, head_dim: int, rows: int, keys: int = 64) -> tuple[list[Instruction], int]:
-    """The instructions of a warp with so many rows, once round the main loop, and how many keys that is (a multiple of `keys`).
+def hot_path(code: Code, head_dim: int, rows: int) -> tuple[list[Instruction], int]:
+    """The instructions of a warp with so many rows, once round the main loop, and how many keys that is.
 
     Raises ValueError where there is no such way.
     """
     blocks = _blocks(code)
     heads = _heads(blocks)
-    for multiple in (1, 2, 4):
-        products = rows * keys * multiple * head_dim
+    for keys in (64, 128, 256):
+        products = rows * keys * head_dim
         of_scores, of_values = (products, products) if any(block.scores for block in blocks.values()) else (0, 2 * products)
-        exponentials = rows * keys * multiple // LANES
+        exponentials = rows * keys // LANES
         ways = [way for head in heads if (way := _around(blocks, head, of_scores, of_values, exponentials))]
         if ways:
             cost = {
                 tuple(way): (-sum(blocks[at].copies for at in way), sum(len(blocks[at].instructions) for at in way))
                 for way in ways
             }
-            return [i for at in min(cost, key=cost.__getitem__) for i in blocks[at].instructions], keys * multiple
+            return [i for at in min(cost, key=cost.__getitem__) for i in blocks[at].instructions], keys
     raise ValueError(f"no way round a loop with the products of {rows} rows and 64, 128 or 256 keys of head_dim {head_dim}")
