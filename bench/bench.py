@@ -21,7 +21,8 @@ import torch
 from cards import model
 from cards.cubin import CubinError
 from cards.gpus import Card, card_of
-from measure import Shape, each, environment, error, packed_speed, result_file, speed
+from cards.shape import Shape
+from measure import each, environment, error, packed_speed, result_file, speed
 from methods import KERNELS, methods
 from predict import installed_cubins
 from rich.console import Console
@@ -114,8 +115,7 @@ def predict(card: Card, shape: Shape) -> dict[str, float]:
     for name, kernel in {**({} if in_16_bits else {"sageattn": quantises}), **KERNELS}.items():
         path = cubins / f"{kernel}-d{shape.head_dim}-bf16.cubin"
         if path.is_file():
-            asked = model.Shape(*shape)
-            found[name] = asked.operations / model.call_seconds(model.read_kernel(path, shape.head_dim), card, asked) / 1e12
+            found[name] = shape.operations / model.call_seconds(model.read_kernel(path, shape.head_dim), card, shape) / 1e12
     return found
 
 

@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
+from cards.shape import Shape
 from methods import BASELINE, KERNELS, methods, packed_methods
 from rich.console import Console
 from rich.progress import track
@@ -27,16 +28,6 @@ from accuracy import relative_l1 as relative_l1  # noqa: PLC0414
 ROUNDS = 3
 SECONDS = 0.25  # that a method is timed for
 ROWS = 256  # of the output, evenly spread, whose error is looked at
-
-
-class Shape(NamedTuple):
-    """One row of the table."""
-
-    batch: int
-    heads: int
-    tokens: int
-    head_dim: int
-    causal: bool
 
 
 def result_file(name: str) -> Path:
@@ -174,10 +165,9 @@ def speed(shape: Shape, dtype: torch.dtype = torch.bfloat16, spread: float = 1.0
     """
     size = shape.batch, shape.heads, shape.tokens, shape.head_dim
     q, k, v = ((torch.randn(*size, device="cuda") * x).to(dtype) for x in (spread, spread, 1.0))
-    operations = 4 * shape.batch * shape.heads * shape.tokens**2 * shape.head_dim / (2 if shape.causal else 1)
     times = rounds({name: partial(attention, q, k, v, shape.causal) for name, attention in methods().items()})
     inputs = {"dtype": str(dtype).removeprefix("torch."), "spread": spread}
-    return {"shape": shape._asdict(), **inputs, **summary(times, operations, BASELINE)}
+    return {"shape": shape._asdict(), **inputs, **summary(times, shape.operations, BASELINE)}
 
 
 def packed_speed(causal: bool) -> dict[str, Any]:

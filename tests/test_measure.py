@@ -13,6 +13,7 @@ from typing import Any
 import measure
 import pytest
 import torch
+from cards.shape import Shape
 from methods import BASELINE, KERNELS, ours
 from rich.console import Console
 
@@ -124,7 +125,7 @@ def _a_millisecond(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_operations(causal: bool) -> None:
     """Two products of two operations for each score and channel; causal, of half the scores."""
     part = 0.5 if causal else 1.0
-    row = measure.speed(measure.Shape(2, 3, 1000, 64, causal))
+    row = measure.speed(Shape(2, 3, 1000, 64, causal))
     assert row["tflops"] == pytest.approx(dict.fromkeys([BASELINE, "sageattn"], part * 2 * 3 * 1000**2 * 64 * 4 / 1e9))
     assert row["shape"] == {"batch": 2, "heads": 3, "tokens": 1000, "head_dim": 64, "causal": causal}
     packed = measure.packed_speed(causal)

@@ -14,6 +14,7 @@ from cards import cubin, model, tables
 from cards.cubin import Code, Instruction
 from cards.gpus import BY_NAME, CARDS, card_of
 from cards.hot import hot_path, product
+from cards.shape import Shape
 from predict import BETWEEN, PAGE
 from test_kernels import CUBINS, KERNELS, Kernel
 
@@ -100,7 +101,7 @@ def test_the_page_has_what_the_script_prints(cubins: list[Path]) -> None:
 def test_the_h200_is_predicted(cubins: list[Path]) -> None:
     """Within 15% of what was measured there, every kernel."""
     card = BY_NAME["H200"]
-    shape = model.Shape(2, 32, 4096, 128)
+    shape = Shape(2, 32, 4096, 128)
     found = [kernel for kernel in tables.kernels_of(cubins, card, 128) if kernel.name.split("-")[0] in model.MEASURED]
     assert len(found) == 4
     for kernel in found:
@@ -193,7 +194,6 @@ def test_a_card_is_known_by_the_drivers_name(device: str, name: str | None) -> N
 
 
 def test_the_benchmark_shows_the_prediction_beside_the_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
-    from measure import Shape
     from rich.console import Console
 
     import bench
@@ -223,8 +223,6 @@ def test_the_owner_of_a_card_that_nobody_here_has_is_asked_for_the_file(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], fault: ValueError | None
 ) -> None:
     """The whole command, with measurements made up: the kernels, the model and what is printed and written are real."""
-    import measure
-
     import bench
 
     class Choice(NamedTuple):
@@ -236,7 +234,7 @@ def test_the_owner_of_a_card_that_nobody_here_has_is_asked_for_the_file(
     monkeypatch.setattr("sys.argv", ["bench.py", "--output", str(tmp_path / "here" / "bench.json")])
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(bench, "environment", lambda command: {"gpu": "NVIDIA GeForce RTX 4090", "command": command})
-    monkeypatch.setattr(bench, "shapes", lambda quick: [measure.Shape(2, 32, 4096, 128, False)])
+    monkeypatch.setattr(bench, "shapes", lambda quick: [Shape(2, 32, 4096, 128, False)])
     monkeypatch.setattr(bench, "methods", lambda: dict.fromkeys(tflops))
     monkeypatch.setattr(
         bench,
@@ -269,7 +267,7 @@ def test_the_owner_of_a_card_that_nobody_here_has_is_asked_for_the_file(
 
 
 def test_what_quantisation_moves() -> None:
-    card, shape = BY_NAME["RTX 3090"], model.Shape(1, 1, 1024, 64)
+    card, shape = BY_NAME["RTX 3090"], Shape(1, 1, 1024, 64)
     bytes_alone = model.quantisation_seconds((model.Quantiser("x", 3),), card, shape, overlapped=True)
     assert bytes_alone == pytest.approx(3 * 1024 * 64 / 936e9)
     launched = model.quantisation_seconds((model.Quantiser("x", 3),) * 2, card, shape, overlapped=False)

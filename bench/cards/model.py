@@ -12,6 +12,7 @@ from typing import NamedTuple
 from cards.cubin import Instruction, blocks_per_sm, disassemble, resources
 from cards.gpus import Card
 from cards.hot import hot_path
+from cards.shape import Shape
 from cards.simulate import simulate
 from cards.units import UNITS, unit_of
 
@@ -123,25 +124,6 @@ def load(kernel: Kernel, card: Card) -> Load:
     clocks["L2"] = kernel.copied / L2_BYTES
     warps = [kernel.warps * blocks // kernel.blocks for blocks in range(1, kernel.blocks + 1)]
     return Load(clocks, tuple(rounds / n * simulate(kernel.path, units, n) for n in warps))
-
-
-class Shape(NamedTuple):
-    """What is asked for."""
-
-    batch: int
-    heads: int
-    tokens: int
-    head_dim: int
-    causal: bool = False
-
-    @property
-    def operations(self) -> float:
-        return 4 * self.batch * self.heads * self.tokens**2 * self.head_dim / (2 if self.causal else 1)
-
-    @property
-    def elements(self) -> int:
-        """Of Q, K, V or the output."""
-        return self.batch * self.heads * self.tokens * self.head_dim
 
 
 def _makespan(blocks: list[float], multiprocessors: int, clocks: tuple[float, ...]) -> float:

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from cards.gpus import CARDS, Card
-from cards.model import LAUNCH, Kernel, Quantiser, Shape, attention_seconds, quantisation_seconds, read_kernel
+from cards.model import LAUNCH, Kernel, Quantiser, attention_seconds, quantisation_seconds, read_kernel
+from cards.shape import Shape
 
 MEAN = Quantiser("mean of K", 2)
 TRITON_QK = (MEAN, Quantiser("K less its mean", 4), Quantiser("Q to INT8", 3), Quantiser("K to INT8", 3))

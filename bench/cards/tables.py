@@ -6,8 +6,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from cards.gpus import CARDS, Card
-from cards.model import MEASURED, OURS, Kernel, Shape, attention_seconds, call_seconds, load, read_kernel
+from cards.model import MEASURED, OURS, Kernel, attention_seconds, call_seconds, load, read_kernel
 from cards.original import original_cards, original_kernel, original_seconds
+from cards.shape import Shape
 
 # As docs/kernels.md calls them.
 SHORT = {
