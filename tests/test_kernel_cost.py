@@ -69,7 +69,7 @@ def test_code_that_two_architectures_have_was_compiled_once() -> None:
     files = {"sm_86/k-d64-fp16.cubin": samples.cubin(86), "sm_89/k-d64-fp16.cubin": samples.cubin(86)}
     assert cost.of_set(files) == {"k": {"sm_86": cost.Cost(1, 16)}}
     files["sm_89/k-d64-fp16.cubin"] = samples.cubin(89)
-    assert cost.total(cost.of_set(files)) == cost.Cost(2, 32)
+    assert cost.total(*cost.of_set(files).values()) == cost.Cost(2, 32)
 
 
 def families() -> list[list[str]]:

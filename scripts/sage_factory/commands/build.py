@@ -136,7 +136,7 @@ def show(console: Console, made: Sequence[Path], steps: Mapping[str, tuple[float
     console.print(times)
     for path in made:
         if package_of_kernels(path.name):
-            whole = cost.total(cost.of_package(path))
+            whole = cost.total(*cost.of_package(path).values())
             console.print(
                 f"{path.name}: {whole.instances} kernel instances, {whole.code / 1e6:.1f} MB of instructions", highlight=False
             )

@@ -46,9 +46,9 @@ def of_package(path: Path) -> dict[str, dict[str, Cost]]:
     return of_set({name.removeprefix(folder): data for name, data in payload.items()})
 
 
-def total(costs: Mapping[str, Mapping[str, Cost]]) -> Cost:
-    """Of a whole set."""
-    every = [cost for by_architecture in costs.values() for cost in by_architecture.values()]
+def total(*found: Mapping[str, Cost]) -> Cost:
+    """Of kernels for an architecture, of architectures of a kernel, or of several such, together."""
+    every = [cost for costs in found for cost in costs.values()]
     return Cost(sum(cost.instances for cost in every), sum(cost.code for cost in every))
 
 

@@ -61,18 +61,13 @@ def costs(found: Mapping[str, Mapping[str, cost.Cost]]) -> list[str]:
     """What the kernels of a set cost, as a table."""
     folders = sorted({folder for by_folder in found.values() for folder in by_folder}, key=lambda name: (len(name), name))
     rows = [
-        [
-            kernel,
-            *(f"{one.code / 1e3:.0f} ({one.instances})" if (one := by_folder.get(f)) else "" for f in folders),
-            all_of(by_folder),
-        ]
+        [kernel, *(shown(by_folder[f]) if f in by_folder else "" for f in folders), shown(cost.total(by_folder))]
         for kernel, by_folder in sorted(found.items())
     ]
-    sums = [all_of({k: v[folder] for k, v in found.items() if folder in v}) for folder in folders]
-    whole = cost.total(found)
-    return table(["kernel", *folders, "all"], [*rows, ["all", *sums, f"{whole.code / 1e3:.0f} ({whole.instances})"]])
+    sums = [cost.total({k: v[folder] for k, v in found.items() if folder in v}) for folder in folders]
+    return table(["kernel", *folders, "all"], [*rows, ["all", *map(shown, [*sums, cost.total(*found.values())])]])
 
 
-def all_of(found: Mapping[str, cost.Cost]) -> str:
-    """Kernels for an architecture, or architectures of a kernel, together."""
-    return f"{sum(one.code for one in found.values()) / 1e3:.0f} ({sum(one.instances for one in found.values())})"
+def shown(one: cost.Cost) -> str:
+    """kB, and of how many instances."""
+    return f"{one.code / 1e3:.0f} ({one.instances})"
