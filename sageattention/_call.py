@@ -63,8 +63,7 @@ def attend(
     if allowed := dispatch.ACCUMULATORS[asked.function]:
         validation.one_of("pv_accum_dtype", asked.pv_accum_dtype, allowed)
     asked = _decided(asked)
-    more = {} if asked.per_block_mean is None else {"per_block_mean": asked.per_block_mean}
-    validation.flags(asked.is_causal, asked.smooth_k, asked.smooth_v, asked.return_lse, **more)
+    validation.flags(asked.is_causal, asked.smooth_k, asked.smooth_v, asked.return_lse, asked.per_block_mean)
     attn_mask, is_causal = aliases.written_out(attn_mask, asked.is_causal, q)
     came, (q, k, v) = (q, k, v), aliases.alike(q, k, v)
     if q is not came[0] or k is not came[1] or v is not came[2]:

@@ -296,9 +296,7 @@ def explain(
     validation.one_of("function", function, [*ACCUMULATORS, *SERVED_AS])
     packed = function == PACKED or (function == FIRST and isinstance(q, torch.Tensor) and q.dim() == 3)
     validation.one_of("tensor_layout", tensor_layout, ("HND", "NHD"))
-    validation.flags(
-        is_causal, smooth_k, smooth_v, return_lse, **({} if per_block_mean is None else {"per_block_mean": per_block_mean})
-    )
+    validation.flags(is_causal, smooth_k, smooth_v, return_lse, per_block_mean)
     q, k, v = aliases.alike(q, k, v)
     validation.tensors(q, k, v, "packed" if packed else tensor_layout)
     if sm_scale is not None:

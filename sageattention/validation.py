@@ -49,15 +49,16 @@ def shown(value: object) -> str:
     return "a tensor" if isinstance(value, torch.Tensor) else repr(value)
 
 
-def flags(is_causal: object, smooth_k: object, smooth_v: object, return_lse: object, **others: object) -> None:
-    """Check the flags that the public functions share, and others by name.
+def flags(is_causal: object, smooth_k: object, smooth_v: object, return_lse: object, per_block_mean: object = None) -> None:
+    """Check the flags of the public functions; per_block_mean is None where the function has no such.
 
     Raises:
         TypeError: one is not a bool.
     """
-    if type(is_causal) is type(smooth_k) is type(smooth_v) is type(return_lse) is bool and not others:
+    if type(is_causal) is type(smooth_k) is type(smooth_v) is type(return_lse) is bool and per_block_mean is None:
         return
-    values = {"is_causal": is_causal, "smooth_k": smooth_k, "smooth_v": smooth_v, "return_lse": return_lse, **others}
+    values = {"is_causal": is_causal, "smooth_k": smooth_k, "smooth_v": smooth_v, "return_lse": return_lse}
+    values["per_block_mean"] = True if per_block_mean is None else per_block_mean
     for name, value in values.items():
         if value is not True and value is not False:
             raise TypeError(f"{name}: expected True or False, got {value!r}")
