@@ -117,7 +117,7 @@ def choose(request: Request, gpu: Gpu, present: frozenset[str] | None = None) ->
     """
     name = "CPU" if gpu == CPU else "{}.{}".format(*gpu.capability)
     passed_over: list[str] = []
-    rows = _rows(request.function, request.pv_accum_dtype)
+    rows = [row for row in TABLE if (row.function, row.pv_accum_dtype) == (request.function, request.pv_accum_dtype)]
     for row in [row for row in rows if GPUS[row.gpus](gpu)] or [row for row in rows if not GPUS[KERNELS[row.kernel].gpus](gpu)]:
         lack = _lack(row.kernel, request, gpu, present)
         if lack is None:
@@ -142,10 +142,6 @@ def choose(request: Request, gpu: Gpu, present: frozenset[str] | None = None) ->
         f"{function}{option} cannot be served on {'the ' if gpu == CPU else 'compute capability '}{name}: "
         f"{'; '.join(dict.fromkeys(passed_over))}; {what}"
     )
-
-
-def _rows(function: str, pv_accum_dtype: str | None) -> tuple[Row, ...]:
-    return tuple(row for row in TABLE if (row.function, row.pv_accum_dtype) == (function, pv_accum_dtype))
 
 
 def _lack(name: str, request: Request, gpu: Gpu, present: frozenset[str] | None) -> str | None:
