@@ -304,13 +304,13 @@ class Sizes(NamedTuple):
         ]
 
 
-def sizes_of(kernel: str, *, few: Sizes, one: Sizes, others: Sizes) -> Sizes:
+def sizes_of(kernel: str, *, few: Sizes, others: Sizes) -> Sizes:
     """Sizes for a kernel: of few tokens, of one query over many keys, or of the kernels that quantise."""
     from . import dispatch
 
     if dispatch.FEW_TOKENS is None:
         return others
-    return {dispatch.FEW_TOKENS.name: few, dispatch.FEW_TOKENS.over_many_keys: one}.get(kernel, others)
+    return {dispatch.FEW_TOKENS.name: few, dispatch.FEW_TOKENS.over_many_keys: Sizes(8, 32, 1, 4096, 128)}.get(kernel, others)
 
 
 def error_of(kernel: str, device: str, form: str) -> float:
@@ -324,7 +324,7 @@ def error_of(kernel: str, device: str, form: str) -> float:
 
     causal = form == "causal"
     others = Sizes(1, 2, 500, 500, 64) if causal else Sizes(1, 2, 256, 4096, 128)
-    sizes = sizes_of(kernel, few=Sizes(64, 8, 16, 16, 64), one=Sizes(8, 32, 1, 4096, 128), others=others)
+    sizes = sizes_of(kernel, few=Sizes(64, 8, 16, 16, 64), others=others)
     q, k, v = sizes.tensors(device)
     offset = 2.0 if causal else 0.0  # of V
     if causal:
@@ -354,9 +354,7 @@ def speed_of(kernel: str, device: str) -> tuple[float, float]:
     256 of one query and 4096 keys."""
     import torch
 
-    sizes = sizes_of(
-        kernel, few=Sizes(4096, 8, 16, 16, 64), one=Sizes(8, 32, 1, 4096, 128), others=Sizes(1, 32, 4096, 4096, 128)
-    )
+    sizes = sizes_of(kernel, few=Sizes(4096, 8, 16, 16, 64), others=Sizes(1, 32, 4096, 4096, 128))
     q, k, v = sizes.tensors(device)
     rounds = 20
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
