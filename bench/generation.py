@@ -10,21 +10,18 @@ take longest in a step that writes a token, by PyTorch's profiler. Without a GPU
 
 from __future__ import annotations
 
-import argparse
 import json
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
-from measure import environment, relative_l1, result_file
+from measure import environment, parser_of, relative_l1
 from torch.profiler import ProfilerActivity, profile
 
 from sageattention import sageattn
 
-ROOT = Path(__file__).resolve().parent.parent
 ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"
 LAYERS, HEADS, KV_HEADS, WIDTH = (16, 16, 4, 2048) if ON_GPU else (2, 4, 2, 256)
@@ -96,11 +93,7 @@ def kernels(model: Any) -> dict[str, float]:
 
 def main() -> None:
     """Measure, print, write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--output", type=result_file, default=str(ROOT / "build" / "generation.json"), help="default: build/generation.json"
-    )
-    arguments = parser.parse_args()
+    arguments = parser_of("generation", __doc__).parse_args()
     torch.set_grad_enabled(False)
     about = {"transformers": transformers.__version__, **environment("python bench/generation.py")}
     model, logits = llama(), {}

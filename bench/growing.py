@@ -8,22 +8,19 @@ first call of a length, and at the second. cuDNN, which PyTorch takes by itself 
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from measure import bf16, environment, result_file
+from measure import bf16, environment, parser_of
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from sageattention import sageattn
 
-ROOT = Path(__file__).resolve().parent.parent
 LENGTHS = 32
 BATCH, HEADS, KV_HEADS, HEAD_DIM = 8, 32, 8, 128  # Llama 3.1 8B's
 
@@ -97,10 +94,7 @@ def measured(kind: Kind) -> Iterator[tuple[str, float, float]]:
 
 def main() -> None:
     """Measure, print, write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--output", type=result_file, default=str(ROOT / "build" / "growing.json"), help="default: build/growing.json"
-    )
+    parser = parser_of("growing", __doc__)
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
         parser.error("PyTorch finds no GPU here, and what is measured runs on one")

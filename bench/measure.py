@@ -25,9 +25,18 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 from accuracy import exact as exact  # others here take these too  # noqa: PLC0414
 from accuracy import relative_l1 as relative_l1  # noqa: PLC0414
 
+ROOT = Path(__file__).resolve().parent.parent
 ROUNDS = 3
 SECONDS = 0.25  # that a method is timed for
 ROWS = 256  # of the output, evenly spread, whose error is looked at
+
+
+def parser_of(script: str, description: str | None) -> argparse.ArgumentParser:
+    """What a benchmark is told: where its numbers go, by default below build/ by its name."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    file = f"build/{script}.json"
+    parser.add_argument("--output", type=result_file, default=str(ROOT / file), help=f"default: {file}")
+    return parser
 
 
 def result_file(name: str) -> Path:

@@ -13,7 +13,6 @@ Ctrl-C ends the measuring, not the command: what was measured is printed, writte
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import statistics
@@ -28,14 +27,13 @@ from typing import Any, NamedTuple
 import matplotlib as mpl
 import torch
 from matplotlib import pyplot
-from measure import each, environment, replayed, result_file, tried
+from measure import each, environment, parser_of, replayed, tried
 from rich.console import Console
 from rich.table import Table
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import sageattention
 
-ROOT = Path(__file__).resolve().parent.parent
 SECONDS = 0.1  # that a call is repeated for, each time, after half as long: a card that has just been idle runs above its sustained clocks
 GRAPH = 0.2  # milliseconds that a graph takes at least, if TOGETHER calls do
 TOGETHER = 10  # calls of a graph, at most
@@ -277,11 +275,7 @@ def draw(result: dict[str, Any], path: Path) -> None:
 
 def main() -> None:
     """Measure, print, write and draw."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--output", type=result_file, default=str(ROOT / "build" / "models.json"), help="default: build/models.json"
-    )
-    arguments = parser.parse_args()
+    arguments = parser_of("models", __doc__).parse_args()
     if not torch.cuda.is_available():
         sys.exit("models: needs an NVIDIA GPU, and PyTorch sees none here")
     where = environment("python bench/models.py")

@@ -10,7 +10,6 @@ ends the measuring, not the command.
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import sys
@@ -23,13 +22,12 @@ from typing import NamedTuple
 import matplotlib as mpl
 import torch
 from matplotlib import pyplot
-from measure import each, environment, replayed, result_file, under_load
+from measure import each, environment, parser_of, replayed, under_load
 from methods import ours
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from sageattention import _library
 
-ROOT = Path(__file__).resolve().parent.parent
 QUANTISED, IN_16_BITS = "sm90_qk_int8_pv_f16", "sm90_qk_f16_pv_f16"
 # That a call is repeated for, in each of three turns. In 0.02 the card draws more than its limit,
 # which flatters cuDNN's by a tenth and ours by a fiftieth.
@@ -175,11 +173,7 @@ def draw(rows: list[tuple[Problem, Times]], multiprocessors: int, title: str, pa
 
 def main() -> None:
     """Measure, write, draw and say what the choice costs."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--output", type=result_file, default=str(ROOT / "build" / "short.json"), help="default: build/short.json"
-    )
-    arguments = parser.parse_args()
+    arguments = parser_of("short", __doc__).parse_args()
     if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
         sys.exit("short: needs a GPU of compute capability 9.0, whose kernels these are")
     multiprocessors = torch.cuda.get_device_properties(0).multi_processor_count
