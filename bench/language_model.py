@@ -308,12 +308,9 @@ def markdown(result: dict[str, Any]) -> str:
 
 def draw(result: dict[str, Any], path: Path) -> None:
     """Error over sink mass: a point for each head of each layer."""
-    import matplotlib as mpl
-    from matplotlib import pyplot
+    from plot import save, subplots
 
-    mpl.use("Agg")
-    mpl.rcParams["svg.hashsalt"] = "sageattention"  # the same numbers give the same bytes
-    figure, axis = pyplot.subplots(figsize=(7, 4.5), layout="constrained")
+    figure, axis = subplots(figsize=(7, 4.5))
     for name in result["layers"][0]["relative_l1"]:
         points = [
             (m, e) for row in result["layers"] for m, e in zip(row["heads"], row["relative_l1_of_heads"][name], strict=True)
@@ -326,7 +323,7 @@ def draw(result: dict[str, Any], path: Path) -> None:
     axis.legend(fontsize=8)
     where = result["environment"]
     axis.set_title(f"every head of a small language model; {where['gpu']}, PyTorch {where['torch']}", fontsize=9)
-    figure.savefig(path, metadata={"Date": None})
+    save(figure, path)
 
 
 def main() -> None:

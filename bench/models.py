@@ -24,10 +24,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import matplotlib as mpl
 import torch
-from matplotlib import pyplot
 from measure import each, environment, parser_of, replayed, tried
+from plot import save, subplots
 from rich.console import Console
 from rich.table import Table
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -256,10 +255,8 @@ def measured(layer: Layer) -> dict[str, Any]:
 
 def draw(result: dict[str, Any], path: Path) -> None:
     """A bar a layer."""
-    mpl.use("Agg")
-    mpl.rcParams["svg.hashsalt"] = "sageattention"  # the same numbers give the same bytes
     rows = result["layers"][::-1]
-    figure, axis = pyplot.subplots(figsize=(10, 0.27 * len(rows) + 1.5), layout="constrained")
+    figure, axis = subplots(figsize=(10, 0.27 * len(rows) + 1.5))
     places = range(len(rows))
     for i, (label, shift) in enumerate((("events", 0.2), ("graphs", -0.2))):
         axis.barh([place + shift for place in places], [row["ratio"][i] for row in rows], height=0.38, label=label)
@@ -270,7 +267,7 @@ def draw(result: dict[str, Any], path: Path) -> None:
     axis.grid(axis="x", alpha=0.3)
     axis.legend(loc="lower right")
     axis.set_title(f"{result['environment']['gpu']}, PyTorch {result['environment']['torch']}, bf16", fontsize=10)
-    figure.savefig(path, metadata={"Date": None})
+    save(figure, path)
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Draws what `bench.py` measured: `plot.py bench/results/NAME.json` writes NAME.svg beside it."""
+"""Draws what `bench.py` measured: `plot.py bench/results/NAME.json` writes NAME.svg beside it. Others begin and end plots by it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,18 @@ from typing import Any
 
 import matplotlib as mpl
 from matplotlib import pyplot
+
+
+def subplots(*numbers: int, **options: Any) -> Any:
+    """A figure and its axes."""
+    mpl.use("Agg")
+    mpl.rcParams["svg.hashsalt"] = "sageattention"  # the same numbers give the same bytes
+    return pyplot.subplots(*numbers, layout="constrained", **options)
+
+
+def save(figure: Any, path: Path) -> None:
+    """As a file; of when it was made it says nothing."""
+    figure.savefig(path, metadata={"Date": None})
 
 
 def lines(result: dict[str, Any], head_dim: int, causal: bool) -> dict[str, list[tuple[int, float]]]:
@@ -35,9 +47,7 @@ def by_spread(result: dict[str, Any], head_dim: int) -> dict[tuple[str, str], li
 
 def draw(result: dict[str, Any], path: Path) -> None:
     """Speed at head_dim 128 and 64, causal or not, and error, over the sequence's length; speed over how far apart scores lie."""
-    mpl.use("Agg")
-    mpl.rcParams["svg.hashsalt"] = "sageattention"  # the same numbers give the same bytes
-    figure, axes = pyplot.subplots(1, 5, figsize=(22.5, 4.5), layout="constrained")
+    figure, axes = subplots(1, 5, figsize=(22.5, 4.5))
     for axis, (head_dim, causal) in zip(axes, ((128, False), (128, True), (64, False)), strict=False):
         for name, points in lines(result, head_dim, causal).items():
             axis.plot(
@@ -79,7 +89,7 @@ def draw(result: dict[str, Any], path: Path) -> None:
     figure.suptitle(
         f"{environment['gpu']}, PyTorch {environment['torch']}, {environment['kernels']}; batch 2, 32 heads (errors: 4), bf16 or as said"
     )
-    figure.savefig(path, metadata={"Date": None})
+    save(figure, path)
 
 
 def main() -> None:

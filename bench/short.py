@@ -19,11 +19,10 @@ from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
-import matplotlib as mpl
 import torch
-from matplotlib import pyplot
 from measure import each, environment, parser_of, replayed, under_load
 from methods import ours
+from plot import save, subplots
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from sageattention import _library
@@ -144,10 +143,8 @@ MARKS = {"quantised": "", "in_16_bits": "_"}
 
 def draw(rows: list[tuple[Problem, Times]], multiprocessors: int, title: str, path: Path) -> None:
     """Of self-attention, PyTorch's time over that of what is taken; a line where that does not quantise."""
-    mpl.use("Agg")
-    mpl.rcParams["svg.hashsalt"] = "sageattention"  # the same numbers give the same bytes
     ratios = {problem: times.pytorch / times.of(problem.taken(multiprocessors)) for problem, times in rows}
-    figure, axes = pyplot.subplots(2, 2, figsize=(11, 9), layout="constrained", sharex=True, sharey=True)
+    figure, axes = subplots(2, 2, figsize=(11, 9), sharex=True, sharey=True)
     for axis, (head_dim, causal) in zip(axes.flat, product((64, 128), (False, True)), strict=True):
         table = [[Problem(heads, heads, tokens, tokens, head_dim, causal) for heads in HEADS] for tokens in TOKENS]
         numbers = [[ratios.get(problem, float("nan")) for problem in row] for row in table]
@@ -168,7 +165,7 @@ def draw(rows: list[tuple[Problem, Times]], multiprocessors: int, title: str, pa
         shrink=0.6,
     )
     figure.suptitle(title, fontsize=10)
-    figure.savefig(path, metadata={"Date": None})
+    save(figure, path)
 
 
 def main() -> None:
