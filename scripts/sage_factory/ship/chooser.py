@@ -17,6 +17,7 @@ from packaging.utils import parse_wheel_filename
 from packaging.version import Version
 
 from sage_factory.what import matrix, offers
+from sage_factory.what.build import series_of
 
 TEMPLATE = Path(__file__).with_suffix(".html")
 SYSTEMS = {"linux_x86_64": "Linux x86-64", "linux_aarch64": "Linux ARM", "win_amd64": "Windows"}
@@ -59,8 +60,8 @@ def _note(series: str, cuda: str, system: str) -> str:
 def _pairs(first: str) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Each PyTorch of variants.yaml from `first` on, with its Pythons."""
     for torch in matrix.load().pytorch.values():
-        if not torch.version.endswith("+") and Version(torch.version) >= Version(first):
-            yield ".".join(torch.version.split(".")[:2]), torch.python
+        if not torch.stable_abi and Version(torch.version) >= Version(first):
+            yield series_of(torch.version), torch.python
 
 
 def page(offers: Iterable[Offer], folders: Iterable[str]) -> str:
