@@ -146,8 +146,7 @@ def groups(chosen: Iterable[Build], *, kernels: bool = False) -> list[tuple[Buil
 
 def targets(architectures: Iterable[str]) -> tuple[str, ...]:
     """Architectures as nvcc spells them: 8.0 → sm_80, 9.0a → sm_90a."""
-    table = load().architectures
-    return tuple(f"sm_{known('architecture', a, table).name.replace('.', '')}" for a in architectures)
+    return tuple(f"sm_{name.replace('.', '')}" for name in architectures)
 
 
 def kernel_sets(chosen: Iterable[Build], matrix: Matrix | None = None) -> list[dict[str, Any]]:
