@@ -163,13 +163,13 @@ def raster(*sides: int, queries: int = 48, seed: int = 0) -> Inputs:
     return Inputs(randn(1, 1, queries, 128, seed=seed), k, randn(1, 1, tokens, 128, seed=seed + 3))
 
 
-def turning_bias(tokens: int, bias: float, share: float, *, queries: int = 64) -> Inputs:
+def turning_bias(tokens: int, bias: float, share: float) -> Inputs:
     """Q and K are rotated, and K has a bias in a channel whose pair turns fast: no mean takes it off. Q is `share` of `randn` in that pair."""
     q, k = randn(1, 2, tokens, 128), randn(1, 1, tokens, 128, seed=1)
     k[..., 6] += bias
     q[..., 6:8] *= share
     q, k = (rotated(x, torch.arange(tokens)) for x in (q, k))
-    return Inputs(q[:, :, -queries:], k, randn(1, 1, tokens, 128, seed=2))
+    return Inputs(q[:, :, -64:], k, randn(1, 1, tokens, 128, seed=2))
 
 
 # A bias of K in such a channel, how large Q is there, and the largest error of kernels that leave P and V 16 bits.
@@ -182,11 +182,11 @@ def check_turning_bias(kernel: str, device: str, bias: float, share: float, limi
         check_error(kernel, inputs.to(device, dtype), limit)
 
 
-def mean_of_q(tokens: int, mean: float, channels: int, head_dim: int, *, queries: int = 64) -> Inputs:
+def mean_of_q(tokens: int, mean: float, channels: int, head_dim: int) -> Inputs:
     """Q has a mean in some channels, as heads of trained language models have in those that turn slowly."""
     q, k, v = (randn(1, 1 + (i == 0), tokens, head_dim, seed=i) for i in range(3))
     q[..., 3 : 3 + 11 * channels : 11] += mean
-    return Inputs(q[:, :, -queries:], k, v)
+    return Inputs(q[:, :, -64:], k, v)
 
 
 # Such a mean beside a standard deviation of 1, in how many channels, and the largest error of kernels that leave P and V 16 bits; without
@@ -200,14 +200,14 @@ def check_mean_of_q(kernel: str, device: str, mean: float, channels: int, limit:
         check_error(kernel, inputs, limit)
 
 
-def large_channels(tokens: int, of: str, head_dim: int, *, queries: int = 64) -> Inputs:
+def large_channels(tokens: int, of: str, head_dim: int) -> Inputs:
     """Every 16th channel of Q, of K or of both is ten times as large as the others."""
     q, k, v = (randn(1, 1 + (i == 0), tokens, head_dim, seed=i) for i in range(3))
     if "q" in of:
         q[..., ::16] *= 10
     if "k" in of:
         k[..., ::16] *= 10
-    return Inputs(q[:, :, -queries:], k, v)
+    return Inputs(q[:, :, -64:], k, v)
 
 
 # Of which, and the largest error of kernels that leave P and V 16 bits; without rotation 0.03 to 0.05, of both 0.014 to 0.03.
