@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
         for group in wanted:
             made = packages.of(group[0], kernels_only=args.kernels)
             with clock.step("verifying"):
-                refuse({path: verify.verify_conda(path) for path in made})
+                refuse(verify.named(made))
             if not args.kernels:
                 made += packed(group, made, staging, clock, console)
             ready += [path for path in made if path not in ready]
@@ -104,21 +104,21 @@ def requested(args: argparse.Namespace) -> list[tuple[Build, ...]]:
 def packed(group: Sequence[Build], packages: Sequence[Path], staging: Path, clock: Clock, console: Console) -> list[Path]:
     """One verified wheel per Python, in `staging`."""
     cubins, operators = packages
-    made: dict[Path, list[str]] = {}
+    made: list[Path] = []
+    faults: list[str] = []
     for build in track(group, f"wheels (PyTorch {group[0].torch}, CUDA {group[0].cuda})", console=console):
         with clock.step("packing"):
-            path = wheels.emit(operators, cubins, build=build, out_dir=staging)
+            made.append(wheels.emit(operators, cubins, build=build, out_dir=staging))
         with clock.step("verifying"):
-            made[path] = verify.verify_wheel(path)
-    refuse(made)
-    return list(made)
+            faults += verify.named(made[-1:])
+    refuse(faults)
+    return made
 
 
-def refuse(faults: Mapping[Path, Sequence[str]]) -> None:
+def refuse(faults: Sequence[str]) -> None:
     """BuildError if there are any."""
-    said = [f"  {path.name}: {fault}" for path, found in faults.items() for fault in found]
-    if said:
-        raise BuildError("verification found faults, so nothing was put into dist/:\n" + "\n".join(said))
+    if faults:
+        raise BuildError("verification found faults, so nothing was put into dist/:\n" + "\n".join(faults))
 
 
 def show(console: Console, made: Sequence[Path], steps: Mapping[str, tuple[float, float]]) -> None:

@@ -27,10 +27,7 @@ def run(args: argparse.Namespace) -> int:
     if not packages:
         raise FactoryError(f"{args.dist} holds no conda package of operators: `build` makes them")
     pairs = [(operators, collect.kernels_of(operators)) for operators in packages]
-    faults = [
-        f"  {path.name}: {fault}" for path in {path for pair in pairs for path in pair} for fault in verify.verify_conda(path)
-    ]
-    if faults:
+    if faults := verify.named({path for pair in pairs for path in pair}):
         raise FactoryError("faults were found, so nothing was laid:\n" + "\n".join(sorted(faults)))
     for operators, cubins in pairs:
         print(hub.lay(operators, cubins, args.out))

@@ -7,7 +7,7 @@ import csv
 import email
 import hashlib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from email.message import Message
 from pathlib import Path
@@ -316,3 +316,8 @@ def verify(path: Path) -> list[str]:
     if path.suffix == ".conda":
         return verify_conda(path)
     return [f"{path.name} is neither a wheel (.whl) nor a conda package (.conda)"]
+
+
+def named(paths: Iterable[Path]) -> list[str]:
+    """The faults of several, each a line with the file's name."""
+    return [f"  {path.name}: {fault}" for path in paths for fault in verify(path)]

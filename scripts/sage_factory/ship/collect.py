@@ -117,8 +117,7 @@ def kernels_of(operators: Path) -> Path:
 
 def _verified(found: Collection) -> Iterator[str]:
     # What was released is as it is, whatever rules have come since.
-    for path in (path for path in found.files if path.name not in found.earlier):
-        yield from (f"  {path.name}: {fault}" for fault in verify.verify(path))
+    yield from verify.named(path for path in found.files if path.name not in found.earlier)
     with tempfile.TemporaryDirectory() as scratch:
         for group in found.groups:
             for build, path in zip(group.builds, group.wheels, strict=True):

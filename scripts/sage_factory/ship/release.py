@@ -137,7 +137,7 @@ def write(release: Release, folder: Path) -> list[Path]:
             else:
                 offered.append(wheels.for_index(path, build=build, out_dir=out, index_url=release.index_url))
     new = [path for path in offered if path.name not in there]
-    if faults := [f"  {path.name}: {fault}" for path in new for fault in verify.verify_wheel(path)]:
+    if faults := verify.named(new):
         raise ReleaseError("the wheels for pip's indexes have faults:\n" + "\n".join(faults))
     # Of a name there is one file in a release, and what an index has says where that is.
     names = {path.name for path in offered}
