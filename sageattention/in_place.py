@@ -34,8 +34,8 @@ def scaled_dot_product_attention(
 
     PyTorch's are: tensors that are not on a GPU of compute capability 8.0 or later, gradients, dropout, head_dims over 256, float64,
     other than four dimensions, nested tensors and other classes of tensors, heads that are broadcast, a last dimension with strides,
-    models that are exported to ONNX. Within `torch.vmap` tensors do not say whether they want gradients: unless nothing does, as within
-    `torch.no_grad()`, those calls are PyTorch's too.
+    K of no tokens, models that are exported to ONNX. Within `torch.vmap` tensors do not say whether they want gradients: unless nothing
+    does, as within `torch.no_grad()`, those calls are PyTorch's too.
 
     Args:
         query: [batch, q_heads, qo_len, head_dim].

@@ -40,7 +40,9 @@ def resolved(name: str) -> str:
     try:
         return git("rev-parse", "--verify", "--quiet", f"{name}^{{commit}}")
     except GitError as error:
-        raise GitError(f"there is no commit {name} here: `git fetch --unshallow --tags` may bring it") from error
+        raise GitError(
+            f"there is no commit {name} here: `git fetch --tags` may bring it, in a shallow clone `git fetch --unshallow --tags`"
+        ) from error
 
 
 def holding(commit: str, refs: Sequence[str]) -> list[str]:

@@ -112,8 +112,8 @@ class Step:
 
 
 def plan(manifest: Manifest, name: str, arguments: Sequence[str] = (), environment: str | None = None) -> list[Step]:
-    """The steps of task `name` in order: what it depends on comes first, each once. Asked for --help, a task needs nothing of that,
-    which takes minutes; pixi runs it all the same.
+    """The steps of task `name` in order: what it depends on comes first, each once. Asked for --help, a task is run without those,
+    which take minutes: one that wants a wheel says so if no build has left one. pixi runs them all the same.
     """
     steps: list[Step] = []
     _add(manifest, name, arguments, environment, steps, ())
