@@ -376,8 +376,9 @@ class _Rows:
         """
         quorum = rows_of_warp(torch.ones_like(few), warp_m) / TWICE.quorum
         candidates, between, subnormal = (rows_of_warp(x, warp_m) for x in (jumped | few, between, subnormal))
-        far_apart = (between >= TWICE.between * candidates) & (subnormal >= between) & (subnormal <= TWICE.tail * between)
-        in_vain = (rows_of_warp(returned, warp_m) >= quorum) & (TWICE.quorum * between >= candidates)
+        no_gap = (TWICE.quorum * between >= candidates) & (subnormal <= TWICE.tail * between)
+        far_apart = no_gap & (between >= TWICE.between * candidates) & (subnormal >= between)
+        in_vain = (rows_of_warp(returned, warp_m) >= quorum) & no_gap
         self.in_vain = self.in_vain + in_vain.float()
         many = candidates >= quorum
         credit = self.in_vain < TWICE.in_vain + block // TWICE.pardon

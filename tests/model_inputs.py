@@ -130,6 +130,12 @@ def check_lone_sinks(kernel: str, device: str, name: str, tokens: int) -> None:
     assert error(kernel, inputs, mask, smooth_v=False) <= (f8 if "f8" in kernel else 0.03)
 
 
+def check_sinks_in_a_row(kernel: str, device: str, mass: float, tokens: int) -> None:
+    """One in each of five blocks of keys that follow each other: a base that comes back is the next one's, not in vain."""
+    inputs = sink(tokens, mass, seats=(0, 70, 140, 210, 280), queries=32).to(device, torch.bfloat16)
+    assert error(kernel, inputs, smooth_v=False) <= (0.046 if "f8" in kernel else 0.03)
+
+
 def check_long_sink(kernel: str, device: str, dtype: torch.dtype, *, tokens: int, queries: int) -> None:
     """Behind it the other keys have a ten millionth of a row each: where FP16 has next to no numbers if the sink's is 1."""
     inputs = sink(tokens, 0.99, queries=queries).to(device, dtype)

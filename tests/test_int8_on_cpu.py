@@ -171,6 +171,13 @@ def test_lone_sinks(kernel: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("kernel", F8)
+@pytest.mark.parametrize("mass", [0.9, 0.99])
+@pytest.mark.usefixtures("as_operators")
+def test_sinks_in_a_row(kernel: str, mass: float) -> None:
+    model_inputs.check_sinks_in_a_row(kernel, "cpu", mass, 640)
+
+
+@pytest.mark.parametrize("kernel", F8)
 @pytest.mark.usefixtures("as_operators")
 def test_sinks_of_many_keys(kernel: str) -> None:
     """Between keys that take nearly all of a row lie some that take little: to be seen in whichever lanes they are."""

@@ -44,6 +44,12 @@ def test_several_sinks(kernel: str, seats: tuple[int, ...], likes: int, spread: 
 
 
 @kernels
+@pytest.mark.parametrize("mass", [0.9, 0.99])
+def test_sinks_in_a_row(kernel: str, mass: float) -> None:
+    model_inputs.check_sinks_in_a_row(kernel, "cpu", mass, 1024)
+
+
+@kernels
 @pytest.mark.parametrize("name", model_inputs.LONE_SINKS)
 def test_lone_sinks(kernel: str, name: str) -> None:
     model_inputs.check_lone_sinks(kernel, "cpu", name, 2048)

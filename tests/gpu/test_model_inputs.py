@@ -52,6 +52,12 @@ def test_several_sinks(kernel: str, seats: tuple[int, ...], likes: int, spread: 
     model_inputs.check_sinks(kernel, "cuda", seats, likes, spread)
 
 
+@pytest.mark.parametrize("mass", [0.9, 0.99])
+@pytest.mark.parametrize("tokens", [640, 1024])
+def test_sinks_in_a_row(kernel: str, mass: float, tokens: int) -> None:
+    model_inputs.check_sinks_in_a_row(kernel, "cuda", mass, tokens)
+
+
 @pytest.mark.parametrize("tokens", [1024, 16384])
 @pytest.mark.parametrize("name", model_inputs.LONE_SINKS)
 def test_lone_sinks(kernel: str, name: str, tokens: int) -> None:

@@ -115,11 +115,12 @@ struct MmaSyncConfig : Kernel {
   // add up to kSettled.
   // Where scores are merely far apart all that would come back in every block: taken in two, a row has a base 2^kRest lower, and the next
   // block raises it. Then there are keys all the way down, where a sink leaves a gap. So none are taken in two if they have kBetween keys a row, in
-  // the mean, that are neither near the row's largest nor small, and so many that are small but not nothing, to kTail times as many: beside the
+  // the mean, that are neither near the row's largest nor small, and as many that are small but not nothing, to kTail times as many: beside the
   // former, what is rounded counts for little. Of one row or of very few keys that cannot be told. So within kRecent blocks a rise is no jump;
-  // and where it befalls one row in kQuorum, and one candidate in kQuorum has a key between, the first block was taken in two in
-  // vain. That, and taking in two fewer rows than one in kQuorum, may happen kInVain times, and once more in kPardon blocks. Beside
-  // sums of more than kEnough small keys count for nothing, and float32 cannot lower a base beyond kLargestBase by kRest.
+  // and where it befalls one row in kQuorum, and there is no gap (one candidate in kQuorum has a key between, and there are kTail times as
+  // many small ones at most), the first block was taken in two in vain. That, and taking in two fewer rows than one in kQuorum, may
+  // happen kInVain times, and once more in kPardon blocks. Beside sums of more than kEnough small keys count for nothing, and float32 cannot
+  // lower a base beyond kLargestBase by kRest.
   static constexpr bool kTwice = kValues == Values::kE4m3;
   static constexpr float kRest = 14.0f;
   static constexpr float kRestBelow = 0x1p-6f;

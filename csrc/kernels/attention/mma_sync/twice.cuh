@@ -146,8 +146,9 @@ __device__ __forceinline__ uint32_t rows_in_two(const Tile& tile, const KeyBlock
   const auto many = [&](uint32_t bits) { return count_rows<Config>(bits) * Config::kQuorum >= rows; };
   const int candidates = count_rows<Config>(notes.jumped | notes.few);
   const int counts = __reduce_add_sync(0xffffffffu, notes.between), between = counts & 0xffff, small = counts >> 16;
-  const bool far_apart = between >= Config::kBetween * candidates && small >= between && small <= Config::kTail * between;
-  notes.in_vain += many(notes.returned) && Config::kQuorum * between >= candidates;
+  const bool no_gap = Config::kQuorum * between >= candidates && small <= Config::kTail * between;
+  const bool far_apart = no_gap && between >= Config::kBetween * candidates && small >= between;
+  notes.in_vain += many(notes.returned) && no_gap;
   const bool together = candidates * Config::kQuorum >= rows, credit = notes.in_vain < Config::kInVain + block.index / Config::kPardon;
   uint32_t in_two = far_apart ? 0 : (together || credit ? notes.jumped : 0) | (together && credit ? notes.few : 0);
   notes.jumped = notes.few = notes.returned = 0;
