@@ -199,6 +199,25 @@ def test_a_value_that_is_no_number(kernel: str, smooth_v: bool) -> None:
     model_inputs.check_bad_value(kernel, "cpu", smooth_v=smooth_v)
 
 
+def check_far_apart(kernels: Kernels, kernel: str, *head_dims: int) -> None:
+    """Scores whose standard deviation is 3: which rows are taken in two is the reference's to say."""
+    for head_dim in head_dims:
+        q, k, v = inputs(1, 1, 1, 140, 700, head_dim, head_dim)
+        case = Case(*(x.to(TYPES[head_dim]) for x in (q * 3**0.5, k * 3**0.5, v)))
+        case.check(kernels, kernel, 3e-3, largest_lse=0.05)
+
+
+@pytest.mark.parametrize("kernel", F8)
+def test_scores_far_apart(kernel: str, ada: Kernels) -> None:
+    check_far_apart(ada, kernel, *TYPES)
+
+
+def test_other_rows_in_two_are_seen(faulty: Kernels) -> None:
+    faulty.change("attention/mma_sync/twice.cuh", "in_two = far_apart ? 0 : ", "in_two = ")
+    with pytest.raises(AssertionError, match="differs"):
+        check_far_apart(faulty, F8[0], *TYPES)
+
+
 def coarse(unit: float, times: float, head_dim: int) -> Case:
     """Rows whose scores are some hundreds of units of `unit` log2 units or less, in turn with rows whose scores are not coarse. Of the second 64
     keys the first 16 are the least of all, and the others `times` as large as the rest; the last 32 are to the rows that are not coarse
