@@ -536,11 +536,11 @@ def attention(
                 jumps = small & (rows.leapt | (rows.first & fours.any(dim=-1, keepdim=True)))
                 leaves_few = small & look & (2 * fours.sum(dim=-1, keepdim=True) >= fours.shape[-1])
                 jumped, few = jumped | jumps, few | leaves_few
-                near, normal, some = (
+                large, normal, some = (
                     (jumps | leaves_few) * (rounded >= least).sum(dim=-1, keepdim=True)
                     for least in (1.0, TWICE.below, TWICE.least)
                 )
-                between, subnormal = between + normal - near, subnormal + some - normal
+                between, subnormal = between + normal - large, subnormal + some - normal
                 returned |= grown & ~first & recent
                 near = added_by_thread(p) >= TWICE.near * (added_by_thread(visible.float()) - TWICE.few)
                 waits = ~small & near.all(dim=-1, keepdim=True) & (rows.base != NEVER) & (rows.sum < 4 * TWICE.settled)

@@ -78,14 +78,15 @@ def sink(
     return Inputs(q, k, v)
 
 
+IN_A_ROW = (0, 70, 140, 210, 280)  # one in each of five blocks of keys that follow each other
 # Where sinks are, and how far apart the other scores: after one block of keys was looked through twice others are to be.
 SINKS = [
     ((0, 300, 600, 900, 1200, 2000, 3000), 1, 1.0),
     ((60, 70), 1, 1.0),
     ((2600, 2630), 1, 1.0),
     ((3, 70, 500, 2100), 1, 1.0),
-    ((0, 70, 140, 210, 280), 1, 1.0),
-    ((0, 70, 140, 210, 280), 1, 1.4),
+    (IN_A_ROW, 1, 1.0),
+    (IN_A_ROW, 1, 1.4),
     ((0,), 1, 1.4),
     ((1000,), 1, 1.4),
     ((1000,), 8, 1.0),
@@ -131,8 +132,8 @@ def check_lone_sinks(kernel: str, device: str, name: str, tokens: int) -> None:
 
 
 def check_sinks_in_a_row(kernel: str, device: str, mass: float, tokens: int) -> None:
-    """One in each of five blocks of keys that follow each other: a base that comes back is the next one's, not in vain."""
-    inputs = sink(tokens, mass, seats=(0, 70, 140, 210, 280), queries=32).to(device, torch.bfloat16)
+    """A base that comes back is the next one's: the block before was not taken in two in vain."""
+    inputs = sink(tokens, mass, seats=IN_A_ROW, queries=32).to(device, torch.bfloat16)
     assert error(kernel, inputs, smooth_v=False) <= (0.046 if "f8" in kernel else 0.03)
 
 
