@@ -45,7 +45,7 @@ class Precision(NamedTuple):
     sums: torch.dtype = torch.float32  # what products of the keys that are gathered are added in
     twice: bool = False  # blocks in which one key outweighs others are taken a second time
     smooths: bool = False  # V's mean can be subtracted
-    first_apart: bool = False  # the first key's value is multiplied as it is
+    first_apart: bool = False  # the value of the first key that is seen is left out: it is multiplied as it is
 
 
 class Twice(NamedTuple):
@@ -171,6 +171,11 @@ def only_seen(x: torch.Tensor, seen: torch.Tensor | None) -> torch.Tensor:
     return x if seen is None else x.masked_fill(~seen[:, None, :, None], 0.0)
 
 
+def first_seen(seen: torch.Tensor | None, batch: int) -> torch.Tensor:
+    """The first key of each batch element that is seen, 0 if none is: [batch] int64."""
+    return torch.zeros(batch, dtype=torch.int64) if seen is None else seen.int().argmax(dim=1)
+
+
 def typical(x: torch.Tensor) -> torch.Tensor:
     """Size of most channels, which a few large ones hardly move; times head_dim squared. x: [..., head_dim], not negative."""
     return x.sqrt().sum(dim=-1, keepdim=True).square()
@@ -261,7 +266,6 @@ class Values(NamedTuple):
     scale: torch.Tensor  # [batch, heads, blocks of 64 keys, head_dim], in SCALE_UNIT where V is scaled
     mean: torch.Tensor  # [batch, heads, 1, head_dim]
     smoothed: torch.Tensor  # [batch, heads, kv_len] bool: the mean was subtracted
-    first: torch.Tensor  # [batch, heads, 1, head_dim] float32: of the first key what `data` lacks, in SCALE_UNIT
 
 
 def quantise_v(v: torch.Tensor, precision: Precision, *, smooth_v: bool, seen: torch.Tensor | None = None) -> Values:
@@ -270,27 +274,25 @@ def quantise_v(v: torch.Tensor, precision: Precision, *, smooth_v: bool, seen: t
     blocks = -(-v.shape[2] // BLOCK_N)
     mean = torch.zeros_like(values[:, :, :1])
     smoothed = torch.zeros(v.shape[:3], dtype=torch.bool)
-    first = torch.zeros_like(mean)
     if precision.dtype is None or precision.largest_v is None:
-        return Values(values, values.new_ones(*v.shape[:2], blocks, v.shape[3]), mean, smoothed, first)
+        return Values(values, values.new_ones(*v.shape[:2], blocks, v.shape[3]), mean, smoothed)
+    kept = seen
+    if precision.first_apart:
+        every = torch.ones(v.shape[0], v.shape[2], dtype=torch.bool) if seen is None else seen
+        kept = every.scatter(1, first_seen(seen, v.shape[0])[:, None], False)
     if smooth_v and precision.smooths:
         mean, spread = sampled_mean(values, seen=seen)
         mean = mean.masked_fill(~(mean.abs() > WORTH_IT * spread), 0.0)  # also of NaN and infinity
         # Of 64 channels each.
         parts = [
             torch.nn.functional.pad(x.abs() / 1024, (0, -v.shape[3] % 64)).unflatten(3, (-1, 64))
-            for x in (only_seen(values, seen), only_seen(values - mean, seen))
+            for x in (only_seen(values, kept), only_seen(values - mean, kept))
         ]
         before, after = (x.sum(dim=4) for x in parts)
         grown = torch.nn.functional.pad((after > GROWTH * before).any(dim=3), (0, blocks * BLOCK_N - v.shape[2]))
-        if precision.first_apart:
-            grown[:, :, :1] = False
         smoothed = ~grown.unflatten(2, (blocks, BLOCK_N)).any(dim=3).repeat_interleave(BLOCK_N, 2)[:, :, : v.shape[2]]
         values = torch.where(smoothed.unsqueeze(3), values - mean, values)
-    if precision.first_apart:
-        first = values[:, :, :1] / SCALE_UNIT
-        values = torch.cat([torch.zeros_like(first), values[:, :, 1:]], dim=2)
-    values = only_seen(values, seen)
+    values = only_seen(values, kept)
     padded = torch.nn.functional.pad(values, (0, 0, 0, -v.shape[2] % BLOCK_N)).unflatten(2, (blocks, BLOCK_N))
     magnitude = padded.abs().amax(dim=3).clamp_min(SMALLEST_V)
     if precision.dtype == torch.float16:  # powers of two, of which nothing is rounded
@@ -300,7 +302,7 @@ def quantise_v(v: torch.Tensor, precision: Precision, *, smooth_v: bool, seen: t
     else:
         factor, scale = precision.largest_v / magnitude, magnitude * (1.0 / precision.largest_v / SCALE_UNIT)
     factor = factor.repeat_interleave(BLOCK_N, 2)[:, :, : v.shape[2]]
-    return Values((values * factor).to(precision.dtype).float(), scale, mean, smoothed, first)
+    return Values((values * factor).to(precision.dtype).float(), scale, mean, smoothed)
 
 
 def weigh(p: torch.Tensor, v: torch.Tensor) -> torch.Tensor:

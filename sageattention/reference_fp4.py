@@ -14,6 +14,7 @@ from .reference import (
     NEVER,
     SCALE_UNIT,
     Precision,
+    first_seen,
     mask_log2,
     only_seen,
     quantise_v,
@@ -165,9 +166,10 @@ def attention(
         scores = scores.masked_fill(torch.arange(kv_len) > torch.arange(qo_len)[:, None], -math.inf)
     scores = torch.nn.functional.pad(scores, (0, whole), value=-math.inf)[..., order]
 
-    # The first key is apart: where it is far above the others, they would be below all that a base so high leaves.
-    first_score = scores[..., :1].clone()
-    scores[..., :1] = -math.inf
+    # The first key that is seen is apart: where it is far above the others, they would be below all that a base so high leaves.
+    first_key = first_seen(seen, v.shape[0])
+    apart = torch.argsort(order)[first_key].view(-1, 1, 1, 1, 1).expand(*scores.shape[:-1], 1)
+    first_score, scores = scores.gather(-1, apart), scores.scatter(-1, apart, -math.inf)
     base = torch.full_like(q_unit, NEVER)  # what probabilities are relative to, in log2 units
     total, total_smoothed = torch.zeros_like(q_unit), torch.zeros_like(q_unit)
     out = q_unit.new_zeros(*queries.shape[:-1], v.shape[-1])
@@ -197,8 +199,9 @@ def attention(
     if kv_len:
         raised = torch.maximum(base, first_score)
         factor, first = torch.exp2(base - raised), torch.exp2(first_score - raised)
-        base, out = raised, out * factor + weigh(first, values.first.unsqueeze(2))
-        total, total_smoothed = total * factor + first, total_smoothed * factor + first * smoothed[..., :1]
+        value = torch.stack([of_element[:, key] for of_element, key in zip(v.float(), first_key, strict=True)])
+        base, out = raised, out * factor + weigh(first, value[:, :, None, None] / SCALE_UNIT)
+        total, total_smoothed = total * factor + first, total_smoothed * factor
 
     shift = (queries.float() * scale_log2 * k_mean.float().unsqueeze(2)).sum(dim=-1, keepdim=True)  # as in reference.py
     empty = total == 0.0

@@ -103,6 +103,7 @@ void run(Call& call, const Tensor& out, const Tensor& lse, const std::optional<T
     extended.q_mean = workspace.q_mean;
     extended.mean_scores = workspace.mean_scores;
     extended.means = call.means();
+    extended.seen = looked.seen;
     launch_it(&extended);
   } else if (!kernel.wgmma_int8) {
     launch_it(&params);

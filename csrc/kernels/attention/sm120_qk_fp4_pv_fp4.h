@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kernels/attention/mma_sync/layout.h"
+#include "kernels/mask/seen_keys.h"
 #include "kernels/quant/fp4.h"
 
 namespace sage {
@@ -14,7 +15,7 @@ struct Sm120QkFp4PvFp4 : MmaSyncBlocks {
     return (Fp4::k_block(head_dim) + Fp4::v_block(head_dim) + scale_bytes(head_dim) + kMeanScoreBytes + 1023) / 1024 * 1024;
   }
   static constexpr int kMagnitudeBytes = 64;             // of Q, of each warp
-  static constexpr int kFirstScoreBytes = kBlockM * 4;  // of each row with a sequence's first key
+  static constexpr int kFirstScoreBytes = kBlockM * 4;  // of each row with the first key that any sees
   static constexpr int shared_bytes(int head_dim) {
     return kStages * stage_bytes(head_dim) + kTileBytes + kMagnitudeBytes + kFirstScoreBytes;
   }
@@ -24,6 +25,7 @@ struct Sm120QkFp4PvFp4 : MmaSyncBlocks {
     const uint8_t* q_mean;     // as Means leaves it
     const float* mean_scores;  // as QuantKFp4 leaves them
     int32_t means;             // of a head, or of a packed sequence: one for each kBlockM rows, or 1
+    SeenKeys::Words seen;      // as quantisation was told
   };
 };
 

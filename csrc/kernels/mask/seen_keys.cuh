@@ -15,6 +15,19 @@ struct SeenByQueries {
   __device__ __forceinline__ uint32_t word(int key) const { return words[key / SeenKeys::kKeys * SeenKeys::kWords + SeenKeys::word(key)]; }
   __device__ __forceinline__ bool operator()(int key) const { return words == nullptr || (word(key) >> SeenKeys::bit(key) & 1) != 0; }
 
+  // The first of `keys` that is seen; 0 if none is. By a whole warp.
+  __device__ __forceinline__ int first(int keys) const {
+    if (words == nullptr) return 0;
+    const int tiles = (keys + SeenKeys::kKeys - 1) / SeenKeys::kKeys;
+#pragma unroll 1
+    for (int tile = 0; tile < tiles; tile += 32) {
+      const int mine = tile + static_cast<int>(threadIdx.x) % 32;
+      const uint32_t seen = __ballot_sync(0xffffffffu, mine < tiles && count(mine) > 0);
+      if (seen != 0) return key(tile + __ffs(seen) - 1, 0);
+    }
+    return 0;
+  }
+
   // Only where `words` is not null.
   __device__ __forceinline__ uint4 tile(int index) const { return reinterpret_cast<const uint4*>(words)[index]; }
   __device__ __forceinline__ int count(int index) const {

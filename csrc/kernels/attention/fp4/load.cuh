@@ -4,6 +4,7 @@
 #include "kernels/attention/fp4/config.cuh"
 #include "kernels/attention/mma_sync/load.cuh"
 #include "kernels/attention/sm120_qk_fp4_pv_fp4.h"
+#include "kernels/mask/seen_keys.cuh"
 
 namespace sage {
 
@@ -14,6 +15,7 @@ struct Fp4Tile : Tile {
   const uint8_t* v_scale;
   const float* mean_scores;
   int64_t q_mean;  // index of its rows' mean
+  int apart;       // key that is set apart: the first that some query of the batch element or sequence sees
 
   template <typename Config>
   static __device__ __forceinline__ Fp4Tile find(const typename Config::Params& p, int index) {
@@ -30,6 +32,7 @@ struct Fp4Tile : Tile {
       const int64_t head_blocks = slots(p.kv_len, p.batch, QuantKInt8::kSpanN) * (QuantKInt8::kSpanN / QuantKInt8::kBlockN);
       tile.mean_scores = p.mean_scores + (tile.kv_block + (tile.head - tile.kv_head) * head_blocks) * Config::kBlockN;
     }
+    tile.apart = SeenByQueries(p.seen, tile.batch).first(p.kv_len);
     return tile;
   }
 };

@@ -81,15 +81,19 @@ __device__ __forceinline__ void exponentiate(LogScores<Config>& scores, float un
   }
 }
 
-// Puts a row's score with a sequence's first key aside, for add_first_key: where it is far above the others, as of an attention sink, they would
-// be below all that a base so high leaves.
+// Puts a row's score with the first key that is seen aside, which is this column of the chunk, for add_first_key: where it is far above the
+// others, as of an attention sink, they would be below all that a base so high leaves.
 template <typename Config>
-__device__ __forceinline__ void set_first_apart(int m, float unit, uint32_t first_scores, LogScores<Config>& scores) {
-  const bool mine = threadIdx.x % 4 == 0;  // the lanes that have column 0
+__device__ __forceinline__ void set_first_apart(int m, int column, float unit, uint32_t first_scores, LogScores<Config>& scores) {
+  const int own = column - static_cast<int>(threadIdx.x) % 4 * 2;
 #pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    if (mine) ptx::store_shared_float(first_scores + (2 * m + i) * 32, scores[0][2 * i] * unit);
-    scores[0][2 * i] = mine ? -INFINITY : scores[0][2 * i];
+  for (int n = 0; n < Config::kNFragments; ++n) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if (own != n * 8 + i % 2) continue;
+      ptx::store_shared_float(first_scores + (2 * m + i / 2) * 32, scores[n][i] * unit);
+      scores[n][i] = -INFINITY;
+    }
   }
 }
 
@@ -108,9 +112,10 @@ __device__ __forceinline__ void softmax_fp4(const typename Config::Params& p, co
       for (int m = 0; m < Config::kMFragments; ++m) hide<Config>(p, tile, block, m, first_key + chunk * Config::kChunkN, scores[m]);
       unit = 1.0f;
     }
-    if (chunk == 0 && first_key == 0) {
+    const int column = tile.apart - first_key - chunk * Config::kChunkN;
+    if (__builtin_expect(column >= 0 && column < Config::kChunkN, 0)) {
 #pragma unroll
-      for (int m = 0; m < Config::kMFragments; ++m) set_first_apart<Config>(m, unit, first_scores, scores[m]);
+      for (int m = 0; m < Config::kMFragments; ++m) set_first_apart<Config>(m, column, unit, first_scores, scores[m]);
     }
 #pragma unroll
     for (int m = 0; m < Config::kMFragments; ++m) exponentiate<Config>(scores[m], unit, m, chunk, state, probabilities);

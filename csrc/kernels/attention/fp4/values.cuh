@@ -50,7 +50,7 @@ __device__ __forceinline__ void accumulate_fp4(const Fp4Probabilities<Config>& p
   }
 }
 
-// Adds what quant_kv_fp4 and softmax_fp4 leave out: a sequence's first key, its value as it is, its probability in float32. Where all rows like that
+// Adds what quant_kv_fp4 and softmax_fp4 leave out: the first key that any query sees, its value as it is, its probability in float32. Where all rows like that
 // key, as an attention sink, it is most of the output, and among 15 larger values it would be rounded away.
 template <typename Config>
 __device__ __forceinline__ void add_first_key(const typename Config::Params& p, const Fp4Tile& tile, uint32_t first_scores, int positive,
@@ -65,7 +65,6 @@ __device__ __forceinline__ void add_first_key(const typename Config::Params& p, 
   }
   if (!__any_sync(0xffffffffu, seen)) return;  // there may be none
 
-  const bool smoothed = p.v_mean != nullptr && *reinterpret_cast<const float*>(tile.v_scale + Config::kUnsmoothedFlag) == 0.0f;  // in its block
   float first[Config::kRows];  // its probability
 #pragma unroll
   for (int row = 0; row < Config::kRows; ++row) {
@@ -74,7 +73,7 @@ __device__ __forceinline__ void add_first_key(const typename Config::Params& p, 
     state.base[row] = base;
     float* sums = state.sums[row / 2] + row % 2 * 2;
     sums[0] = sums[0] * factor + first[row];
-    sums[1] = sums[1] * factor + (smoothed ? first[row] : 0.0f);
+    sums[1] *= factor;
 #pragma unroll
     for (int d = 0; d < Config::kOFragments; ++d) {
 #pragma unroll
@@ -82,17 +81,14 @@ __device__ __forceinline__ void add_first_key(const typename Config::Params& p, 
     }
   }
   using Element = typename Config::Element;
-  const auto* v = reinterpret_cast<const uint16_t*>(row_pointer<Element>(p.v, tile.batch, tile.kv_head, tile.kv_token));
-  const float* mean = p.v_mean + tile.kv_mean * Config::kHeadDim;
+  const auto* v = reinterpret_cast<const uint16_t*>(row_pointer<Element>(p.v, tile.batch, tile.kv_head, tile.kv_token + tile.apart));
 #pragma unroll
   for (int d = 0; d < Config::kOFragments; ++d) {
     if (!one_lot_after_the_other(positive)) continue;
 #pragma unroll
     for (int odd = 0; odd < 2; ++odd) {
       const int channel = d * 8 + lane % 4 * 2 + odd;
-      float value = channel < p.v_head_dim ? Pair<Element>::unpack(v[channel]).x : 0.0f;
-      if (smoothed) value -= mean[channel];
-      value *= 1.0f / QuantV::kScaleUnit;
+      const float value = channel < p.v_head_dim ? Pair<Element>::unpack(v[channel]).x * (1.0f / QuantV::kScaleUnit) : 0.0f;
 #pragma unroll
       for (int row = 0; row < Config::kRows; ++row) {
         if (first[row] != 0.0f) state.out[row / 2][d][row % 2 * 2 + odd] += first[row] * value;  // the value need not be a number where nobody sees it
