@@ -80,14 +80,7 @@ def resolved(
         elif name == "output_dtype":
             pass  # until all names are known
         elif name in OPTIONS:
-            served, otherwise = OPTIONS[name]
-            try:
-                asks_nothing = value in served
-            except (RuntimeError, ValueError):  # arrays of several numbers are equal to none
-                asks_nothing = False
-            if not asks_nothing:
-                expected = " or ".join(map(repr, served))
-                raise ValueError(f"{name}: expected {expected}, got {validation.shown(value)}; {otherwise}")
+            check_option(name, value)
         else:
             _refuse(function, name)
     if others.get("output_dtype") is not None:
@@ -95,6 +88,18 @@ def resolved(
     if others.get("causal"):
         _check_causal(arguments["q"], arguments["k"], arguments["v"], tensor_layout)
     return arguments["q"], arguments["k"], arguments["v"], arguments["is_causal"], arguments["sm_scale"]
+
+
+def check_option(name: str, value: object) -> None:
+    """Raise ValueError if an option of `OPTIONS` asks for something."""
+    served, otherwise = OPTIONS[name]
+    try:
+        asks_nothing = value in served
+    except (RuntimeError, ValueError):  # arrays of several numbers are equal to none
+        asks_nothing = False
+    if not asks_nothing:
+        expected = " or ".join(map(repr, served))
+        raise ValueError(f"{name}: expected {expected}, got {validation.shown(value)}; {otherwise}")
 
 
 def _refuse(function: Callable[..., object], name: str) -> NoReturn:

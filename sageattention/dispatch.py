@@ -13,7 +13,7 @@ import torch
 
 from . import _library, aliases, validation
 from .kernels import CPU, GPUS, Capability, Gpu, Kernel, Row
-from .table import ELSEWHERE, FEW_TOKENS, KERNELS, PACKED, SERVED_AS, TABLE
+from .table import ELSEWHERE, FEW_TOKENS, KERNELS, PACKED, PER_BLOCK_MEAN, SERVED_AS, TABLE
 
 if TYPE_CHECKING:
     from typing import Callable
@@ -277,7 +277,7 @@ def explain(
             three dimensions that of the function for packed sequences.
         smooth_v, per_block_mean: those too, of functions that have them: they change no choice.
         function: the name of the function that is called, if not the package's first.
-        pv_accum_dtype: its argument of that name; the default if None.
+        pv_accum_dtype: its argument of that name; the default if None. Of functions that take it but choose as they do, it changes nothing.
         architecture: a compute capability such as "8.9", to ask about another GPU, a GeForce where there are such, as if every kernel
             were installed for it; the device of the tensors if None.
 
@@ -293,6 +293,8 @@ def explain(
     packed = function == PACKED or (function == FIRST and isinstance(q, torch.Tensor) and q.dim() == 3)
     validation.one_of("tensor_layout", tensor_layout, ("HND", "NHD"))
     validation.flags(is_causal, smooth_k, smooth_v, return_lse, per_block_mean)
+    if per_block_mean is not None and (packed or function not in PER_BLOCK_MEAN):
+        raise TypeError(f"{PACKED if packed else function}() has no argument 'per_block_mean'")
     q, k, v = aliases.alike(q, k, v)
     validation.tensors(q, k, v, "packed" if packed else tensor_layout)
     if sm_scale is not None:
@@ -304,9 +306,11 @@ def explain(
     if attn_mask is not None:
         validation.mask(attn_mask, q, k, tensor_layout)
     if pv_accum_dtype is not None:
-        if not (allowed := ACCUMULATORS.get(function)):
-            raise TypeError(f"{function}() has no argument 'pv_accum_dtype'")
-        validation.one_of("pv_accum_dtype", pv_accum_dtype, allowed)
+        if allowed := ACCUMULATORS.get(function):
+            validation.one_of("pv_accum_dtype", pv_accum_dtype, allowed)
+        else:
+            aliases.check_option("pv_accum_dtype", pv_accum_dtype)
+            pv_accum_dtype = None
     function = SERVED_AS.get(function, function)
     if pv_accum_dtype is None:
         pv_accum_dtype = next(iter(ACCUMULATORS[function]), None)

@@ -86,6 +86,8 @@ FEW_TOKENS = FewTokens(
     short="sm90_qk_f16_pv_f16",
 )
 
+PER_BLOCK_MEAN: tuple[str, ...] = ()  # functions that have the argument of this name
+
 # Options of single kernels' functions, which the others take as SageAttention does, and choose as they always do: as `aliases.OPTIONS`.
 OPTIONS: dict[str, tuple[tuple[object, ...], str]] = {
     "pv_accum_dtype": (("fp32", "fp32+fp32", "fp32+fp16", "fp16+fp32", "fp16"), "the kernel's sums are of its own"),

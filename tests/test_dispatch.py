@@ -237,8 +237,13 @@ def test_explain_refuses_what_the_call_refuses() -> None:
     packed = [x[0].transpose(0, 1) for x in (Q, K, V)]
     for function in ("sageattn", "sageattn_qk_int8_pv_fp16_triton", "sageattn_varlen"):
         tensors = packed if function == "sageattn_varlen" else [Q, K, V]
-        with pytest.raises(TypeError, match=rf"{function}\(\) has no argument 'pv_accum_dtype'"):
-            explain(*tensors, function=function, pv_accum_dtype="fp32")
+        assert explain(*tensors, function=function, pv_accum_dtype="fp16") == explain(*tensors, function=function)
+        with pytest.raises(
+            ValueError, match=r"pv_accum_dtype: expected 'fp32' or .*, got 'fp8'; the kernel's sums are of its own"
+        ):
+            explain(*tensors, function=function, pv_accum_dtype="fp8")
+        with pytest.raises(TypeError, match=rf"{function}\(\) has no argument 'per_block_mean'"):
+            explain(*tensors, function=function, per_block_mean=True)
     with pytest.raises(ValueError, match=r"q: expected 3 dimensions \[tokens, heads, head_dim\], got 4"):
         explain(Q, K, V, function="sageattn_varlen")
     with pytest.raises(ValueError, match=r"q: expected 4 dimensions \[batch, heads, tokens, head_dim\], got 3"):

@@ -346,6 +346,11 @@ def test_explain() -> None:
     assert explain(Q, K, V, per_block_mean=False, smooth_v=True).gpu == "CPU"
     with pytest.raises(TypeError, match="per_block_mean: expected True or False, got 1"):
         explain(Q, K, V, per_block_mean=1)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"sageattn3_varlen\(\) has no argument 'per_block_mean'"):
+        explain(*(PACKED[name] for name in "qkv"), per_block_mean=True)
+    assert explain(Q, K, V, pv_accum_dtype="fp32+fp16") == explain(Q, K, V)
+    with pytest.raises(ValueError, match=r"pv_accum_dtype: expected 'fp32' or .*, got 'fp16'; sums are in float32 here"):
+        explain(Q, K, V, pv_accum_dtype="fp16")
     for architecture in ("12.0", "12.1"):
         choice = explain(Q, K, V, architecture=architecture)
         assert (choice.kernel, choice.gpu) == (KERNEL, architecture)

@@ -17,6 +17,7 @@ TABLE = (
 SERVED_AS = {"sageattn3_varlen": "sageattn3_blackwell"}
 PACKED = "sageattn3_varlen"  # the one for packed sequences
 FEW_TOKENS = None  # no kernel for calls of few tokens
+PER_BLOCK_MEAN = ("sageattn3_blackwell",)  # functions that have the argument of this name
 
 # Options of other functions that ask nothing of these, as `aliases.OPTIONS`: of sageattention's, which programs hand to this one too.
 OPTIONS: dict[str, tuple[tuple[object, ...], str]] = {
