@@ -117,7 +117,7 @@ KernelStore::Used& KernelStore::used(int index) {
   if (best == 0) {
     throw std::runtime_error(SAGE_PACKAGE ": no kernel for compute capability " + std::to_string(major) + "." +
                              std::to_string(minor) + " (device " + std::to_string(index) + "); this build has " +
-                             join(architectures_) + " in " + directory_);
+                             join(architectures_) + " in " + directory_ + ". `python -m " SAGE_PACKAGE "` says what to install");
   }
   // Retained for the life of the process, as PyTorch does.
   driver.check(driver.cuDevicePrimaryCtxRetain(&device.context, index), "retaining the device's primary context");
