@@ -289,9 +289,11 @@ def test_what_a_withdrawn_release_alone_holds_is_yanked(order: int) -> None:
     withdrawn = release("v2.2.0", asset(both), asset(alone)) | {"body": "Withdrawn: too <slow>\n\nNotes."}
     found = indexes.links([good, withdrawn][::order])
     assert {link.name: link.yanked for link in found} == {both: None, alone: "too <slow>"}
-    page = indexes.pages(found)["cu12/sageattention/index.html"]
+    pages = indexes.pages(found)
+    page = pages["cu12/sageattention/index.html"]
     assert page.count("data-yanked") == page.count('data-yanked="too &lt;slow&gt;"') == 1
     assert f'href="https://example.org/v2.2.0-build.1/{both}#' in page, "taken of the good one"
+    assert (both in pages["index.html"], alone in pages["index.html"]) == (True, False), "nobody is offered what is yanked"
 
 
 def test_a_release_for_a_pytorch_that_is_built_no_more_stays_listed() -> None:
