@@ -14,7 +14,7 @@ from sage_factory import child
 from sage_factory.clock import Clock
 from sage_factory.make import packages
 from sage_factory.what import inputs, matrix
-from sage_factory.with_what import channel
+from sage_factory.with_what import channel, venvs
 
 
 def test_packages_already_there_are_not_built_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,6 +146,38 @@ def test_what_variants_yaml_says_of_a_build_is_in_its_name(
     changed = dataclasses.replace(table, **more)
     monkeypatch.setattr(matrix, "load", lambda: changed)
     build = next(one for one in changed.all_builds if (one.cuda, one.torch, one.python) == ("12.8", "2.8.0", "3.12"))
+    after = [one.path.name for one in found._planned(build)]
+    assert [old != new for old, new in zip(before, after, strict=True)] == [kernels, True]
+
+
+@pytest.mark.parametrize(
+    ("changed", "kernels"),
+    [("shim", True), ("toolkit", True), ("ptx", True), ("architectures", True), ("compiler", False), ("lock", False)],
+)
+def test_what_a_build_from_pypi_is_made_with_is_in_its_name(
+    changed: str, kernels: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a package that was made with another would be taken for it, and not built again."""
+    monkeypatch.setattr(channel, "compiler", lambda: channel.Compiler("gcc", "g++", "12.2.0"))
+    build = matrix.builds(platform="linux-64", cuda="12.8", torch="2.8.0", python="3.12")[0]
+    found = packages.Packages("pypi", Console(quiet=True), Clock(), lambda _path: [])
+    before = [one.path.name for one in found._planned(build)]
+    other = tmp_path / "other"
+    other.write_text("other")
+    if changed == "shim":
+        monkeypatch.setattr(channel, "SHIM", other)
+    elif changed == "toolkit":
+        table = matrix.load()
+        cuda = dataclasses.replace(table.cuda["12.8"], pypi={**table.cuda["12.8"].pypi, "nvidia-cuda-nvrtc-cu12": "12.8.99"})
+        one = dataclasses.replace(table, cuda={**table.cuda, "12.8": cuda})
+        monkeypatch.setattr(matrix, "load", lambda: one)
+    elif changed == "compiler":
+        monkeypatch.setattr(channel, "compiler", lambda: channel.Compiler("gcc", "g++", "12.3.0"))
+    elif changed == "lock":
+        lock_file = venvs.lock_file
+        monkeypatch.setattr(venvs, "lock_file", lambda name: other if name == "torch-2.8.0" else lock_file(name))
+    else:
+        build = dataclasses.replace(build, **{changed: getattr(build, changed)[1:]})
     after = [one.path.name for one in found._planned(build)]
     assert [old != new for old, new in zip(before, after, strict=True)] == [kernels, True]
 
