@@ -183,6 +183,67 @@ def test_what_has_been_served_is_served_again(long_way: list[str], layout: str, 
     assert long_way
 
 
+@pytest.fixture
+def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tensors of a CPU say that they are on a GPU, those of one element on another."""
+    monkeypatch.setattr(torch.Tensor, "get_device", lambda x: int(x.numel() == 1), raising=False)
+
+
+def key_of(**changes: Any) -> Any:
+    """What is remembered of a call by, so changed."""
+    half = {name: torch.zeros(1, 2, 70, 64).half() for name in "qkv"}
+    arguments = {**half, "mask": None, **{name: x for name, x in changes.items() if name in (*"qkv", "mask")}}
+    options = {name: x for name, x in changes.items() if name not in arguments}
+    asked = _call.Asked("sageattn", None, "HND", is_causal=False, return_lse=False, smooth_k=True)._replace(**options)
+    return _call._key(asked, *arguments.values())
+
+
+@pytest.mark.usefixtures("on_a_gpu")
+def test_calls_of_other_kernels_or_options_have_other_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel and options are taken by the key alone."""
+    wide = torch.zeros(1, 2, 70, 60).half()
+    mask = torch.ones(70, 70, dtype=torch.bool)
+    keys = [
+        key_of(),
+        key_of(function="sageattn_qk_int8_pv_fp16_cuda"),
+        key_of(pv_accum_dtype="fp32"),
+        key_of(tensor_layout="NHD"),
+        key_of(is_causal=True),
+        key_of(return_lse=True),
+        key_of(smooth_k=False),
+        key_of(smooth_v=True),
+        key_of(per_block_mean=True),
+        key_of(per_block_mean=False),
+        key_of(**{name: torch.zeros(1, 2, 70, 64).bfloat16() for name in "qkv"}),
+        key_of(q=wide, k=wide),
+        key_of(v=wide),
+        *(key_of(mask=mask.to(dtype)) for dtype in (torch.bool, torch.float16, torch.float32)),
+    ]
+    monkeypatch.setattr(torch.Tensor, "get_device", lambda _: 1)
+    keys.append(key_of())
+    assert None not in keys
+    assert len(set(keys)) == len(keys)
+    assert key_of(sm_scale=0.5) == key_of(sm_scale=2.0) == keys[-1], "a number of the call, which the operator is told"
+
+
+@pytest.mark.usefixtures("on_a_gpu")
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"sm_scale": math.inf}, {"sm_scale": math.nan}, {"sm_scale": 1}, {"sm_scale": "1"}, {"is_causal": 1}, {"smooth_k": None},
+        {"return_lse": 0}, {"per_block_mean": 1}, {"pv_accum_dtype": 32}, {"tensor_layout": ["HND"]}, {"qk_quant_gran": None},
+        {"k": torch.zeros(1).half()}, {"v": torch.zeros(1, 1, 1, 1).half()}, {"k": torch.zeros(1, 1, 1, 1).half()},
+        {"mask": torch.ones(1, dtype=torch.bool)}, {"mask": torch.nn.Parameter(torch.zeros(70))}, {"mask": [True] * 70},
+        {"q": torch.zeros(70, 64).half()}, {"v": torch.zeros(70, 64).half()}, {"v": torch.nn.Parameter(torch.zeros(1, 2, 70, 64).half())},
+        {name: torch.zeros(1, 2, 70, 64) for name in "qkv"},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_is_unusual_has_no_key(change: dict[str, Any]) -> None:
+    """The long way refuses it, or converts it."""
+    assert key_of(**change) is None
+
+
 def test_what_becomes_another_is_not_remembered_as_it_came(monkeypatch: pytest.MonkeyPatch) -> None:
     """Under autocast, or with a batch of one: the operator would refuse what came, each time."""
     monkeypatch.setattr(_call, "_key", lambda _asked, q, *_: (q.dtype,))
