@@ -129,6 +129,22 @@ def test_refuses_packages_of_another_build(tmp_path: Path, field: str, value: st
     assert not list(tmp_path.glob("*.whl"))
 
 
+def test_refuses_kernels_of_another_cuda(tmp_path: Path) -> None:
+    files = samples.cubin_set()
+    files["manifest.json"] = json.dumps({**json.loads(files["manifest.json"]), "cuda": "12.9"}).encode()
+    packages = samples.operators_conda(tmp_path), samples.cubins_conda(tmp_path, files)
+    with pytest.raises(wheels.WheelError, match=r"holds kernels of CUDA 12\.9, but a wheel for CUDA 12\.8 was asked for"):
+        wheels.emit(*packages, build=samples.build(), out_dir=tmp_path)
+    assert not list(tmp_path.glob("*.whl"))
+
+
+def test_what_python_compiled_is_not_packed(tmp_path: Path) -> None:
+    files = samples.operators() | {"site-packages/sageattention/__pycache__/core.cpython-312.pyc": b"of another machine"}
+    packages = samples.operators_conda(tmp_path, files), samples.cubins_conda(tmp_path)
+    wheel = wheels.emit(*packages, build=samples.build(), out_dir=tmp_path / "out")
+    assert wheel.read_bytes() == samples.a_wheel(tmp_path).read_bytes()
+
+
 def test_refuses_the_packages_in_the_wrong_order(tmp_path: Path) -> None:
     with pytest.raises(wheels.WheelError, match=r"does not hold _build\.json"):
         wheels.emit(
