@@ -145,6 +145,15 @@ def test_other_tools_make_another_channel(pypi: Path, monkeypatch: pytest.Monkey
     assert channel.lay(matrix.host_platform(), torch=TORCH, report=silent) != first
 
 
+def test_whatever_is_in_a_package_is_in_its_digest() -> None:
+    """By which a channel is found again."""
+    one = channel.Thin("one", "1", ["python 3.11.*"], {"bin/a": Path("/a")}, {"bin/b": "b"})
+    others = [channel.Thin("two", "1"), channel.Thin("one", "2"), channel.Thin("one", "1", ["python 3.12.*"]),
+              channel.Thin("one", "1", links={"bin/a": Path("/b")}), channel.Thin("one", "1", texts={"bin/b": "a"})]  # fmt: skip
+    changed = [channel.Thin(*(getattr(other, name) or getattr(one, name) for name in vars(one))) for other in others]
+    assert len({thin.digest() for thin in (one, *changed)}) == 6
+
+
 def test_as_a_command_it_waits_for_a_build(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     held: list[Path] = []
 

@@ -152,6 +152,18 @@ def test_the_whole_pytorch_is_taken_where_it_is_there(monkeypatch: pytest.Monkey
     assert made == ["torch-2.7.0-cpu"]
 
 
+def test_by_another_way_of_making_it_it_is_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after an update of the checkout, which may leave out other parts."""
+    monkeypatch.setattr(venvs, "complete", lambda _name: False)
+    made_of: list[str] = []
+    monkeypatch.setattr(venvs, "keep", lambda _name, digest, _fill: made_of.append(digest))
+    (tmp_path / "other.py").write_text("# another way", encoding="utf-8")
+    for file in (cpu_torch.__file__, cpu_torch.__file__, str(tmp_path / "other.py")):
+        monkeypatch.setattr(cpu_torch, "__file__", file)
+        cpu_torch.ensure("torch-2.8.0")
+    assert made_of[0] == made_of[1] != made_of[2]
+
+
 @linux
 def test_any_compiler_will_do_and_none_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CC", raising=False)

@@ -130,6 +130,19 @@ def test_an_environment_is_made_once_and_again_when_its_lock_changes(place: Path
     assert quick == ["small", "small"]
 
 
+def test_for_another_python_or_neighbour_an_environment_is_made_anew(
+    place: Path, quick: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    venvs.ensure("small")
+    venvs.ensure("small", beside=["other"])
+    assert len(quick) == 2, "it does not see that neighbour's packages"
+    assert (venvs.complete("small"), venvs.complete("small", beside=["other"])) == (False, True)
+    monkeypatch.setattr(sys, "version", "3.99.0")
+    assert not venvs.complete("small", beside=["other"])
+    venvs.ensure("small", beside=["other"])
+    assert len(quick) == 3
+
+
 def test_where_it_was_moved_to_an_environment_is_made_anew(
     place: Path, quick: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
