@@ -132,6 +132,33 @@ def test_each_inability_leads_to_the_next_row() -> None:
         assert f"  not {HOPPER}: {lack}" in str(choice).splitlines()
 
 
+def test_what_v_and_a_mask_are_leads_to_the_next_row_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of `explain` and of the call: V's head_dim by itself, and float32, which is computed as bfloat16, by its mask."""
+    called: list[str] = []
+
+    def operator(q: torch.Tensor, *arguments: Any, **_named: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        called.append(arguments[-1])
+        return q, q
+
+    monkeypatch.setattr(_ops, "attention", operator)
+    monkeypatch.setattr(dispatch, "gpu_of", lambda *_: (dispatch.Gpu((9, 0)), frozenset(dispatch.KERNELS)))
+    dispatch.forget()
+    mask = torch.zeros(TOKENS, TOKENS)
+    of_float32 = [x.float() for x in (Q, K, V)]
+    calls: list[tuple[list[torch.Tensor], torch.Tensor | None, str]] = [
+        ([Q, K, V], None, HOPPER),
+        ([Q, K, V[..., :60]], None, F16),
+        (of_float32, mask.bfloat16(), HOPPER),
+        (of_float32, mask, F16),
+        (of_float32, mask.half(), F16),
+    ]
+    for (q, k, v), attn_mask, kernel in calls:
+        assert explain(q, k, v, attn_mask=attn_mask).kernel == kernel
+        sageattn(q, k, v, attn_mask=attn_mask)
+        assert called.pop() == kernel
+    dispatch.forget()
+
+
 @pytest.mark.parametrize(("function", "allowed"), [("sageattn", True), ("sageattn_qk_int8_pv_fp16_cuda", False)])
 def test_the_operator_is_told(function: str, allowed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     called: list[Any] = []
@@ -336,6 +363,19 @@ def test_a_geforce_is_told_by_its_name(monkeypatch: pytest.MonkeyPatch, name: st
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: name)
     gpu, present = dispatch.gpu_of("cuda", None)
     assert dispatch.choose(dispatch.Request("sageattn"), gpu, present).kernel == expected
+
+
+@pytest.mark.usefixtures("an_ada_gpu")
+@pytest.mark.parametrize(("index", "asked"), [(None, 1), (0, 0), (2, 2)])
+def test_a_gpu_is_that_of_the_tensors(monkeypatch: pytest.MonkeyPatch, index: int | None, asked: int) -> None:
+    """Whichever is the current one, which stands for none."""
+    capabilities = [(9, 0), (8, 9), (8, 0)]
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: capabilities[index])
+    monkeypatch.setattr(dispatch, "kernel_folder", lambda index: f"of GPU {index}")
+    monkeypatch.setattr(_library, "kernels", {f"of GPU {index}": frozenset({str(index)}) for index in range(3)})
+    gpu, present = dispatch.gpu_of("cuda", index)
+    assert (gpu.capability, present) == (capabilities[asked], frozenset({str(asked)}))
 
 
 @pytest.mark.usefixtures("an_ada_gpu")
