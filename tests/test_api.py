@@ -248,9 +248,10 @@ def test_neither_autocast_nor_the_default_dtype_changes_the_reference(function: 
     q, k, v = qkv(1, 2, 70, 64, dtype=torch.bfloat16)
     mask = randn(70, 70) < 0.5
     expected = function(q, k, v, attn_mask=mask, return_lse=True)
+    lengths = torch.tensor([0, 2], dtype=torch.int32)
     with torch.autocast("cpu", dtype=dtype, enabled=dtype != torch.float64):
         results = [function(q, k, v, attn_mask=mask, return_lse=True)]
-    lengths = torch.tensor([0, 2], dtype=torch.int32)
+        in_autocast = sageattn_varlen(q[0], k[0], v[0], lengths, lengths, 2, 2, return_lse=True)
     torch.set_default_dtype(dtype)
     try:
         results.append(function(q, k, v, attn_mask=mask, return_lse=True))
@@ -260,6 +261,7 @@ def test_neither_autocast_nor_the_default_dtype_changes_the_reference(function: 
     for result in results:
         assert all(torch.equal(x, y) and x.dtype == y.dtype for x, y in zip(result, expected, strict=True))
     assert packed[1].dtype == torch.float32
+    assert all(torch.equal(x, y) and x.dtype == y.dtype for x, y in zip(in_autocast, packed, strict=True))
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)
@@ -405,9 +407,11 @@ def test_flops_are_counted_as_of_pytorchs_own() -> None:
     assert counted(sageattn, q, k, v) == counted(sageattn, q, k, v, is_causal=True) == own
     assert counted(sageattn, *(x.transpose(1, 2) for x in (q, k, v)), tensor_layout="NHD") == own
     assert counted(sageattn, q, k[:, :2], v[:, :2]) == own
+    assert counted(sageattn, q, k, v[..., :16]) == 2 * 4 * 30 * 50 * (64 + 16) * 2
     cu_seqlens = torch.tensor([0, 10, 40], dtype=torch.int32)
     packed = randn(40, 4, 64), randn(40, 4, 64), randn(40, 4, 64), cu_seqlens, cu_seqlens, 30, 30
     assert counted(sageattn_varlen, *packed) == (10 * 10 + 30 * 30) * 4 * (64 + 64) * 2
+    assert counted(sageattn_varlen, *packed[:2], packed[2][..., :16], *packed[3:]) == (10 * 10 + 30 * 30) * 4 * (64 + 16) * 2
     with FakeTensorMode():
         fake: list[Any] = [torch.empty(40, 4, 64, dtype=torch.float16) for _ in range(3)]
         fake += [torch.empty(3, dtype=torch.int32) for _ in range(2)]

@@ -300,6 +300,23 @@ def test_packed_sequences_are_each_for_itself(dtype: torch.dtype, is_causal: boo
             assert torch.equal(got_lse, expected_lse[0])
 
 
+def test_starts_of_any_strides_reach_the_operator_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a column: the kernels read them one after the other."""
+    seen: list[tuple[int, ...]] = []
+    operator = _ops.attention_varlen
+
+    def spy(*arguments: Any) -> Any:
+        seen.extend(x.stride() for x in arguments[3:5])
+        return operator(*arguments)
+
+    monkeypatch.setattr(_ops, "attention_varlen", spy)
+    q, k, v = (randn(70, 2, 64, seed=seed, dtype=torch.float16) for seed in range(3))
+    starts = torch.tensor([[0, 0], [30, 40], [70, 70]], dtype=torch.int32)
+    out: Any = sageattn_varlen(q, k, v, starts[:, 0], starts[:, 1], 40, 40)
+    assert seen == [(1,), (1,)]
+    assert torch.equal(out, sageattn_varlen(q, k, v, cumulative([30, 40]), cumulative([40, 30]), 40, 40))
+
+
 def test_thousands_of_short_sequences() -> None:
     lengths = [i % 4 for i in range(2000)]
     q, k, v = (randn(sum(lengths), 2, 32, seed=seed) for seed in range(3))
