@@ -260,6 +260,27 @@ def test_what_becomes_another_is_not_remembered_as_it_came(monkeypatch: pytest.M
     assert len(dispatch.SERVED) == 1
 
 
+def test_a_batch_of_one_is_everybodys_after_a_call_of_its_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The operator is asked at once, and refuses it as it came."""
+    monkeypatch.setattr(_call, "_key", lambda _asked, q, *_: (q.dtype,))
+    monkeypatch.setattr(_call, "_operator_checks", lambda *_: True)
+    operator = _ops._attention
+
+    def strict(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *others: Any) -> Any:
+        if not q.shape[0] == k.shape[0] == v.shape[0]:
+            raise RuntimeError("the operator's own words")
+        return operator(q, k, v, *others)
+
+    monkeypatch.setattr(_ops, "_attention", strict)
+    q, k, v = (torch.randn(3, 2, 70, 64).half() for _ in range(3))
+    sageattn(q, k, v)
+    assert dispatch.SERVED
+    expected = sageattn(q, *(x[:1].expand(3, -1, -1, -1) for x in (k, v)))
+    assert same(sageattn(q, k[:1], v[:1]), expected)
+    with pytest.raises(ValueError, match="k: expected batch 3 as q, got 2"):
+        sageattn(q, k[:2], v[:2])
+
+
 @GUARDS
 @pytest.mark.usefixtures("cpu_is_served")
 @pytest.mark.parametrize("change", UNUSUAL)
