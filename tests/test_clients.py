@@ -320,6 +320,13 @@ def test_two_masks() -> None:
         function(Q, K, V, HIDDEN, attn_mask=HIDDEN)
 
 
+@pytest.mark.parametrize("mask", [None, HIDDEN])
+def test_own_names_beside_a_mask_that_came_fourth(mask: torch.Tensor | None) -> None:
+    function: Any = sageattn
+    named: dict[str, Any] = {"is_causal": True, "sm_scale": 0.3}
+    assert torch.equal(function(Q, K, V, mask, **named), sageattn(Q, K, V, attn_mask=mask, **named))
+
+
 @pytest.mark.parametrize("function", FUNCTIONS)
 def test_other_functions_in_its_place(function: Callable[..., Any]) -> None:
     """By keyword; by position the others of this package have other arguments fourth to sixth, and say so."""
@@ -426,6 +433,8 @@ def test_causal_is_flash_attns(layout: str) -> None:
         assert torch.equal(function(shorter, k, v, layout, causal=False), function(shorter, k, v, layout))
         with pytest.raises(ValueError, match="causal: expected as many queries as keys, got 40 and 50: flash-attn"):
             function(shorter, k, v, layout, causal=True)
+        with pytest.raises(ValueError, match="causal: expected as many queries as keys, got 50 and 40: flash-attn"):
+            function(q, *(x[:, :, :40] if layout == "HND" else x[:, :40] for x in (k, v)), layout, causal=True)
 
 
 def test_lengths_out_of_a_table() -> None:
