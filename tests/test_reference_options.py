@@ -255,6 +255,14 @@ def test_float32_of_any_strides_reaches_the_operator_with_rows(
     assert torch.equal(out, sageattn(half, half, half).float())
 
 
+def test_a_single_channel_may_have_any_stride() -> None:
+    """As of a transposed tensor: there is no next element."""
+    q, k, v = (randn(1, 2, 1, 40, seed=seed, dtype=torch.float16).transpose(2, 3) for seed in range(3))
+    assert q.stride(3) != 1
+    expected: Any = sageattn(*(x.clone(memory_format=torch.contiguous_format) for x in (q, k, v)))
+    assert torch.equal(sageattn(q, k, v), expected)
+
+
 def test_float32_is_computed_as_bfloat16() -> None:
     q, k, v = (randn(1, 2, 40, 64, seed=seed, dtype=torch.float32) for seed in range(3))
     out, lse = sageattn(q, k, v, return_lse=True)
