@@ -63,6 +63,13 @@ def test_every_cuda_of_the_table_has_its_own_architectures(folder: Path) -> None
         assert said.split(";") == list(cuda.architectures)
 
 
+def test_a_cuda_that_the_table_has_not_has_the_newest_ones_architectures(folder: Path) -> None:
+    one = engine.render(PINNING | {"cuda_compiler_version": ["99.0"]}, folder / "recipe.yaml")["sageattention-cubins"]
+    env = one.recipe.to_dict()["build"]["script"]["env"]
+    newest = list(matrix.load().cuda.values())[-1]
+    assert (env["SAGE_ARCHITECTURES"].split(";"), env["SAGE_PTX"].split(";")) == ([*newest.architectures], [*newest.ptx])
+
+
 def test_it_has_what_conda_forge_asks_for(folder: Path) -> None:
     text = (folder / "recipe.yaml").read_text(encoding="utf-8")
     recipe = yaml.safe_load(text)

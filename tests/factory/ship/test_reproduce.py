@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -153,6 +154,39 @@ def test_environments_are_shared_with_a_checkout_that_would_make_the_same(
         monkeypatch.setattr(venvs, name, value)
     with reproduce.checkout(first) as place:
         assert (place / ".venvs" / "build").is_symlink() == (code == "as here")
+
+
+def test_an_environment_that_is_not_whole_is_not_shared(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other checkout makes its own, and leaves this one's alone."""
+    first = commit(repository, {"locks/build.txt": "", "venvs.py": "as here"})
+    monkeypatch.setattr(reproduce, "ROOT", repository)
+    for name, value in (
+        ("LOCKS", (repository / "locks",)),
+        ("__file__", str(repository / "venvs.py")),
+        ("complete", lambda _: False),
+    ):
+        monkeypatch.setattr(venvs, name, value)
+    with reproduce.checkout(first) as place:
+        assert not (place / ".venvs" / "build").is_symlink()
+
+
+@pytest.mark.parametrize("channel", ["pypi", "conda-forge"])
+def test_a_build_has_the_files_own_time_and_environment(channel: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Mapping[str, str]] = []
+
+    def run(command: Sequence[str], *, env: Mapping[str, str], **_options: object) -> subprocess.CompletedProcess[str]:
+        asked.append(env)
+        return subprocess.CompletedProcess(command, 0)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setenv("SAGEATTENTION_CHANNEL", channel)
+    mine = ("SOURCE_DATE_EPOCH", "PIXI_PROJECT_ROOT", "VIRTUAL_ENV")
+    for name in mine:
+        monkeypatch.setenv(name, "1600000000")
+    assert reproduce.build(tmp_path, ["--cuda", "12.8"]) == tmp_path / "dist"
+    (environment,) = asked
+    assert "PATH" in environment
+    assert not environment.keys() & {*mine}
 
 
 def test_what_cannot_be_built_again(repository: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
