@@ -127,10 +127,12 @@ def test_the_next_build_finishes_what_a_killed_one_was_renaming(tmp_path: Path, 
     code = KILLED.format(scripts=str(SCRIPTS), work=str(place.WORK), ready=ready, dist=str(dist))
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -signal.SIGKILL
     assert (dist / place.JOURNAL).is_file()
-    (place.WORK / "staging-left").mkdir()
-    place.recover(dist, place.WORK / "staging-own")
+    own = place.WORK / "staging-own"
+    for staging in (own, place.WORK / "staging-left"):
+        staging.mkdir()
+    place.recover(dist, own)
     assert builds(dist) == {NEW}
-    assert not list(place.WORK.iterdir())
+    assert list(place.WORK.iterdir()) == [own]
 
 
 @pytest.mark.parametrize("old", [False, True])

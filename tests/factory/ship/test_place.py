@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
 from pathlib import Path
 
@@ -71,6 +72,17 @@ def test_kernels_that_another_package_asks_for_stay(tmp_path: Path) -> None:
     place.place(ready(tmp_path / "one", "aaaa", "270"), dist)
     place.place(ready(tmp_path / "two", "bbbb", "280"), dist)
     assert {p.name.split("_h")[1][:4] for p in (dist / "conda" / "noarch").glob("*.conda")} == {"aaaa", "bbbb"}
+
+
+@pytest.mark.skipif(os.name != "posix", reason="there anybody may who may write to the folder")
+def test_whoever_may_put_files_there_may_take_the_lock(tmp_path: Path) -> None:
+    """Another user's build into the same folder would fail, not wait."""
+    before = os.umask(0o077)
+    try:
+        place.place(ready(tmp_path / "one", "aaaa"), tmp_path / "dist")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "dist" / ".lock").stat().st_mode & 0o777 == 0o666
 
 
 @pytest.mark.parametrize("failing", ["copy", "index"])
