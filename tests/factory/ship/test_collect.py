@@ -28,3 +28,11 @@ def test_a_whole_profile_is_collected_dependencies_first(dist: Path) -> None:
     assert [path.name for path in found.wheels] == [build.wheel_name for build in samples.BUILDS]
     assert found.others == (stray,)
     assert found.groups[0].made["commit"] == "c" * 40
+
+
+def test_a_repair_of_a_build_is_another_package(dist: Path) -> None:
+    """Which may lie beside it, as where its row has been given a number."""
+    repair = samples.conda(dist / "conda" / "linux-64", {}, {**samples.index("sageattention"), "build": "torch280_cu128_h3_1"})
+    found = collect.collect(dist, samples.PROFILE)
+    assert found.others == (repair,)
+    assert [group.operators.name for group in found.groups] == ["sageattention-2.2.0-torch280_cu128_h2_0.conda"]

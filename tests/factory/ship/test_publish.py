@@ -217,6 +217,18 @@ def test_a_killed_run_is_finished_by_the_next(dist: Path, tmp_path: Path) -> Non
         assert len(content["packages.conda"]) == count
 
 
+def test_what_killed_runs_left_in_a_channel_goes(dist: Path, tmp_path: Path) -> None:
+    """Whenever they were killed: copies that were being written, and an index that was being made."""
+    channel = tmp_path / "channel"
+    (channel / ".index-killed" / "noarch").mkdir(parents=True)
+    (channel / "linux-64").mkdir()
+    left = channel / "linux-64" / ".sageattention-2.2.0-torch280_cu128_h2_0.conda.1.partial"
+    left.write_bytes(b"half")
+    publish.Folder(channel).put(collect.collect(dist, PROFILE).packages)
+    assert not left.exists()
+    assert {path.name for path in channel.iterdir()} == {"noarch", "linux-64"}
+
+
 # A server as the channel.
 
 
@@ -356,8 +368,9 @@ def test_anaconda_and_s3_get_their_own_uploads(dist: Path, tmp_path: Path, monke
     asked: list[Any] = []
     monkeypatch.setattr(publish, "upload_package_to_anaconda", lambda files, owner: asked.append((files, owner)))
     packages = collect.collect(dist, PROFILE).packages
-    publish.Remote("https://anaconda.org/someone").put(packages)
-    assert asked == [([str(path)], "someone") for path in packages]
+    for server in ("anaconda.org", "conda.anaconda.org"):  # where its packages are read, too
+        publish.Remote(f"https://{server}/someone").put(packages)
+    assert asked == [([str(path)], "someone") for path in packages] * 2
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(publish.Remote, "there", lambda self: {})
     monkeypatch.setattr(publish, "WAITS", (0,))
