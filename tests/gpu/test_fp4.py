@@ -259,10 +259,14 @@ def test_large_values_do_not_overflow(dtype: torch.dtype) -> None:
     check(q.cpu(), (k * 1000).cpu(), v.cpu(), sm_scale=0.0001)
 
 
-def test_attention_sink() -> None:
-    """A key that takes nearly all of each row, with a value near zero: what is left of the others is what counts."""
-    q, k, v = (randn(1, 2, 1024, 128, seed=seed) for seed in range(3))
+@pytest.mark.parametrize("padding", [None, (0, 1, 700)])
+def test_attention_sink(padding: tuple[int, ...] | None) -> None:
+    """A key that takes nearly all of each row, with a value near zero: what is left of the others is what counts. Each sequence's first is one."""
+    seats = padding or (0,)
+    q, k, v = (randn(len(seats), 2, 1024, 128, seed=seed) for seed in range(3))
     q = q + 1.0
-    k[:, :, 0] = 1.5
-    v[:, :, 0] = 0.0
-    check(q, k, v, is_causal=True)
+    for sequence, seat in enumerate(seats):
+        k[sequence, :, seat] = 1.5
+        v[sequence, :, seat] = 0.0
+    mask = None if padding is None else torch.arange(1024) >= torch.tensor(seats)[:, None, None, None]
+    check(q, k, v, attn_mask=mask, is_causal=True)
