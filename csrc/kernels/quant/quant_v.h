@@ -28,7 +28,7 @@ struct QuantV {
     float* v_mean;     // [batch or sequences, kv_heads, kHeadDim], written; null: V is not smoothed
   };
 
-  // Whether a sequence's first key is left out, its value being attention's to add: no scale is for it, nor does it keep the mean from being taken.
+  // Whether the first key that is seen is left out, its value being attention's to add: no scale is for it, nor does it keep the mean from being taken.
   SAGE_HOST_DEVICE static constexpr bool first_apart() { return false; }
   // What sums of products times scales count: so large that sums over all keys fit float32 whatever bfloat16 holds.
   static constexpr int kUnitExponent = 40;
