@@ -235,6 +235,36 @@ def test_import_beside_another_pytorch(tmp_path: Path) -> None:
     assert f"but PyTorch {torch.__version__} is installed" in last
 
 
+# The context of a device is its number; current are the primary one of GPU 0 (1), a green one of it (10), one of GPU 1 (2) and none.
+CONTEXTS = """
+#include <cstdio>
+#include "runtime/context.h"
+using namespace sage::runtime;
+static std::intptr_t now;
+void Driver::fail(CUresult, const char* what, const char*) const { std::puts(what); }
+int main() {
+  Driver driver{};
+  driver.cuCtxGetCurrent = [](CUcontext* c) { *c = reinterpret_cast<CUcontext>(now); return 0; };
+  driver.cuCtxGetDevice = [](CUdevice* d) { *d = now == 2 ? 1 : 0; return now == 0 ? 201 : 0; };
+  driver.cuCtxPushCurrent = [](CUcontext c) { std::printf(" push %d", int(reinterpret_cast<std::intptr_t>(c))); return 0; };
+  driver.cuCtxPopCurrent = [](CUcontext*) { std::printf(" pop"); return 0; };
+  for (now = 0; now <= 10; now = now == 2 ? 10 : now + 1) {
+    CurrentContext current(driver, 0, reinterpret_cast<CUcontext>(std::intptr_t{1}));
+    std::printf("|%d", int(now));
+  }
+}
+"""
+
+
+def test_a_context_of_the_tensors_gpu_stays_current(tmp_path: Path) -> None:
+    """As a green one, in whose order PyTorch's own kernels run."""
+    (tmp_path / "main.cpp").write_text(CONTEXTS, encoding="utf-8")
+    command = [os.environ.get("CXX", "c++"), "-std=c++17", f"-I{Path(__file__).parents[1] / 'csrc'}", "main.cpp", "-o", "main"]
+    subprocess.run(command, cwd=tmp_path, check=True)
+    said = subprocess.run([tmp_path / "main"], capture_output=True, text=True, check=True).stdout
+    assert said == " push 1|0 pop|1 push 1|2 pop|10"
+
+
 # A driver of as many GPUs as one likes: device 86 has compute capability 8.6.
 DRIVER = """
 #define OK 0
@@ -244,6 +274,7 @@ int cuGetErrorString(int e, const char** t) { *t = "no such thing"; return OK; }
 int cuDeviceGetAttribute(int* v, int a, int d) { *v = a == 75 ? d / 10 : d % 10; return d == 999 ? 101 : OK; }
 int cuDevicePrimaryCtxRetain(P* c, int d) { *c = (P)1; return OK; }
 int cuCtxGetCurrent(P* c) { return OK; }
+int cuCtxGetDevice(int* d) { return OK; }
 int cuCtxPushCurrent_v2(P c) { return OK; }
 int cuCtxPopCurrent_v2(P* c) { return OK; }
 int cuThreadExchangeStreamCaptureMode(int* m) { return OK; }

@@ -5,12 +5,18 @@
 
 namespace sage::runtime {
 
-// Makes a context current for as long as this lives. A thread that has not called CUDA yet has none.
+// Makes a device's context current for as long as this lives, unless one of that device is: PyTorch's own kernels too run in whichever that is, as
+// in a green context. A thread that has not called CUDA yet has none.
 class CurrentContext {
  public:
-  CurrentContext(const Driver& driver, CUcontext wanted) : driver_(driver) {
+  CurrentContext(const Driver& driver, CUdevice device, CUcontext wanted) : driver_(driver) {
     CUcontext current = nullptr;
     driver_.check(driver_.cuCtxGetCurrent(&current), "reading the current context");
+    if (current != nullptr && current != wanted) {
+      CUdevice its = -1;
+      driver_.check(driver_.cuCtxGetDevice(&its), "reading the current device");
+      if (its == device) wanted = current;
+    }
     pushed_ = current != wanted;
     if (pushed_) driver_.check(driver_.cuCtxPushCurrent(wanted), "making the tensor's device current");
   }

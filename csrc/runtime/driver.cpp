@@ -27,6 +27,7 @@ Driver open() {
   load(driver.cuDeviceGetAttribute, "cuDeviceGetAttribute");
   load(driver.cuDevicePrimaryCtxRetain, "cuDevicePrimaryCtxRetain");
   load(driver.cuCtxGetCurrent, "cuCtxGetCurrent");
+  load(driver.cuCtxGetDevice, "cuCtxGetDevice");
   load(driver.cuCtxPushCurrent, "cuCtxPushCurrent_v2");
   load(driver.cuCtxPopCurrent, "cuCtxPopCurrent_v2");
   load(driver.cuThreadExchangeStreamCaptureMode, "cuThreadExchangeStreamCaptureMode");

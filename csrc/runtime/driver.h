@@ -54,6 +54,7 @@ struct Driver {
   CUresult (*cuDeviceGetAttribute)(int* value, int attribute, CUdevice device);
   CUresult (*cuDevicePrimaryCtxRetain)(CUcontext* context, CUdevice device);
   CUresult (*cuCtxGetCurrent)(CUcontext* context);
+  CUresult (*cuCtxGetDevice)(CUdevice* device);  // of the current context
   CUresult (*cuCtxPushCurrent)(CUcontext context);
   CUresult (*cuCtxPopCurrent)(CUcontext* context);
   CUresult (*cuThreadExchangeStreamCaptureMode)(int* mode);

@@ -159,7 +159,7 @@ void KernelStore::launch(const Launch& launch, void* params) {
   const Driver& driver = Driver::get();
   std::unique_lock<std::mutex> lock(mutex_);
   Used& device = used(launch.device);
-  const CurrentContext current(driver, device.context);
+  const CurrentContext current(driver, launch.device, device.context);
   const CUkernel kernel = this->kernel(device, launch);
   // Code compiled for 9.0 or later waits itself for the kernel before (griddepcontrol.wait), and may start sooner; PTX of 8.0 does not.
   const bool waits = device.built_for.number >= 90;

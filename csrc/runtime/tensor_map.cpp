@@ -18,7 +18,7 @@ TensorMap encode_tensor_map(int device, const TensorView& view, int32_t batch, i
   const uint32_t element_strides[] = {1, 1, 1, 1};
   TensorMap map{};
   const Driver& driver = Driver::get();
-  const CurrentContext current(driver, KernelStore::get().device(device).context);
+  const CurrentContext current(driver, device, KernelStore::get().device(device).context);
   driver.check(driver.cuTensorMapEncodeTiled(&map, kTensorMapDataTypeUint16, 4, view.data, sizes, strides, box_sizes,
                                              element_strides, kTensorMapInterleaveNone,
                                              kTensorMapSwizzle128B,
