@@ -2,6 +2,9 @@
 
 #include <charconv>
 #include <cstring>
+#ifdef _WIN32
+#include <filesystem>
+#endif
 #include <fstream>
 #include <iterator>
 #include <stdexcept>
@@ -38,8 +41,19 @@ int fitness(const Architecture& code, int capability) {
   return 1000 + 2 * code.number + (code.that_alone ? 1 : 0);
 }
 
+// Python gives paths as the system does, and on Windows in UTF-8, which there no narrow path is.
+auto file_path(const std::string& path) {
+#ifndef _WIN32
+  return path;
+#elif defined(__cpp_char8_t)
+  return std::filesystem::path(std::u8string(path.begin(), path.end()));
+#else
+  return std::filesystem::u8path(path);
+#endif
+}
+
 std::string read_kernel(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
+  std::ifstream file(file_path(path), std::ios::binary);
   std::string code((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
   bool whole = !code.empty();
   // An ELF names its section table's place at bytes 40 (offset), 58 (entry size) and 60 (entries): past the end of the
