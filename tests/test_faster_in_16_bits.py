@@ -111,6 +111,11 @@ def test_sizes_beyond_all_measure() -> None:
         with too_large:
             _library.library.faster_in_16_bits(HOPPER, 132, (batch, heads, 1, 1, 129, 8, 8), False)
     assert _library.library.faster_in_16_bits(HOPPER, 1, (1, 1, 1, 1, 1, 128, 128), False)
+    _library.library.faster_in_16_bits(
+        HOPPER, 1, (1, 8, 8, 384, 512, 128, 128), False, "numbers"
+    )  # by pairs of blocks, of which there is no room for one
+    with pytest.raises(RuntimeError, match=r"q_heads: expected a multiple of kv_heads \(2\), got 1"):
+        _library.library.faster_in_16_bits(HOPPER, 132, (1, 1, 2, 512, 512, 128, 128), False)
     for sizes, said in (((1, 8, 0, 9, 9, 64, 64), "at least 1, got 0"), ((1, 8, 8, 9, 9, 512, 64), "at most 256, got 512")):
         with pytest.raises(RuntimeError, match=said):
             _library.library.faster_in_16_bits(HOPPER, 132, sizes, False)

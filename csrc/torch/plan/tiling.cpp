@@ -209,7 +209,7 @@ Tiling tiling_of(const Call& call, int32_t multiprocessors, MaskForm mask) {
   const bool pairs = call.packed() ? !causal && call.shape.q_heads % 2 == 0 && call.shape.qo_len >= kLong * call.shape.batch
                      : causal      ? row_blocks >= 20
                                    : row_blocks % 2 == 0 || row_blocks >= 16;
-  const int32_t cluster = pairs && mask != MaskForm::kBool ? 2 : 1, at_once = multiprocessors / cluster;
+  const int32_t cluster = multiprocessors > 1 && pairs && mask != MaskForm::kBool ? 2 : 1, at_once = multiprocessors / cluster;
   Tiling tiling = shared_out(tiling_with(call, most, cluster), at_once);
   const auto time = [&](const Tiling& one, int32_t clusters) {
     return !known ? 0.0f : causal ? time_of_causal(call, one, clusters) : time_of_rounds(call, one, clusters);
