@@ -160,7 +160,8 @@ class Library:
         if failure is not None:
             message = (
                 f"{__package__}: {self.path} cannot register torch.ops.{namespace}, which another copy of the package in this "
-                "process has most likely done already: import one of them only, or build one with a namespace of its own "
+                "process has most likely done already: import one of them only, or build one with a namespace of its own; or this one "
+                "has, and was taken out of sys.modules since: start the process anew "
                 f"({failure.decode(errors='replace').splitlines()[0]})"
             )
             raise ImportError(message)

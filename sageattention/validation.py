@@ -61,7 +61,7 @@ def flags(is_causal: object, smooth_k: object, smooth_v: object, return_lse: obj
     values["per_block_mean"] = True if per_block_mean is None else per_block_mean
     for name, value in values.items():
         if value is not True and value is not False:
-            raise TypeError(f"{name}: expected True or False, got {value!r}")
+            raise TypeError(f"{name}: expected True or False, got {shown(value)}")
 
 
 def decided(flag: Any) -> Any:
@@ -99,9 +99,9 @@ def number(name: str, value: Any) -> float:
     if not isinstance(value, (str, bytes)) and not is_bool(value):
         try:
             return float(value)
-        except (TypeError, ValueError, OverflowError):
+        except (TypeError, ValueError, OverflowError, RuntimeError):  # the last of a tensor without data
             pass
-    raise TypeError(f"{name}: expected a number or None, got {value!r}")
+    raise TypeError(f"{name}: expected a number or None, got {shown(value)}")
 
 
 def length(name: str, value: Any) -> None:

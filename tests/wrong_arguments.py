@@ -15,6 +15,10 @@ CASES: list[tuple[str, dict[str, Any], type[Exception], str]] = [
         "sm_scale a bool of numpy", {"sm_scale": numpy.True_}, TypeError,
         "sm_scale: expected a number or None, got " + repr(numpy.True_),
     ),
+    (
+        "sm_scale without data", {"sm_scale": torch.ones((), device="meta")}, TypeError,
+        "sm_scale: expected a number or None, got a tensor",
+    ),
     ("sm_scale no float", {"sm_scale": 10**400}, TypeError, f"sm_scale: expected a number or None, got {10**400}"),
     (
         "window of an array", {"window_size": numpy.array([-1, -1])}, ValueError,
@@ -109,6 +113,7 @@ CASES: list[tuple[str, dict[str, Any], type[Exception], str]] = [
         "mask rank", {"attn_mask": torch.ones(1, 1, 1, 1, 10)}, ValueError,
         "attn_mask: expected a shape that broadcasts to [batch, q_heads, qo_len, kv_len], (2, 4, 10, 10), got (1, 1, 1, 1, 10)",
     ),
+    ("flag a tensor", {"is_causal": torch.tensor(True)}, TypeError, "is_causal: expected True or False, got a tensor"),
     ("flag", {"is_causal": 1}, TypeError, "is_causal: expected True or False, got 1"),
     ("no number", {"sm_scale": "0.1"}, TypeError, "sm_scale: expected a number or None, got '0.1'"),
 ]  # fmt: skip
