@@ -132,3 +132,31 @@ def test_inputs_are_written_and_overwritten(shape: str) -> None:
 
     found = [*(run() for _ in range(4)), replayed(run)]
     assert all(torch.equal(out, expected) for out in found)
+
+
+def test_within_a_green_context() -> None:
+    """Which has some of the multiprocessors, and an order of its own: it is PyTorch's current context, beside the primary one's streams."""
+    green = pytest.importorskip("torch.cuda.green_contexts", reason="PyTorch has them from 2.10 on")
+    factor, start = (0.05 * randn(1, 2048, 2048) for _ in range(2))
+
+    def made() -> torch.Tensor:
+        x = start
+        for _ in range(40):
+            x = torch.nn.functional.normalize(x @ factor, dim=-1)
+        return x.view(1, 2048, -1, 128).transpose(1, 2).contiguous()
+
+    q, other = made(), randn(1, 16, 2048, 128)
+    expected = sageattention.sageattn(q, other, other)
+    torch.cuda.synchronize()
+    try:
+        context = green.GreenContext.create(num_sms=16, device_id=torch.cuda.current_device())
+    except RuntimeError as error:
+        pytest.skip(f"no green contexts here: {error}")
+    context.set_context()
+    try:
+        results = [sageattention.sageattn(made(), other, other) + 0.0 for _ in range(3)]
+    finally:
+        context.pop_context()
+    torch.cuda.synchronize()
+    for result in results:
+        torch.testing.assert_close(result, expected, rtol=0.02, atol=0.02)
