@@ -144,3 +144,14 @@ def test_the_one_that_ends_first_is_taken() -> None:
 )
 def test_sizes_that_were_measured(sizes: Sizes, tiling: Tiling) -> None:
     assert chosen(sizes)[0]._replace(first_rows_first=tiling.first_rows_first) == tiling
+
+
+@pytest.mark.parametrize("changed", [{"heads": 50}, {"qo_len": 512}, {"kv_len": 512}, {"head_dim": 256}], ids=str)
+def test_what_was_found_for_other_sizes_is_not_taken(changed: dict[str, int]) -> None:
+    """The last call's tiling is kept."""
+    sizes = Sizes(24, 1750, 1750, 128)
+    other = sizes._replace(**changed)
+    chosen(Sizes(1, 1, 1, 64))
+    found = chosen(other)
+    assert chosen(sizes) != found
+    assert chosen(other) == found
