@@ -241,11 +241,12 @@ def packed(
     v_head_dim: int,
     dtype: torch.dtype,
     kv_heads: int = 1,
+    sharers: int = 2,
     **options: Any,
 ) -> Case:
-    """Sequences one after the other, two heads to a key head."""
+    """Sequences one after the other, so many heads to a key head."""
     cu_seqlens = tuple(torch.tensor([0, *some]).cumsum(0).int() for some in (lengths_q, lengths_k))
-    tensors = inputs(1, 2 * kv_heads, kv_heads, sum(lengths_q), sum(lengths_k), head_dim, v_head_dim)
+    tensors = inputs(1, sharers * kv_heads, kv_heads, sum(lengths_q), sum(lengths_k), head_dim, v_head_dim)
     return Case(*(x[0].transpose(0, 1).to(dtype) for x in tensors), cu_seqlens=cu_seqlens, **options)
 
 

@@ -150,6 +150,8 @@ CASES = {
     "packed, pairs, 256": packed([900, 770], [9, 130], 256, 256, torch.bfloat16),
     "packed, pairs, few keys": packed([800, 1160, 760], [5, 20, 64], 128, 128, torch.bfloat16, kv_heads=2),
     "packed, pairs, large channels": large_channels(packed([1161, 650], [70, 133], 128, 128, torch.bfloat16)),
+    # The last of an odd number of heads has none to share a pair with.
+    "packed, three heads": packed([1161, 650], [70, 133], 64, 64, torch.float16, sharers=3),
     # Tiles of the last round whose keys several clusters share, beside tiles that one has alone; rows of a pair's second block beyond the last.
     "parts": case(1, 1, 1, 150, 1700, 128, 128),
     "parts, whole tiles": case(1, 6, 3, 70, 1100, 64, 64),
