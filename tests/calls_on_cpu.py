@@ -226,6 +226,9 @@ def _forms() -> dict[str, Form]:
         "added to keys": Form(randn(333).half().masked_fill(~others, -65504.0)[None]),
         "far keys": Form(torch.where(others, 0.5, -1e4).half()[None]),
         "far keys, or all": Form(torch.where(torch.stack([others, others & False])[:, None, None], 0.0, -1e4).half()),
+        "far keys, and others that are not near": Form(torch.where(others, -2000.0, -1e4).half()[None]),
+        # Nothing is far to the first rows, which see none that is near.
+        "far keys, causal": Form(torch.where(key >= 20, 0.5, -1e4).half()[None], is_causal=True),
         "keys, causal": Form((key >= 20)[None], is_causal=True),
         "added, causal": Form(scores[:, :1].half(), is_causal=True),
     }
