@@ -395,12 +395,26 @@ def test_what_is_no_number_stays_in_its_row(kernels: Kernels) -> None:
         (1, 1, 1, 65, 65, 128, 128),
         (1, 1, 1, 65, 33, 256, 256),
         (1, 1, 1, 16, 16, 60, 64),  # rows that do not start on 16 bytes
+        (1, 1, 1, 16, 16, 64, 60),
     ],
 )
 def test_what_is_left_to_others(kernels: Kernels, sizes: tuple[int, ...]) -> None:
     kernel = 64 if sizes[5] <= 64 else sizes[5]
     with pytest.raises(RuntimeError, match="quant_k_int8"):
         attention(kernels, *of_type(kernel, inputs(*sizes)))
+
+
+@pytest.mark.parametrize("dimension", range(3))
+@pytest.mark.parametrize("uneven", range(3))
+def test_rows_that_do_not_all_start_on_16_bytes(kernels: Kernels, uneven: int, dimension: int) -> None:
+    """Of Q, K or V alone, batch elements, heads or tokens lie eight bytes further: that is left to others, too."""
+    tensors = of_type(64, inputs(2, 2, 2, 16, 16, 64, 64))
+    shape, strides = tensors[uneven].shape, [0, 0, 0, 1]
+    for i in reversed(range(3)):
+        strides[i] = strides[i + 1] * shape[i + 1] + (4 if i == dimension else 0)
+    tensors[uneven] = torch.empty_strided(shape, strides, dtype=TYPES[64]).copy_(tensors[uneven])
+    with pytest.raises(RuntimeError, match="quant_k_int8"):
+        attention(kernels, *tensors)
 
 
 @pytest.mark.parametrize("masked", [False, True])
