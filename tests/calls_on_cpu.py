@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import math
+import mmap
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -33,6 +35,17 @@ def inputs(
         randn(batch, kv_heads, kv_len, head_dim, seed=1) + 2 * randn(1, kv_heads, 1, head_dim, seed=4),
         randn(batch, kv_heads, kv_len, v_head_dim, seed=2) + randn(1, kv_heads, 1, v_head_dim, seed=5),
     ]
+
+
+def at_the_end_of_memory(x: torch.Tensor) -> torch.Tensor:
+    """A contiguous copy. Whoever reads what is behind it ends the process."""
+    page, size = mmap.PAGESIZE, x.numel() * x.element_size()
+    pages = -(-size // page)
+    memory = mmap.mmap(-1, (pages + 1) * page)
+    behind = ctypes.addressof(ctypes.c_char.from_buffer(memory)) + pages * page
+    assert ctypes.CDLL(None).mprotect(ctypes.c_void_p(behind), page, 0) == 0
+    copy = torch.frombuffer(memory, dtype=x.dtype, offset=pages * page - size, count=x.numel()).view(x.shape)
+    return copy.copy_(x)
 
 
 def attend(
@@ -95,6 +108,12 @@ class Case:
         out, lse = kernels.attention(*self.tensors, o["attn_mask"], o["sm_scale"], options, seed=seed)
         assert (out.transpose(1, 2) if turned else out).is_contiguous()
         return out, lse
+
+    def at_the_end_of_memory(self) -> Case:
+        """The same call of tensors that each have nothing behind them."""
+        mask = self.options["attn_mask"]
+        ends = {"attn_mask": None if mask is None else at_the_end_of_memory(mask)}
+        return Case(*(at_the_end_of_memory(x) for x in self.tensors), **self.options | ends)
 
     def check(
         self, kernels: Kernels, kernel: str, largest: float = 1e-3, *, largest_lse: float = 0.02, seed: int = 0

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
 import math
-import mmap
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,7 @@ import fuzz
 import pytest
 import torch
 from accuracy import error_by_size, exact, relative_l1
-from calls_on_cpu import inputs, randn
+from calls_on_cpu import at_the_end_of_memory, inputs, randn
 from kernels_on_cpu import WAIT, WAIT_AT_END, Kernels
 
 from sageattention import _ops, validation
@@ -253,17 +251,6 @@ def test_keys_that_a_mask_hides_are_not_read(kernels: Kernels, name: str, is_cau
     assert ((lse - expected_lse).abs() <= 1e-4)[expected_lse.isfinite()].all()
 
 
-def at_the_end_of_memory(x: torch.Tensor) -> torch.Tensor:
-    """A contiguous copy. Whoever reads what is behind it ends the process."""
-    page, size = mmap.PAGESIZE, x.numel() * x.element_size()
-    pages = -(-size // page)
-    memory = mmap.mmap(-1, (pages + 1) * page)
-    behind = ctypes.addressof(ctypes.c_char.from_buffer(memory)) + pages * page
-    assert ctypes.CDLL(None).mprotect(ctypes.c_void_p(behind), page, 0) == 0
-    copy = torch.frombuffer(memory, dtype=x.dtype, offset=pages * page - size, count=x.numel()).view(x.shape)
-    return copy.copy_(x)
-
-
 @pytest.mark.parametrize("dtype", [torch.bool, torch.float16, torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("of", ["queries", "heads", "both"])
 @pytest.mark.parametrize(("q_heads", "kv_heads", "queries"), [(6, 2, 2), (4, 1, 5), (8, 1, 5)])
@@ -278,6 +265,21 @@ def test_keys_that_a_row_alone_sees(
     seen = (torch.arange(heads * rows)[:, None] == alone.repeat_interleave(16, 1)[:, :keys]).view(1, heads, rows, keys)
     mask = seen if dtype is torch.bool else randn(*seen.shape, seed=9).masked_fill(~seen, -math.inf).to(dtype)
     check(kernels, q, k, v, attn_mask=at_the_end_of_memory(mask))
+
+
+@pytest.mark.parametrize(
+    ("kernel", "sizes"),
+    [
+        (64, (1, 3, 1, 33, 17, 40, 56)),
+        (64, (1, 4, 1, 3, 700, 40, 56)),
+        (64, (90, 2, 1, 2, 501, 40, 56)),  # by way of shared memory
+        (128, (1, 2, 1, 20, 50, 80, 104)),
+        (256, (1, 1, 1, 3, 31, 160, 200)),
+        (256, (1, 3, 1, 2, 301, 160, 200)),
+    ],
+)
+def test_nothing_behind_the_callers_tensors_is_read(kernels: Kernels, kernel: int, sizes: tuple[int, ...]) -> None:
+    check(kernels, *(at_the_end_of_memory(x) for x in of_type(kernel, inputs(*sizes))))
 
 
 @pytest.mark.parametrize("layout", _ops.LAYOUTS)

@@ -157,6 +157,11 @@ def test_kernels_agree_with_the_reference(name: str, kernels: Kernels) -> None:
     torch.testing.assert_close(lse, expected_lse, rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize("name", ["grouped heads", "uneven", "bfloat16", "packed", "mask"])
+def test_nothing_behind_the_callers_tensors_is_read(name: str, kernels: Kernels) -> None:
+    CASES[name].at_the_end_of_memory().check(kernels, KERNEL)
+
+
 def test_an_infinite_value(kernels: Kernels) -> None:
     """Of a key that the mean of V is sampled from: queries that see no key of its block do without both."""
     q, k, v = (x.half() for x in inputs(1, 1, 1, 320, 320, 64, 64))

@@ -221,6 +221,13 @@ def test_kernels_agree_with_the_reference(name: str, hopper: Kernels) -> None:
     CASES[name].check_orders(hopper, KERNEL, 1, 2)
 
 
+@pytest.mark.parametrize(
+    "name", ["one block", "uneven", "256", "packed", "packed, 256", "mask", "padding", "added, 64", "added, one row"]
+)
+def test_nothing_behind_the_callers_tensors_is_read(name: str, hopper: Kernels) -> None:
+    CASES[name].at_the_end_of_memory().check(hopper, KERNEL)
+
+
 def test_an_expanded_mask_is_looked_at_once(hopper: Kernels) -> None:
     CASES["added, expanded"].run(hopper, KERNEL)
     assert ("mask_tiles", 1) in [(kernel, blocks) for kernel, blocks, *_ in hopper.launches()]

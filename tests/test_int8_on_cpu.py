@@ -132,6 +132,12 @@ def test_kernels_agree_with_the_reference(kernel: str, name: str, ada: Kernels) 
     CASES[name].check(ada, kernel)
 
 
+@pytest.mark.parametrize("name", ["grouped heads", "uneven", "packed", "bool mask", "float16 mask", "float32 mask"])
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_nothing_behind_the_callers_tensors_is_read(kernel: str, name: str, ada: Kernels) -> None:
+    CASES[name].at_the_end_of_memory().check(ada, kernel)
+
+
 def test_many_packed_sequences(ada: Kernels) -> None:
     """Blocks of threads quantise four spans each."""
     packed(*MANY, 64, 48, torch.float16, kv_heads=4).check(ada, "sm89_qk_int8_pv_f8")

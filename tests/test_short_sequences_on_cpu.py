@@ -15,7 +15,7 @@ import fuzz
 import pytest
 import torch
 from accuracy import exact, relative_l1
-from calls_on_cpu import inputs, randn
+from calls_on_cpu import at_the_end_of_memory, inputs, randn
 from kernels_on_cpu import Kernels
 
 from sageattention import _library, validation
@@ -178,6 +178,12 @@ def test_masks(hopper: Kernels, name: str) -> None:
 def test_threads_wait_for_each_other_under_masks(judged: Kernels, name: str) -> None:
     call, is_causal = masked(name)
     check(judged, *call, is_causal=is_causal, seed=1)
+
+
+@pytest.mark.parametrize("name", MASKED)
+def test_nothing_behind_the_callers_tensors_is_read(hopper: Kernels, name: str) -> None:
+    call, is_causal = masked(name)
+    check(hopper, *(at_the_end_of_memory(x) for x in call), is_causal=is_causal)
 
 
 def random_mask(random: Random, whole: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
