@@ -272,6 +272,15 @@ def packed(
     return Case(*(x[0].transpose(0, 1).to(dtype) for x in tensors), cu_seqlens=cu_seqlens, **options)
 
 
+def unseen_keys(case: Case) -> Case:
+    """Changed to: of packed sequences, under a causal mask, keys and values that no query sees are no numbers."""
+    _, k, v = case.tensors
+    ends_q, ends_k = case.options["cu_seqlens"]
+    for queries, first, end in zip(ends_q.diff().tolist(), ends_k.tolist(), ends_k[1:].tolist(), strict=False):
+        k[first + queries : end] = v[first + queries : end] = math.nan
+    return case
+
+
 # Where sequences of 200 tokens do not start: they do not rise from 0 to 200.
 WRONG_STARTS = [[200, 200, 200], [900, 900, 900], [-5, 100, 200], [0, 900, 100], [150, 20, 170], [500, 600, 700]]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from calls_on_cpu import FORMS, MANY, Case, check_unseen, check_wrong_starts, inputs, packed, randn
+from calls_on_cpu import FORMS, MANY, Case, check_unseen, check_wrong_starts, inputs, packed, randn, unseen_keys
 from kernels_on_cpu import WAIT, WAIT_AT_END, Kernels
 from model_inputs import sink
 
@@ -133,6 +133,8 @@ CASES = {
     "infinite Q": infinite_rows(),
     "packed": packed(*LENGTHS, 64, 48, torch.float16),
     "packed, causal": packed(*LENGTHS, 64, 48, torch.float16, is_causal=True),
+    "packed, causal, keys that nobody sees": unseen_keys(packed(*LENGTHS, 64, 48, torch.float16, is_causal=True)),
+    "packed, no queries at the end": packed([5, 0], [70, 9], 64, 48, torch.float16),
     "packed, two key heads": packed(*LENGTHS, 64, 64, torch.bfloat16, kv_heads=2, smooth_k=False),
     "packed, many": packed(*MANY, 64, 48, torch.float16, kv_heads=4),
     "mask": masked(),
@@ -157,7 +159,7 @@ def test_kernels_agree_with_the_reference(name: str, kernels: Kernels) -> None:
     torch.testing.assert_close(lse, expected_lse, rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["grouped heads", "uneven", "bfloat16", "packed", "mask"])
+@pytest.mark.parametrize("name", ["grouped heads", "uneven", "bfloat16", "packed", "packed, no queries at the end", "mask"])
 def test_nothing_behind_the_callers_tensors_is_read(name: str, kernels: Kernels) -> None:
     CASES[name].at_the_end_of_memory().check(kernels, KERNEL)
 

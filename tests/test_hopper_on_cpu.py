@@ -28,6 +28,7 @@ from calls_on_cpu import (
     packed,
     randn,
     stand_in,
+    unseen_keys,
 )
 from fuzz_inputs import Problem
 from kernels_on_cpu import Kernels
@@ -143,6 +144,8 @@ CASES = {
     "infinite scale": case(1, 1, 1, 70, 130, 64, 64, sm_scale=math.inf),
     "packed": sequences(),
     "packed, causal": sequences(is_causal=True),
+    "packed, causal, keys that nobody sees": unseen_keys(sequences(is_causal=True)),
+    "packed, no queries at the end": packed([5, 0], [70, 9], 64, 48, torch.float16),
     "packed, 256": packed([70, 3], [9, 130], 256, 256, torch.bfloat16),
     # Long ones, whose last rows each block of a pair has of a head of its own, or both share; keys of one or the other block of a stage.
     "packed, pairs": packed([1161, 385, 760, 0, 1600], [70, 133, 300, 64, 0], 128, 96, torch.bfloat16),
@@ -222,7 +225,19 @@ def test_kernels_agree_with_the_reference(name: str, hopper: Kernels) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["one block", "uneven", "256", "packed", "packed, 256", "mask", "padding", "added, 64", "added, one row"]
+    "name",
+    [
+        "one block",
+        "uneven",
+        "256",
+        "packed",
+        "packed, no queries at the end",
+        "packed, 256",
+        "mask",
+        "padding",
+        "added, 64",
+        "added, one row",
+    ],
 )
 def test_nothing_behind_the_callers_tensors_is_read(name: str, hopper: Kernels) -> None:
     CASES[name].at_the_end_of_memory().check(hopper, KERNEL)

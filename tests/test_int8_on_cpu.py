@@ -29,6 +29,7 @@ from calls_on_cpu import (
     packed,
     randn,
     stand_in,
+    unseen_keys,
 )
 from fuzz_inputs import Problem
 from kernels_on_cpu import BEFORE, WAIT, Kernels, operators
@@ -107,6 +108,8 @@ CASES = {
     "infinite scale": Case(*halves(1, 1, 1, 70, 130, 64, 64), sm_scale=math.inf),
     "packed": packed(*LENGTHS, 64, 48, torch.float16),
     "packed, causal": packed(*LENGTHS, 64, 48, torch.float16, is_causal=True),
+    "packed, causal, keys that nobody sees": unseen_keys(packed(*LENGTHS, 64, 48, torch.float16, is_causal=True)),
+    "packed, no queries at the end": packed([5, 0], [70, 9], 64, 48, torch.float16),
     "bool mask": masked(seen()),
     "float16 mask": masked(additive(torch.float16, -65504.0)),
     "bfloat16 mask": masked(additive(torch.bfloat16, -5e5)),
@@ -132,7 +135,9 @@ def test_kernels_agree_with_the_reference(kernel: str, name: str, ada: Kernels) 
     CASES[name].check(ada, kernel)
 
 
-@pytest.mark.parametrize("name", ["grouped heads", "uneven", "packed", "bool mask", "float16 mask", "float32 mask"])
+@pytest.mark.parametrize(
+    "name", ["grouped heads", "uneven", "packed", "packed, no queries at the end", "bool mask", "float16 mask", "float32 mask"]
+)
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_nothing_behind_the_callers_tensors_is_read(kernel: str, name: str, ada: Kernels) -> None:
     CASES[name].at_the_end_of_memory().check(ada, kernel)
