@@ -110,10 +110,10 @@ std::tuple<Tensor, Tensor> attention_in_16_bit(Call& call, const std::optional<T
 }  // namespace
 
 std::optional<std::tuple<Tensor, Tensor>> attention_of_few_tokens(Call& call, const std::optional<Tensor>& attn_mask) {
-  if (call.q.numel() == 0) return std::nullopt;
-  if (call.options.or_16_bit && is_for_split_kv(call)) return attention_in_16_bit(call, attn_mask, /*split_kv=*/true);
-  const bool in_16_bits = call.options.or_16_bit && call.kernel.wgmma_int8 && can_in_16_bits(call, attn_mask);
-  if (call.options.or_16_bit && is_for_16_bit(call, in_16_bits)) return attention_in_16_bit(call, attn_mask, /*split_kv=*/false);
+  if (!call.options.or_16_bit || call.q.numel() == 0) return std::nullopt;
+  if (is_for_split_kv(call)) return attention_in_16_bit(call, attn_mask, /*split_kv=*/true);
+  const bool in_16_bits = call.kernel.wgmma_int8 && can_in_16_bits(call, attn_mask);
+  if (is_for_16_bit(call, in_16_bits)) return attention_in_16_bit(call, attn_mask, /*split_kv=*/false);
   if (!in_16_bits) return std::nullopt;
   const int32_t rows = faster_in_16_bits(call, form_of(call, attn_mask), call.multiprocessors());
   if (rows == 0) return std::nullopt;
