@@ -8,15 +8,12 @@
 
 namespace sage {
 
-namespace {
-using Kernel = Sm90QkF16PvF16;
-}  // namespace
-
 bool can_in_16_bits(const Call& call, const std::optional<Tensor>& attn_mask) {
   return call.scales_up() && (!attn_mask.has_value() || has_hoppers_type(call, *attn_mask));
 }
 
 void attend_in_16_bits(Call& call, const std::optional<Tensor>& attn_mask, int32_t tile_rows, const Tensor& out, const Tensor& lse) {
+  using Kernel = Sm90QkF16PvF16;
   for (Tensor* tensor : {&call.q, &call.k, &call.v}) make_readable(call, *tensor);
   const AttentionShape& shape = call.shape;
   const int32_t head_dim = head_dim_in_16_bits(shape), multiprocessors = call.multiprocessors();
@@ -24,12 +21,13 @@ void attend_in_16_bits(Call& call, const std::optional<Tensor>& attn_mask, int32
   fill_in(call, out, lse, params);
   params.tile_rows = tile_rows;
   params.tiles_of_head = tiles_of_head(shape, tile_rows);
-  params.tiles = static_cast<int32_t>(grid_size(int64_t{params.tiles_of_head} * shape.batch * shape.q_heads));  // or too many heads for what follows
-  const int32_t heads = shape.batch * shape.q_heads, in_turn = heads_in_turn(params.tiles_of_head, multiprocessors);
+  params.tiles = static_cast<int32_t>(grid_size(int64_t{params.tiles_of_head} * shape.batch * shape.q_heads));
+  const int32_t in_turn = heads_in_turn(params.tiles_of_head, multiprocessors);
   const bool turns = !call.options.is_causal && in_turn < call.heads_together();
   params.heads_together = turns ? in_turn : call.heads_together();
-  params.last_heads = turns ? heads % in_turn : call.last_heads();
-  if (attn_mask.has_value()) {
+  params.last_heads = turns ? call.all_heads() % in_turn : call.last_heads();
+  const bool masked = attn_mask.has_value();
+  if (masked) {
     check_hoppers_type(call, *attn_mask);
     params.mask = described(call, *attn_mask);
     params.mask.tile_rows = tile_rows;  // of tiles that nobody has looked at
@@ -43,7 +41,6 @@ void attend_in_16_bits(Call& call, const std::optional<Tensor>& attn_mask, int32
   params.q_map = map(params.q, shape.q_heads, shape.qo_len, shape.head_dim);
   params.k_map = map(view(call.k, shape.heads_first), shape.kv_heads, shape.kv_len, shape.head_dim);
   params.v_map = map(params.v, shape.kv_heads, shape.kv_len, shape.v_head_dim);
-  const bool masked = attn_mask.has_value();
   launch_instance(call, masked ? "sm90_qk_f16_pv_f16_masked" : "sm90_qk_f16_pv_f16", head_dim, std::min(params.tiles, multiprocessors), Kernel::threads(head_dim),
                   &params, masked ? Sm90QkF16PvF16Masked::shared_bytes(head_dim) : Kernel::shared_bytes(head_dim));
 }
