@@ -94,8 +94,8 @@ TensorView view(const Tensor& tensor, bool heads_first) {
   return view;
 }
 
-bool copy_engine_reads(const Tensor& tensor, const TensorView& view) {
-  if (!view.aligned16) return false;
+bool copy_engine_reads(const Tensor& tensor, bool heads_first) {
+  if (!view(tensor, heads_first).aligned16) return false;
   for (int dimension = 0; dimension < 3; ++dimension) {
     if (tensor.size(dimension) > 1 && tensor.stride(dimension) < 8) return false;
   }

@@ -31,7 +31,7 @@ void check_cu_seqlens(const char* name, const Tensor& cu_seqlens, const Tensor& 
 TensorView view(const Tensor& tensor, bool heads_first);
 
 // Whether the copy engine can read the tensor: aligned, and no dimension that repeats the same memory.
-bool copy_engine_reads(const Tensor& tensor, const TensorView& view);
+bool copy_engine_reads(const Tensor& tensor, bool heads_first);
 
 // <stem>-d<head_dim>-<dtype>, as kernels.json spells them; head_dim is that of the smallest kernel that holds it.
 int32_t kernel_head_dim(int32_t head_dim);

@@ -136,16 +136,12 @@ void fill_in(const Call& call, const Tensor& out, const Tensor& lse, Params& par
   params.scale_log2 = call.scale_log2();
 }
 
-// A copy whose elements lie one after the other.
-inline Tensor copied(const Tensor& x) {
-  Tensor copy = empty(x.sizes(), x.scalar_type(), x);
-  copy.copy_(x);
-  return copy;
-}
-
 // Copies a tensor that the copy engine cannot read: rows that do not start on 16 bytes, and repeated ones.
 inline void make_readable(const Call& call, Tensor& x) {
-  if (!copy_engine_reads(x, view(x, call.shape.heads_first))) x = copied(x);
+  if (copy_engine_reads(x, call.shape.heads_first)) return;
+  const Tensor copy = empty(x.sizes(), x.scalar_type(), x);
+  copy.copy_(x);
+  x = copy;
 }
 
 }  // namespace sage
