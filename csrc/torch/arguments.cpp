@@ -20,18 +20,6 @@ void check_tensor(const char* name, const Tensor& tensor, const Tensor& q) {
                     ": expected a contiguous last dimension, got stride ", tensor.stride(3));
 }
 
-// A function of PyTorch's CUDA library, found at run time: linking that would tie this library to PyTorch builds with CUDA. Throws std::runtime_error
-// if there is none.
-template <typename Function>
-Function torch_cuda(const char* name) {
-#ifdef _WIN32
-  constexpr const char* kLibrary = "torch_cuda.dll";
-#else
-  constexpr const char* kLibrary = "libtorch_cuda.so";
-#endif
-  return reinterpret_cast<Function>(runtime::find(kLibrary, name));
-}
-
 }  // namespace
 
 AttentionShape check_attention(const Tensor& q, const Tensor& k, const Tensor& v, bool heads_first) {
@@ -112,7 +100,14 @@ std::string instance_name(const char* stem, int32_t kernel_head_dim, const Tenso
 }
 
 runtime::CUstream current_stream(int device) {
-  static const auto get_stream = torch_cuda<int32_t (*)(int32_t device, void** stream)>("aoti_torch_get_current_cuda_stream");
+  // Found at run time: linking PyTorch's CUDA library would tie this one to PyTorch builds with CUDA.
+#ifdef _WIN32
+  constexpr const char* kLibrary = "torch_cuda.dll";
+#else
+  constexpr const char* kLibrary = "libtorch_cuda.so";
+#endif
+  using GetStream = int32_t (*)(int32_t device, void** stream);
+  static const auto get_stream = reinterpret_cast<GetStream>(runtime::find(kLibrary, "aoti_torch_get_current_cuda_stream"));
   void* stream = nullptr;
   TORCH_CHECK(get_stream(device, &stream) == 0, SAGE_PACKAGE ": no current stream on device ", device);
   return static_cast<runtime::CUstream>(stream);
