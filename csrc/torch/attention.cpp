@@ -116,7 +116,7 @@ void run(Call& call, const Tensor& out, const Tensor& lse, const std::optional<T
     static_cast<AttentionParams&>(mapped) = params;
     mapped.next_tile = workspace.next_tile;
     mapped.tile_rows = tiling.tile_rows();
-    mapped.tiles_of_head = (call.shape.qo_len + mapped.tile_rows - 1) / mapped.tile_rows;
+    mapped.tiles_of_head = tiles_of_head(call.shape, mapped.tile_rows);
     mapped.tiles = tiling.tiles;
     mapped.first_rows_first = tiling.first_rows_first;
     mapped.items = tiling.items;
