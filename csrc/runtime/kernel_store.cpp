@@ -58,7 +58,7 @@ std::string read_kernel(const std::string& path) {
   bool whole = !code.empty();
   // An ELF names its section table's place at bytes 40 (offset), 58 (entry size) and 60 (entries): past the end of the
   // file it was cut short, which the driver would not notice everywhere.
-  if (whole && path.size() > 6 && path.compare(path.size() - 6, 6, ".cubin") == 0) {
+  if (path.compare(path.size() - 6, 6, ".cubin") == 0) {
     whole = code.size() >= 64 && code.compare(0, 4, "\x7f" "ELF") == 0;
     if (whole) {
       uint64_t offset;
