@@ -185,20 +185,28 @@ def _attend(
 ) -> Result:
     """is_causal: in the place of what was asked, where a mask came that says so."""
     factor = _factor(asked.sm_scale, q)
+    kernel, or_16_bit = _choice(asked.function, asked.pv_accum_dtype, q, v, attn_mask, packed=False)
+    out, lse = _computed(
+        _ops.attention, q, k, v, attn_mask, asked.tensor_layout, is_causal, factor, asked.smooth_k, asked.smooth_v, asked.return_lse,
+        kernel, per_block_mean=asked.per_block_mean is not False, or_16_bit=or_16_bit,
+    )  # fmt: skip
+    return (out, lse) if asked.return_lse else out
+
+
+def _computed(
+    operator: Callable[..., Any], q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *others: Any, **named: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What an operator computes, float32 as bfloat16."""
     dtype = q.dtype
     if dtype == torch.float32:
-        q, k, v = (_as_bfloat16(x) for x in (q, k, v))
-    kernel, or_16_bit = _choice(asked.function, asked.pv_accum_dtype, q, v, attn_mask, packed=False)
+        # Contiguous: of views that overlap PyTorch would choose strides, that of head_dim among them.
+        q, k, v = (x.to(torch.bfloat16, memory_format=torch.contiguous_format) for x in (q, k, v))
     try:
-        out, lse = _ops.attention(
-            q, k, v, attn_mask, asked.tensor_layout, is_causal, factor, asked.smooth_k, asked.smooth_v, asked.return_lse, kernel,
-            per_block_mean=asked.per_block_mean is not False, or_16_bit=or_16_bit,
-        )  # fmt: skip
+        out, lse = operator(q, k, v, *others, **named)
     except RuntimeError as error:
         _raise_if_out_of_memory(error, q.device)
         raise
-    out = out.float() if dtype == torch.float32 else out
-    return (out, lse) if asked.return_lse else out
+    return out.float() if dtype == torch.float32 else out, lse
 
 
 def _decided(asked: Asked) -> Asked:
@@ -249,24 +257,11 @@ def attend_packed(
     is_causal, smooth_k, smooth_v, return_lse = map(validation.decided, (is_causal, smooth_k, smooth_v, return_lse))
     validation.flags(is_causal, smooth_k, smooth_v, return_lse)
     factor = _factor(sm_scale, q)
-    dtype = q.dtype
-    if dtype == torch.float32:
-        q, k, v = (_as_bfloat16(x) for x in (q, k, v))
     kernel, *_ = _choice(function, None, q, v, None, packed=True)
-    try:
-        out, lse = _ops.attention_varlen(
-            q, k, v, cu_seqlens_q, cu_seqlens_k, is_causal, factor, smooth_k, smooth_v, return_lse, kernel
-        )
-    except RuntimeError as error:
-        _raise_if_out_of_memory(error, q.device)
-        raise
-    out = out.float() if dtype == torch.float32 else out
+    out, lse = _computed(
+        _ops.attention_varlen, q, k, v, cu_seqlens_q, cu_seqlens_k, is_causal, factor, smooth_k, smooth_v, return_lse, kernel
+    )
     return (out, lse) if return_lse else out
-
-
-def _as_bfloat16(x: torch.Tensor) -> torch.Tensor:
-    # Contiguous: of views that overlap PyTorch would choose strides, that of head_dim among them.
-    return x.to(torch.bfloat16, memory_format=torch.contiguous_format)
 
 
 def _choice(
