@@ -176,21 +176,12 @@ def kernel_for(
         ValueError: none serves it.
         RuntimeError: there is no such GPU, or no kernels for it.
     """
-    return _remembered(function, pv_accum_dtype, other_mask, packed, uneven, device, index)
+    return _remembered(device, index, function, pv_accum_dtype, other_mask, packed, uneven)
 
 
 @functools.cache
-def _remembered(
-    function: str,
-    pv_accum_dtype: str | None,
-    other_mask: bool,
-    packed: bool,
-    uneven: bool,
-    device: str,
-    index: int | None,
-) -> tuple[str, bool]:
-    request = Request(function, pv_accum_dtype, other_mask, packed, uneven)
-    choice = choose(request, *gpu_of(device, index))
+def _remembered(device: str, index: int | None, *request: Any) -> tuple[str, bool]:
+    choice = choose(Request(*request), *gpu_of(device, index))
     return choice.kernel, choice.or_16_bit
 
 
