@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import torch
 
 from . import _library, aliases, validation
-from .kernels import CPU, GPUS, Capability, Gpu, Kernel, Row
+from .kernels import CPU, GPUS, Gpu, Kernel
 from .table import ELSEWHERE, FEW_TOKENS, KERNELS, PACKED, PER_BLOCK_MEAN, SERVED_AS, TABLE
 
 if TYPE_CHECKING:
@@ -29,12 +29,10 @@ __all__ = [
     "REMEMBERED",
     "SERVED",
     "TABLE",
-    "Capability",
     "Choice",
     "Gpu",
     "Kernel",
     "Request",
-    "Row",
     "choose",
     "constant",
     "explain",

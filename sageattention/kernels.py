@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import Callable, NamedTuple
 
-Capability = tuple[int, int]
-
 
 class Gpu(NamedTuple):
     """What the choice depends on."""
 
-    capability: Capability
+    capability: tuple[int, int]
     geforce: bool = True  # whose tensor cores add products of floats in float32 at half the rate of float16
 
 
