@@ -83,11 +83,12 @@ def resolved(
             check_option(name, value)
         else:
             _refuse(function, name)
+    q, k, v, is_causal, sm_scale = arguments.values()
     if others.get("output_dtype") is not None:
-        _check_output_dtype(arguments["q"], arguments["k"], arguments["v"], tensor_layout, others["output_dtype"])
+        _check_output_dtype(q, k, v, tensor_layout, others["output_dtype"])
     if others.get("causal"):
-        _check_causal(arguments["q"], arguments["k"], arguments["v"], tensor_layout)
-    return arguments["q"], arguments["k"], arguments["v"], arguments["is_causal"], arguments["sm_scale"]
+        _check_causal(q, k, v, tensor_layout)
+    return q, k, v, is_causal, sm_scale
 
 
 def check_option(name: str, value: object) -> None:
