@@ -101,22 +101,13 @@ def _layout_of(query: torch.Tensor) -> str:
 def _serves(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, attn_mask: torch.Tensor | None) -> bool:
     mask = q if attn_mask is None else attn_mask
     # Other classes have a way of their own with PyTorch's function.
-    if not (_is_tensor(q) and _is_tensor(k) and _is_tensor(v) and _is_tensor(mask)):
+    if not all(map(_is_tensor, (q, k, v, mask))):
         return False
     if torch.is_grad_enabled() and any(map(_ops.may_require_grad, (q, k, v, mask))):
         return False
     if torch.onnx.is_in_onnx_export() or _ops._within_forward_ad():
         return False
-    if (
-        q.is_nested
-        or k.is_nested
-        or v.is_nested
-        or not _is_4d(q)
-        or not _is_4d(k)
-        or not _is_4d(v)
-        or mask.is_nested
-        or mask.layout != torch.strided
-    ):
+    if not all(map(_is_4d, (q, k, v))) or mask.is_nested or mask.layout != torch.strided:
         return False
     device = q.device
     if k.device != device or v.device != device or mask.device != device or not has_kernels(device.type, device.index):
@@ -139,7 +130,7 @@ def _is_tensor(x: torch.Tensor) -> bool:
 
 
 def _is_4d(x: torch.Tensor) -> bool:
-    return x.dim() == 4 and x.layout == torch.strided and x.dtype in validation.DTYPES and x.stride(3) == 1
+    return not x.is_nested and x.dim() == 4 and x.layout == torch.strided and x.dtype in validation.DTYPES and x.stride(3) == 1
 
 
 @dispatch.constant
