@@ -14,16 +14,7 @@ if TYPE_CHECKING:
     # What calls have in common: guards that look at _FIRST, k (which differs most often), q, v and a mask; whether there is one;
     # tensor_layout, is_causal, sm_scale, smooth_k. And what the operator is told of them: its factor and the number of its options. A
     # plain tuple, which is unpacked sooner than one with names.
-    Kind = tuple[
-        Callable[..., bool],
-        bool,
-        str,
-        bool,
-        Optional[float],
-        bool,
-        float,
-        int,
-    ]
+    Kind = tuple[Callable[..., bool], bool, str, bool, Optional[float], bool, float, int]
 
 # What torch.compile tells tensors by: type, dispatch keys together with what surrounds the call (autocast, inference mode,
 # transforms), dtype, device, requires_grad, sizes, strides. They hold no tensor. PyTorch does not promise this name: where it is
