@@ -56,8 +56,7 @@ AttentionShape check_attention(const Tensor& q, const Tensor& k, const Tensor& v
           narrow(q.size(token_dimension)),
           narrow(k.size(token_dimension)),
           narrow(q.size(3)),
-          narrow(v.size(3)),
-          heads_first};
+          narrow(v.size(3))};
 }
 
 void check_cu_seqlens(const char* name, const Tensor& cu_seqlens, const Tensor& q) {

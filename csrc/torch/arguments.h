@@ -19,7 +19,6 @@ struct AttentionShape {
   int32_t kv_len;
   int32_t head_dim;    // of q and k
   int32_t v_head_dim;  // of v and the output
-  bool heads_first;  // [batch, head, token, channel], else [batch, token, head, channel]
 };
 
 // Throws ValueError or TypeError for what would be unsafe to run.

@@ -166,7 +166,8 @@ std::tuple<Tensor, Tensor> attention(const Tensor& q, const Tensor& k, const Ten
 
 std::tuple<Tensor, Tensor> attention_varlen(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens_q,
                                             const Tensor& cu_seqlens_k, double sm_scale, int64_t bits) {
-  const AttentionOptions options(bits);
+  AttentionOptions options(bits);
+  options.heads_first = false;  // of packed sequences they never are
   const AttentionKernel& kernel = attention_kernel(options.kernel);
   TORCH_CHECK_VALUE(kernel.packed != nullptr, "kernel: ", kernel.name, " takes no packed sequences");
   check_cu_seqlens("cu_seqlens_q", cu_seqlens_q, q);
@@ -177,7 +178,7 @@ std::tuple<Tensor, Tensor> attention_varlen(const Tensor& q, const Tensor& k, co
     TORCH_CHECK_VALUE(tensor->dim() == 3, "q, k, v: expected [tokens, heads, head_dim], got ", tensor->sizes());
   }
   Call call{kernel, {}, batched(q), batched(k), batched(v), cu_seqlens_q, cu_seqlens_k, sm_scale, options};
-  call.shape = check_attention(call.q, call.k, call.v, /*heads_first=*/false);
+  call.shape = check_attention(call.q, call.k, call.v, options.heads_first);
   call.shape.batch = static_cast<int32_t>(cu_seqlens_q.size(0) - 1);
   check_kernel(call);
   const Tensor out = call.empty({q.size(0), q.size(1), v.size(2)}, q.scalar_type());

@@ -23,7 +23,8 @@ struct AttentionOptions {
         out_turned(bits & 128),
         kernel(bits >> 8) {}
 
-  bool heads_first, is_causal, smooth_k, smooth_v;
+  bool heads_first;  // [batch, head, token, channel], else [batch, token, head, channel]
+  bool is_causal, smooth_k, smooth_v;
   bool return_lse;      // else log-sum-exp is an empty tensor
   bool per_block_mean;  // FP4 kernels subtract a mean of Q for each 128 rows, else one of all
   bool or_16_bit;       // for few tokens sm80_qk_f16_pv_f16, for few queries sm80_qk_f16_pv_f16_split_kv[_staged], for short sequences sm90_qk_f16_pv_f16: then faster

@@ -80,6 +80,7 @@ struct Call {
     const int32_t all = all_heads(), together = heads_together();
     return all - std::max(0, all / together - 2) * together;
   }
+  TensorView view(const Tensor& tensor) const { return sage::view(tensor, options.heads_first); }
   Tensor empty(IntArrayRef sizes, ScalarType type) const { return sage::empty(sizes, type, q); }
   // Output and log-sum-exp, not yet written; of tensors that are not packed.
   std::tuple<Tensor, Tensor> outputs() const {
@@ -121,9 +122,9 @@ inline void launch_common(const Call& call, const char* kernel, int64_t blocks, 
 template <typename Params>
 void fill_in(const Call& call, const Tensor& out, const Tensor& lse, Params& params) {
   const AttentionShape& shape = call.shape;
-  params.q = view(call.q, shape.heads_first);
-  params.v = view(call.v, shape.heads_first);
-  params.out = view(out, shape.heads_first);
+  params.q = call.view(call.q);
+  params.v = call.view(call.v);
+  params.out = call.view(out);
   params.lse = data_or_null<float>(lse);
   params.batch = shape.batch;
   params.q_heads = shape.q_heads;
@@ -138,7 +139,7 @@ void fill_in(const Call& call, const Tensor& out, const Tensor& lse, Params& par
 
 // Copies a tensor that the copy engine cannot read: rows that do not start on 16 bytes, and repeated ones.
 inline void make_readable(const Call& call, Tensor& x) {
-  if (copy_engine_reads(x, call.shape.heads_first)) return;
+  if (copy_engine_reads(x, call.options.heads_first)) return;
   const Tensor copy = empty(x.sizes(), x.scalar_type(), x);
   copy.copy_(x);
   x = copy;

@@ -16,7 +16,7 @@ bool is_bfloat16(const Call& call) { return call.q.scalar_type() == kBFloat16; }
 // Rows of all start on 16 bytes.
 bool rows_are_even(const Call& call) {
   for (const Tensor* tensor : {&call.q, &call.k, &call.v}) {
-    if (!view(*tensor, call.shape.heads_first).aligned16) return false;
+    if (!call.view(*tensor).aligned16) return false;
   }
   return true;
 }
@@ -50,7 +50,7 @@ Sm80QkF16PvF16::Params params_in_16_bit(const Call& call, const std::optional<Te
   const AttentionShape& shape = call.shape;
   Sm80QkF16PvF16::Params params{};
   fill_in(call, out, lse, params);
-  params.k = view(call.k, shape.heads_first);
+  params.k = call.view(call.k);
   if (attn_mask.has_value()) {
     params.mask = described(call, *attn_mask);
     params.mask_together = has_even_rows(params.mask, static_cast<int64_t>(attn_mask->element_size())) ? 1 : 0;

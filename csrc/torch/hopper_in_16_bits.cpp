@@ -39,7 +39,7 @@ void attend_in_16_bits(Call& call, const std::optional<Tensor>& attn_mask, int32
     return runtime::encode_tensor_map(call.device(), x, shape.batch, heads, tokens, channels, Kernel::kBlockN);
   };
   params.q_map = map(params.q, shape.q_heads, shape.qo_len, shape.head_dim);
-  params.k_map = map(view(call.k, shape.heads_first), shape.kv_heads, shape.kv_len, shape.head_dim);
+  params.k_map = map(call.view(call.k), shape.kv_heads, shape.kv_len, shape.head_dim);
   params.v_map = map(params.v, shape.kv_heads, shape.kv_len, shape.v_head_dim);
   launch_instance(call, masked ? "sm90_qk_f16_pv_f16_masked" : "sm90_qk_f16_pv_f16", head_dim, std::min(params.tiles, multiprocessors), Kernel::threads(head_dim),
                   &params, masked ? Sm90QkF16PvF16Masked::shared_bytes(head_dim) : Kernel::shared_bytes(head_dim));

@@ -81,7 +81,7 @@ SAGE_EXPORT const char* sage_faster_in_16_bits(int kernel, int multiprocessors, 
     TORCH_CHECK_VALUE(std::max(head_dim, v_head_dim) <= 256, "head_dim, v_head_dim: expected at most 256, got ", std::max(head_dim, v_head_dim));
     sage::AttentionOptions options(0);
     options.is_causal = is_causal;
-    const sage::AttentionShape shape{batch, q_heads, kv_heads, qo_len, kv_len, head_dim, v_head_dim, /*heads_first=*/true};
+    const sage::AttentionShape shape{batch, q_heads, kv_heads, qo_len, kv_len, head_dim, v_head_dim};
     const sage::Call call{sage::attention_kernel(kernel), shape, {}, {}, {}, {}, {}, 1.0, options};
     *faster = sage::faster_in_16_bits(call, static_cast<sage::MaskForm>(mask), multiprocessors) > 0;
   });

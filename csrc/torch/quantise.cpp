@@ -27,7 +27,7 @@ Params quantisation(const Call& call, const SeenKeys::Words& seen, int32_t head_
 
 QuantV::Params quantisation_of_v(const Call& call, const Workspace& workspace, const SeenKeys::Words& seen) {
   auto params = quantisation<QuantV::Params>(call, seen, call.shape.v_head_dim, call.spans_together());
-  params.v = view(call.v, call.shape.heads_first);
+  params.v = call.view(call.v);
   params.v_quantised = workspace.v;
   params.v_scale = workspace.v_scale;
   params.v_mean = workspace.v_mean;
@@ -38,11 +38,11 @@ QuantV::Params quantisation_of_v(const Call& call, const Workspace& workspace, c
 
 void quantise_k(const Call& call, const Workspace& workspace, const SeenKeys::Words& seen, const Tiling& tiling) {
   auto params = quantisation<QuantKInt8::Params>(call, seen, call.shape.head_dim, call.spans_together());
-  params.k = view(call.k, call.shape.heads_first);
+  params.k = call.view(call.k);
   params.k_int8 = workspace.k_int8;
   params.k_scale = workspace.k_scale;
   params.k_mean = workspace.k_mean;
-  params.q = view(call.q, call.shape.heads_first);
+  params.q = call.view(call.q);
   params.q_factor = workspace.q_factor;
   params.rotated = workspace.rotated;
   params.group = call.shape.q_heads / call.shape.kv_heads;
@@ -62,8 +62,8 @@ void quantise_v(const Call& call, const Workspace& workspace, const SeenKeys::Wo
 void find_means(const Call& call, const Workspace& workspace, const SeenKeys::Words& seen) {
   const AttentionShape& shape = call.shape;
   Means::Params params{};
-  params.q = view(call.q, shape.heads_first);
-  params.k = view(call.k, shape.heads_first);
+  params.q = call.view(call.q);
+  params.k = call.view(call.k);
   params.q_mean = workspace.q_mean;
   params.k_mean = workspace.k_mean;
   params.q_heads = shape.q_heads;
@@ -88,7 +88,7 @@ void quantise_kv_fp4(const Call& call, const Workspace& workspace, const SeenKey
   params.v_blocks = static_cast<int32_t>(call.kv_blocks());
   params.k_blocks = static_cast<int32_t>(call.kv_spans());
   params.k = quantisation<QuantKFp4::Params>(call, seen, call.shape.head_dim, 1);
-  params.k.k = view(call.k, call.shape.heads_first);
+  params.k.k = call.view(call.k);
   params.k.k_fp4 = workspace.k_fp4;
   params.k.k_mean = workspace.k_mean;
   params.k.q_mean = workspace.q_mean;

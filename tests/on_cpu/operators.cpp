@@ -185,7 +185,7 @@ extern "C" const char* launches() {
 // How Hopper's kernel that quantises shares out the output of a call without a mask, on so many multiprocessors: rows that a block of threads computes at a time,
 // blocks of a cluster, parted tiles, parts, whether first rows come first; and how long it expects that to take.
 extern "C" float tiling(int kernel, int heads, int qo_len, int kv_len, int head_dim, int multiprocessors, int32_t* how) {
-  const sage::AttentionShape shape{1, heads, heads, qo_len, kv_len, head_dim, head_dim, /*heads_first=*/true};
+  const sage::AttentionShape shape{1, heads, heads, qo_len, kv_len, head_dim, head_dim};
   const sage::Call call{sage::attention_kernel(kernel), shape, {}, {}, {}, {}, {}, 1.0, sage::AttentionOptions(0)};
   const sage::Tiling tiling = sage::tiling_of(call, multiprocessors, sage::MaskForm::kNone);
   for (const int32_t number : {tiling.block_rows, tiling.cluster, tiling.parted_tiles, tiling.parts, int32_t{tiling.first_rows_first}}) *how++ = number;
