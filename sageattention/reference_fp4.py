@@ -32,9 +32,8 @@ SMALLEST = 1e-10  # magnitude from which on units are what they are
 DIVISORS = (6.0, 4.0)  # what a group's largest number becomes: that with which its error is less
 CHUNK_N = 32  # keys whose probabilities are found together
 LOG_OF_6 = 2.584962500721156
-LEVEL = (
-    5.0 + LOG_OF_6
-)  # a row's largest probability when its base is renewed, as a power of two: 6, times a scale that e4m3 has
+# A row's largest probability when its base is renewed, as a power of two: 6, times a scale that e4m3 has.
+LEVEL = 5.0 + LOG_OF_6
 HEADROOM = 8.807354922057604 + LOG_OF_6  # above the base: more renews it
 PRECISION = {"sm120_qk_fp4_pv_fp4": Precision(torch.float32, largest_v=LARGEST, smooths=True, first_apart=True)}
 
