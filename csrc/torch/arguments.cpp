@@ -23,7 +23,6 @@ void check_tensor(const char* name, const Tensor& tensor, const Tensor& q) {
 }  // namespace
 
 AttentionShape check_attention(const Tensor& q, const Tensor& k, const Tensor& v, bool heads_first) {
-  constexpr int64_t kLargestHeadDim = 256;  // of all kernels
   TORCH_CHECK_TYPE(q.scalar_type() == kHalf || q.scalar_type() == kBFloat16,
                    "q: expected dtype float16 or bfloat16, got ", q.scalar_type());
   check_tensor("q", q, q);

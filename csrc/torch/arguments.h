@@ -10,6 +10,8 @@
 
 namespace sage {
 
+constexpr int64_t kLargestHeadDim = 256;  // of all kernels
+
 // Sizes of one call, whatever the layout of its tensors.
 struct AttentionShape {
   int32_t batch;

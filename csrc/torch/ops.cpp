@@ -78,7 +78,8 @@ SAGE_EXPORT const char* sage_faster_in_16_bits(int kernel, int multiprocessors, 
       TORCH_CHECK_VALUE(size >= 1, "multiprocessors, batch, q_heads, kv_heads, qo_len, kv_len, head_dim, v_head_dim: expected each at least 1, got ", size);
     }
     TORCH_CHECK_VALUE(q_heads % kv_heads == 0, "q_heads: expected a multiple of kv_heads (", kv_heads, "), got ", q_heads);
-    TORCH_CHECK_VALUE(std::max(head_dim, v_head_dim) <= 256, "head_dim, v_head_dim: expected at most 256, got ", std::max(head_dim, v_head_dim));
+    TORCH_CHECK_VALUE(std::max(head_dim, v_head_dim) <= sage::kLargestHeadDim, "head_dim, v_head_dim: expected at most ",
+                      sage::kLargestHeadDim, ", got ", std::max(head_dim, v_head_dim));
     sage::AttentionOptions options(0);
     options.is_causal = is_causal;
     const sage::AttentionShape shape{batch, q_heads, kv_heads, qo_len, kv_len, head_dim, v_head_dim};
