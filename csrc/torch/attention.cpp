@@ -44,7 +44,7 @@ AttentionParams attention_params(const Call& call, const Tensor& out, const Tens
   return params;
 }
 
-// Whether the kernel can do what is asked of it. Throws ValueError if not.
+// Throws ValueError where the kernel cannot do what is asked of it.
 void check_kernel(const Call& call) {
   const AttentionKernel& kernel = call.kernel;
   const runtime::Architecture built_for = runtime::KernelStore::get().device(call.device()).built_for;
