@@ -102,6 +102,7 @@ template <typename Config>
 __device__ __forceinline__ void softmax_fp4(const typename Config::Params& p, const Fp4Tile& tile, const Fp4Queries<Config>& q,
                                             const Fp4KeyBlock& block, uint32_t stage, uint32_t k_lane, uint32_t first_scores, int first_key,
                                             Fp4State<Config>& state, Fp4Probabilities<Config>& probabilities) {
+  const bool none_seen = state.base[0] == Config::kNever;  // as before the first key that is, of all rows; one register is asked sooner than the tile
 #pragma unroll
   for (int chunk = 0; chunk < Config::kChunks; ++chunk) {
     float scores[Config::kMFragments][Config::kNFragments][4];
@@ -112,10 +113,12 @@ __device__ __forceinline__ void softmax_fp4(const typename Config::Params& p, co
       for (int m = 0; m < Config::kMFragments; ++m) hide<Config>(p, tile, block, m, first_key + chunk * Config::kChunkN, scores[m]);
       unit = 1.0f;
     }
-    const int column = tile.apart - first_key - chunk * Config::kChunkN;
-    if (__builtin_expect(column >= 0 && column < Config::kChunkN, 0)) {
+    if (__builtin_expect(none_seen, 0)) {
+      const int column = tile.apart - first_key - chunk * Config::kChunkN;
+      if (column >= 0 && column < Config::kChunkN) {
 #pragma unroll
-      for (int m = 0; m < Config::kMFragments; ++m) set_first_apart<Config>(m, column, unit, first_scores, scores[m]);
+        for (int m = 0; m < Config::kMFragments; ++m) set_first_apart<Config>(m, column, unit, first_scores, scores[m]);
+      }
     }
 #pragma unroll
     for (int m = 0; m < Config::kMFragments; ++m) exponentiate<Config>(scores[m], unit, m, chunk, state, probabilities);
