@@ -195,12 +195,11 @@ def attention(
         block = first // BLOCK_N
         out = out + weigh(p, v_rounded[..., keys, :]) * v_scale[..., block : block + 1, :]
 
-    if kv_len:
-        raised = torch.maximum(base, first_score)
-        factor, first = torch.exp2(base - raised), torch.exp2(first_score - raised)
-        value = torch.stack([of_element[:, key] for of_element, key in zip(v.float(), first_key, strict=True)])
-        base, out = raised, out * factor + weigh(first, value[:, :, None, None] / SCALE_UNIT)
-        total, total_smoothed = total * factor + first, total_smoothed * factor
+    raised = torch.maximum(base, first_score)
+    factor, first = torch.exp2(base - raised), torch.exp2(first_score - raised)
+    value = torch.stack([of_element[:, key] for of_element, key in zip(v.float(), first_key, strict=True)])
+    base, out = raised, out * factor + weigh(first, value[:, :, None, None] / SCALE_UNIT)
+    total, total_smoothed = total * factor + first, total_smoothed * factor
 
     shift = (queries.float() * scale_log2 * k_mean.float().unsqueeze(2)).sum(dim=-1, keepdim=True)  # as in reference.py
     empty = total == 0.0
