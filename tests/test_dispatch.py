@@ -156,7 +156,6 @@ def test_what_v_and_a_mask_are_leads_to_the_next_row_too(monkeypatch: pytest.Mon
         assert explain(q, k, v, attn_mask=attn_mask).kernel == kernel
         sageattn(q, k, v, attn_mask=attn_mask)
         assert called.pop() == kernel
-    dispatch.forget()
 
 
 @pytest.mark.parametrize(("function", "allowed"), [("sageattn", True), ("sageattn_qk_int8_pv_fp16_cuda", False)])
