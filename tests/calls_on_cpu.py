@@ -215,14 +215,15 @@ def check_random_calls(first: int, problems: int, wanted: Callable[[fuzz.Call, P
     """Hold calls of the fuzz's problems, from the seed `first` on, to its limits: those that are wanted, whose number is returned."""
     calls = 0
 
-    def run(call: fuzz.Call, problem: Problem, exact: Exact) -> torch.Tensor:
+    def judge(call: fuzz.Call, problem: Problem, exact: Exact) -> torch.Tensor:
         nonlocal calls
         if not wanted(call, problem):
             return torch.zeros(len(fuzz.FIGURES) + 1, dtype=torch.float64)
         calls += 1
         return fuzz.one(call, problem, exact)
 
-    failures = [failure for seed in range(first, first + problems) for failure in fuzz.solve(seed, "cpu", run).failures]
+    subject = fuzz.SAGEATTENTION._replace(judge=judge)
+    failures = [failure for seed in range(first, first + problems) for failure in fuzz.solve(seed, "cpu", subject).failures]
     assert not failures, "\n".join(fuzz.report(failure, "cpu") for failure in failures)
     return calls
 

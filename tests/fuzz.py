@@ -19,7 +19,7 @@ import queue
 import random
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # several processes, small tensors
@@ -45,6 +45,16 @@ class Call(NamedTuple):
     smooth_k: bool
     smooth_v: bool
     run: Callable[[], Any]
+
+
+class Subject(NamedTuple):
+    """What is called, and who judges it."""
+
+    program: str  # that does so: what a failure is repeated by
+    version: str
+    figures: tuple[str, ...]  # what they are of
+    calls: Callable[[int, str, Problem], Iterable[Call]]
+    judge: Callable[[Call, Problem, Exact], torch.Tensor]  # figures, no more than 1 if all is well, and whether two runs differ
 
 
 class Failure(NamedTuple):
@@ -182,8 +192,8 @@ def poison(problem: Problem) -> None:
         torch.full((elements,), math.nan, dtype=dtype, device=problem.q.device)
 
 
-def one(call: Call, problem: Problem, exact: Exact) -> torch.Tensor:
-    """A call's figures on its device, and last whether two runs differ.
+def twice(call: Call, problem: Problem) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
+    """A call's output and log-sum-exp, as `by_head` has them, and whether a second run gives other bits.
 
     Raises:
         AssertionError: the result's shape, dtype or strides are not as documented.
@@ -209,13 +219,29 @@ def one(call: Call, problem: Problem, exact: Exact) -> torch.Tensor:
     differs = (bits(out) != bits(again)).any()
     if lse is not None and lse_again is not None:
         differs = differs | (bits(lse) != bits(lse_again)).any()
+    return *by_head(out, lse, problem), differs
+
+
+def by_head(out: torch.Tensor, lse: torch.Tensor | None, problem: Problem) -> Result:
+    """A result as [batch, heads, tokens, …], whatever the layout."""
     if problem.packed is not None:
-        out, lse = out.transpose(0, 1).unsqueeze(0), None if lse is None else lse.unsqueeze(0)
-    elif problem.tensor_layout == "NHD":
-        out = out.transpose(1, 2)
+        return out.transpose(0, 1).unsqueeze(0), None if lse is None else lse.unsqueeze(0)
+    return (out.transpose(1, 2) if problem.tensor_layout == "NHD" else out), lse
+
+
+def one(call: Call, problem: Problem, exact: Exact) -> torch.Tensor:
+    """A call's figures on its device, by the model of its errors, and last whether two runs differ.
+
+    Raises:
+        AssertionError: the result's shape, dtype or strides are not as documented.
+    """
+    out, lse, differs = twice(call, problem)
     if out.numel() == 0:
         return torch.zeros(len(FIGURES) + 1, dtype=torch.float64, device=out.device)
     return torch.cat([exact.figures(call.kernel, call.smooth_k, call.smooth_v, out, lse), differs.double()[None]])
+
+
+SAGEATTENTION = Subject("tests/fuzz.py", f"sageattention {sageattention.__version__}", FIGURES, calls, one)
 
 
 class Outcome(NamedTuple):
@@ -226,7 +252,7 @@ class Outcome(NamedTuple):
     figures: list[tuple[Call, list[float]]]
 
 
-def solve(seed: int, device: str, run: Callable[[Call, Problem, Exact], torch.Tensor] = one) -> Outcome:
+def solve(seed: int, device: str, subject: Subject = SAGEATTENTION) -> Outcome:
     """Make the problem of a seed, solve it in several ways and judge each.
 
     Raises:
@@ -236,19 +262,19 @@ def solve(seed: int, device: str, run: Callable[[Call, Problem, Exact], torch.Te
     failures: list[Failure] = []
     found: list[tuple[Call, torch.Tensor]] = []
     exact = Exact(posed)
-    for call in calls(seed, device, posed):
+    for call in subject.calls(seed, device, posed):
         try:
-            found.append((call, run(call, posed, exact)))
+            found.append((call, subject.judge(call, posed, exact)))
         except Exception as error:  # noqa: BLE001 whatever it is, it is what is looked for
             failures.append(Failure(seed, posed.words, call.words, f"{type(error).__name__}: {error}"))
     changed = (posed.buffer != posed.before).any().double()
-    figures = torch.stack([*(some for _, some in found), changed.expand(len(FIGURES) + 1)]).tolist()
+    figures = torch.stack([*(some for _, some in found), changed.expand(len(subject.figures) + 1)]).tolist()
     if figures.pop()[0]:
         failures.append(
             Failure(seed, posed.words, " or ".join(call.words for call, _ in found), "a byte of the inputs' buffer changed")
         )
     for (call, _), numbers in zip(found, figures, strict=True):
-        over = [f"{name} {number:.3g}" for name, number in zip(FIGURES, numbers, strict=False) if not number <= 1.0]
+        over = [f"{name} {number:.3g}" for name, number in zip(subject.figures, numbers, strict=False) if not number <= 1.0]
         if numbers[-1]:
             over.append("two runs differ")
         if over:
@@ -256,15 +282,17 @@ def solve(seed: int, device: str, run: Callable[[Call, Problem, Exact], torch.Te
     return Outcome(len(found), failures, [(call, numbers) for (call, _), numbers in zip(found, figures, strict=True)])
 
 
-def report(failure: Failure, device: str) -> str:
+def report(failure: Failure, device: str, subject: Subject = SAGEATTENTION) -> str:
     """What to print of a failure."""
-    return (
-        f"FAILED python tests/fuzz.py --device {device} --seed {failure.seed} --calls 1\n"
-        f"  {failure.problem}\n  {failure.call}\n  {failure.wrong}"
-    )
+    return "\n  ".join([again(failure.seed, device, subject), failure.problem, failure.call, failure.wrong])
 
 
-def work(start: int, step: int, device: str, until: float, answers: Any, at: Any, rank: int) -> None:
+def again(seed: int, device: str, subject: Subject) -> str:
+    """How to repeat what failed."""
+    return f"FAILED python {subject.program} --device {device} --seed {seed} --calls 1"
+
+
+def work(start: int, step: int, device: str, subject: Subject, until: float, answers: Any, at: Any, rank: int) -> None:
     """One process: seeds `start`, `start + step`, … until the time is over. `at` says which seed it is at."""
     torch.set_num_threads(1)
     if device == "cuda":
@@ -273,7 +301,7 @@ def work(start: int, step: int, device: str, until: float, answers: Any, at: Any
     while time.time() < until:
         at[rank] = seed
         try:
-            outcome = solve(seed, device)
+            outcome = solve(seed, device, subject)
         except Exception as error:  # noqa: BLE001 where the GPU is lost for this process the first question to it says so
             outcome = Outcome(0, [Failure(seed, "beside the calls", "", f"{type(error).__name__}: {error}")], [])
         answers.put((outcome.calls, outcome.failures))
@@ -282,7 +310,7 @@ def work(start: int, step: int, device: str, until: float, answers: Any, at: Any
         seed += step
 
 
-def many(arguments: argparse.Namespace) -> tuple[int, list[int]]:
+def many(arguments: argparse.Namespace, subject: Subject) -> tuple[int, list[int]]:
     """Run processes until there are so many calls or so many seconds are over. Returns how many calls, and the seeds of those that failed."""
     context = multiprocessing.get_context("spawn")
     answers, at = context.Queue(), context.Array("q", arguments.processes)
@@ -292,7 +320,9 @@ def many(arguments: argparse.Namespace) -> tuple[int, list[int]]:
 
     def begin(rank: int, seed: int) -> Any:
         step, at[rank] = arguments.processes, seed
-        process = context.Process(target=work, args=(seed, step, arguments.device, until, answers, at, rank), daemon=True)
+        process = context.Process(
+            target=work, args=(seed, step, arguments.device, subject, until, answers, at, rank), daemon=True
+        )
         process.start()
         return process
 
@@ -305,7 +335,7 @@ def many(arguments: argparse.Namespace) -> tuple[int, list[int]]:
         done += calls
         for failure in failures:
             failed.append(failure.seed)
-            print(report(failure, arguments.device), flush=True)
+            print(report(failure, arguments.device, subject), flush=True)
         if arguments.calls and done >= arguments.calls:
             break
         for rank, worker in enumerate(workers):
@@ -313,8 +343,7 @@ def many(arguments: argparse.Namespace) -> tuple[int, list[int]]:
                 deaths += 1
                 failed.append(at[rank])
                 print(
-                    f"FAILED python tests/fuzz.py --device {arguments.device} --seed {at[rank]} --calls 1\n"
-                    f"  the process died, exit status {worker.exitcode}",
+                    f"{again(at[rank], arguments.device, subject)}\n  the process died, exit status {worker.exitcode}",
                     flush=True,
                 )
                 workers[rank] = begin(rank, at[rank] + arguments.processes)
@@ -329,26 +358,26 @@ def many(arguments: argparse.Namespace) -> tuple[int, list[int]]:
     return done, failed
 
 
-def few(arguments: argparse.Namespace) -> tuple[int, list[int]]:
+def few(arguments: argparse.Namespace, subject: Subject) -> tuple[int, list[int]]:
     """The same in this process, for --calls small or a debugger."""
     done, failed, seed, until = 0, [], arguments.seed, time.time() + arguments.seconds
     while time.time() < until and (done < arguments.calls or not arguments.calls):
-        outcome = solve(seed, arguments.device)
+        outcome = solve(seed, arguments.device, subject)
         done += outcome.calls
         failed += [seed] * len(outcome.failures)
         if arguments.calls == 1:
             print(problem(seed, arguments.device).words)
             for call, numbers in outcome.figures:
-                print(f"  {call.words}: " + ", ".join(f"{n} {x:.3g}" for n, x in zip(FIGURES, numbers, strict=False)))
+                print(f"  {call.words}: " + ", ".join(f"{n} {x:.3g}" for n, x in zip(subject.figures, numbers, strict=False)))
         for failure in outcome.failures:
-            print(report(failure, arguments.device), flush=True)
+            print(report(failure, arguments.device, subject), flush=True)
         seed += 1
     return done, failed
 
 
-def main() -> int:
+def main(subject: Subject = SAGEATTENTION, description: str | None = __doc__) -> int:
     """Parse, run, say how many."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--seed", type=int, default=None, help="the first; another one each time if not given")
     parser.add_argument("--calls", type=int, default=0, help="stop after about so many; 1: the calls of one seed, described")
@@ -359,11 +388,8 @@ def main() -> int:
         arguments.seed = random.SystemRandom().randrange(10**9) * 1000
     if arguments.seconds is None:
         arguments.seconds = 1e9 if arguments.calls else 60.0
-    print(
-        f"seed {arguments.seed} device {arguments.device}, sageattention {sageattention.__version__}, PyTorch {torch.__version__}",
-        flush=True,
-    )
-    done, failed = (few if arguments.processes == 1 else many)(arguments)
+    print(f"seed {arguments.seed} device {arguments.device}, {subject.version}, PyTorch {torch.__version__}", flush=True)
+    done, failed = (few if arguments.processes == 1 else many)(arguments, subject)
     # Once more, since what was said of them may have scrolled away.
     print(f"{done} calls, {len(failed)} failures" + "".join(f"\n  seed {seed}" for seed in sorted(set(failed))))
     return 1 if failed or not done else 0

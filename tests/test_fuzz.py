@@ -17,6 +17,11 @@ from accuracy import relative_l1
 from fuzz_bounds import Exact
 from fuzz_inputs import Problem
 
+try:
+    import fuzz_fp4
+except ImportError:  # sageattn3 is a package of its own
+    fuzz_fp4 = None  # type: ignore[assignment]
+
 FIRST = 1_000_000  # of the seeds that are tried: always the same
 BLOCK = 150
 CHANGES = 0.2  # relative L1 by which a fault must change the right answer to be one that is to be seen
@@ -103,17 +108,47 @@ def test_faults_are_seen(fault: Callable[[Problem], Problem | None]) -> None:
     assert seen >= 0.85 * of
 
 
+@pytest.mark.skipif(fuzz_fp4 is None, reason="sageattn3 is not installed here")
+def test_random_fp4_calls() -> None:
+    subject = fuzz_fp4.SAGEATTN3
+    failures = [failure for seed in range(FIRST, FIRST + 30) for failure in fuzz.solve(seed, "cpu", subject).failures]
+    assert not failures, "\n".join(fuzz.report(failure, "cpu", subject) for failure in failures)
+
+
+# What a fault makes of the reference is seen beside the reference as it is.
+@pytest.mark.skipif(fuzz_fp4 is None, reason="sageattn3 is not installed here")
+@pytest.mark.parametrize("fault", [another_column, another_head, another_block, beyond_the_last_key, one_key_fewer])
+def test_faults_of_fp4_are_seen(fault: Callable[[Problem], Problem | None]) -> None:
+    seen = of = 0
+    for seed in range(FIRST, FIRST + 400):
+        problem = fuzz_inputs.problem(seed, "cpu")
+        changed = fault(problem)
+        if changed is None:
+            continue
+        exact = Exact(problem)
+        out = Exact(changed).out
+        if torch.equal(out, exact.out) or relative_l1(out, exact.out) <= CHANGES:
+            continue
+        call, wrong = (next(iter(fuzz_fp4.calls(seed, "cpu", some))) for some in (problem, changed))
+        result, expected = fuzz_fp4.reference(wrong, changed), fuzz_fp4.reference(call, problem)
+        of += 1
+        seen += any(not figure <= 1.0 for figure in fuzz_fp4.figures(exact, call.smooth_k, result, expected).tolist())
+    print(f"{fault.__name__}: {seen} of {of}")
+    assert of >= 10
+    assert seen >= 0.8 * of
+
+
 def test_written_inputs_are_seen() -> None:
     def writes(call: fuzz.Call, problem: Problem, exact: Exact) -> torch.Tensor:
         problem.buffer[-1] = 0
         return fuzz.one(call, problem, exact)
 
-    failures = fuzz.solve(FIRST, "cpu", writes).failures
+    failures = fuzz.solve(FIRST, "cpu", fuzz.SAGEATTENTION._replace(judge=writes)).failures
     assert [failure.wrong for failure in failures] == ["a byte of the inputs' buffer changed"]
 
 
-def test_a_difference_between_two_runs_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    right, count = fuzz.calls, iter(range(1000))
+def test_a_difference_between_two_runs_is_seen() -> None:
+    count = iter(range(1000))
 
     def once(seed: int, device: str, problem: Problem) -> list[fuzz.Call]:
         def differs(call: fuzz.Call) -> torch.Tensor:
@@ -121,15 +156,15 @@ def test_a_difference_between_two_runs_is_seen(monkeypatch: pytest.MonkeyPatch) 
             out = out[0] if isinstance(out, tuple) else out
             return torch.nextafter(out, out + 1) if next(count) % 2 else out
 
-        return [call._replace(run=functools.partial(differs, call)) for call in right(seed, device, problem)]
+        return [call._replace(run=functools.partial(differs, call)) for call in fuzz.calls(seed, device, problem)]
 
-    monkeypatch.setattr(fuzz, "calls", once)
-    assert all("two runs differ" in failure.wrong for failure in fuzz.solve(FIRST, "cpu").failures)
-    assert fuzz.solve(FIRST, "cpu").failures
+    failures = fuzz.solve(FIRST, "cpu", fuzz.SAGEATTENTION._replace(calls=once)).failures
+    assert failures
+    assert all("two runs differ" in failure.wrong for failure in failures)
 
 
 def test_seeds_of_what_failed_are_said_last(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    def solve(seed: int, device: str) -> fuzz.Outcome:
+    def solve(seed: int, device: str, subject: fuzz.Subject) -> fuzz.Outcome:
         failures = [fuzz.Failure(seed, "a problem", "a call", "wrong")] * 2 if seed % 3 == 0 else []
         return fuzz.Outcome(2, failures, [])
 
