@@ -42,8 +42,8 @@ struct Pair {
 };
 
 template <typename Element>
-__device__ __forceinline__ const Element* row_pointer(const TensorView& tensor, int batch, int head, int64_t token) {
-  return static_cast<const Element*>(tensor.data) + batch * tensor.batch_stride + head * tensor.head_stride +
+__device__ __forceinline__ Element* row_pointer(const TensorView& tensor, int batch, int head, int64_t token) {
+  return static_cast<Element*>(tensor.data) + batch * tensor.batch_stride + head * tensor.head_stride +
          token * tensor.token_stride;
 }
 

@@ -33,9 +33,9 @@ extern "C" __global__ void __launch_bounds__(Sm80CombineSplitKv::kThreads)
   add_of_lanes(parts, kLanes, 32);
   if (lane >= kLanes || !there) return;
   if (p.bfloat16 != 0) {
-    store_channels(const_cast<__nv_bfloat16*>(row_pointer<__nv_bfloat16>(p.out, batch, head, token)) + channel, parts.out, parts.total);
+    store_channels(row_pointer<__nv_bfloat16>(p.out, batch, head, token) + channel, parts.out, parts.total);
   } else {
-    store_channels(const_cast<__half*>(row_pointer<__half>(p.out, batch, head, token)) + channel, parts.out, parts.total);
+    store_channels(row_pointer<__half>(p.out, batch, head, token) + channel, parts.out, parts.total);
   }
   if (p.lse != nullptr && channel == 0) p.lse[row] = log_sum_exp(parts.largest, parts.total, p.level);
 }

@@ -62,7 +62,7 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::warps_per
     sums.sum[row] = sum_of_quad(sums.sum[row]);
     const int token = last.first_row + lane / 4 + row * 8;
     if (token >= p.qo_len) continue;
-    store_row(sums, row, const_cast<Element*>(row_pointer<Element>(p.out, last.batch, last.head, token)), p.v_head_dim);
+    store_row(sums, row, row_pointer<Element>(p.out, last.batch, last.head, token), p.v_head_dim);
     if (p.lse != nullptr && lane % 4 == 0) p.lse[last.lse + token] = log_sum_exp(sums.largest[row], sums.sum[row], p.level);
   }
 }

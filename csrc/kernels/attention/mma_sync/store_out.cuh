@@ -26,8 +26,7 @@ __device__ __forceinline__ void store_rows(const AttentionParams& p, const Tile&
     const int token = tile.first_row + threadIdx.x / 32 * Config::kWarpM + row * 8 + lane / 4;
     if (token >= tile.qo_len) continue;
 
-    auto* out = reinterpret_cast<uint16_t*>(p.out.data) + tile.batch * p.out.batch_stride +
-                tile.head * p.out.head_stride + (tile.q_token + token) * p.out.token_stride;
+    auto* out = row_pointer<uint16_t>(p.out, tile.batch, tile.head, tile.q_token + token);
 #pragma unroll
     for (int d = 0; d < Config::kOFragments; ++d) {
       const int channel = d * 8 + lane % 4 * 2;

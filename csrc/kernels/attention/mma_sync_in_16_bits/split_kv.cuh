@@ -247,7 +247,7 @@ __device__ __forceinline__ void add_blocks(const Split::Params& p, const Share& 
     add_of_lanes(parts, 1, p.parts);
     if (part > 0 || item >= items) continue;
     const GroupRow of_group(p, share.kv_head, share.first + row);
-    store_channels(const_cast<Element*>(row_pointer<Element>(p.out, share.batch, of_group.head, of_group.token)) + channel, parts.out, parts.total);
+    store_channels(row_pointer<Element>(p.out, share.batch, of_group.head, of_group.token) + channel, parts.out, parts.total);
     if (p.lse != nullptr && channel == 0) p.lse[share.row_of_all(p, row)] = log_sum_exp(parts.largest, parts.total, p.level);
   }
   ptx::cluster_sync();  // the other may still be reading
@@ -315,7 +315,7 @@ __device__ __forceinline__ void attend_split_kv(const Split::Params& p) {
       continue;
     }
     const GroupRow of_group(p, share.kv_head, share.first + row);
-    store_row(sums, i, const_cast<Element*>(row_pointer<Element>(p.out, share.batch, of_group.head, of_group.token)), p.v_head_dim);
+    store_row(sums, i, row_pointer<Element>(p.out, share.batch, of_group.head, of_group.token), p.v_head_dim);
     if (p.lse != nullptr && threadIdx.x % 4 == 0) p.lse[of_all] = log_sum_exp(sums.largest[i], sums.sum[i], p.level);
   }
 }

@@ -19,10 +19,6 @@ __device__ __forceinline__ void store_out(const Config::Params& p, const Work& w
     const int i = group * 4 + row * 2;
     return Pair<Config::Element>::pack(out[i] * factor, out[i + 1] * factor);
   };
-  const auto row_pointer = [&](int token) {
-    return static_cast<uint16_t*>(p.out.data) + work.batch * p.out.batch_stride + work.head * p.out.head_stride +
-           (work.q_token + token) * p.out.token_stride;
-  };
 #pragma unroll
   for (int row = 0; row < 2; ++row) {
     const int token = first_row + lane / 4 + row * 8;
@@ -32,7 +28,7 @@ __device__ __forceinline__ void store_out(const Config::Params& p, const Work& w
     inverse[row] = sum == 0.0f ? 0.0f : ptx::rcp(sum);
     if (p.lse != nullptr && lane % 4 == 0 && inside) p.lse[work.lse + token] = log_sum_exp(row, sum, rows, shared);
     if constexpr (!Staged) {
-      uint16_t* destination = row_pointer(token);
+      auto* destination = row_pointer<uint16_t>(p.out, work.batch, work.head, work.q_token + token);
 #pragma unroll
       for (int group = 0; group < Config::kHeadDim / 32; ++group) {
         uint32_t pairs[4];
@@ -49,7 +45,7 @@ __device__ __forceinline__ void store_out(const Config::Params& p, const Work& w
     const int stage = Shared::kOut + warp_row / 16 * Config::kOutBytes;
     const int first = lane / 8, channel = lane % 8 * 8;  // of rows four apart
     const int rows_left = work.qo_len - first_row;
-    uint16_t* destination = row_pointer(first_row) + first * p.out.token_stride + channel;
+    auto* destination = row_pointer<uint16_t>(p.out, work.batch, work.head, work.q_token + first_row) + first * p.out.token_stride + channel;
     const uint32_t place = shared.address + stage + swizzled<128>(lane % 16, lane / 16);
 #pragma unroll
     for (int panel = 0; panel < Config::kHeadDim / 64; ++panel) {

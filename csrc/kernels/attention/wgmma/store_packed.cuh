@@ -29,8 +29,7 @@ __device__ __forceinline__ void store_packed(const Config::Params& p, const Work
   uint16_t* destination[4];
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    destination[i] = static_cast<uint16_t*>(p.out.data) + work.batch * p.out.batch_stride + work.head * p.out.head_stride +
-                     (work.q_token + first_row) * p.out.token_stride + (first + i * 4) * p.out.token_stride + channel;
+    destination[i] = row_pointer<uint16_t>(p.out, work.batch, work.head, work.q_token + first_row) + (first + i * 4) * p.out.token_stride + channel;
   }
   const uint32_t place = stage + swizzled<128>(lane % 16, lane / 16);
 #pragma unroll

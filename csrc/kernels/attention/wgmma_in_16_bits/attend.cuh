@@ -276,10 +276,8 @@ __device__ __forceinline__ void compute(const Config::Params& p, int team, const
       // The rows of Q are the output's, once no product of this warpgroup reads them.
       ptx::named_barrier(1 + team * Config::kConsumers + group, 128);
       const int stage = Shared::kQ + tiles.place * Shared::kQBytes + warp * 16 * 128;
-      store_rows<Config::Element, Config::kHeadDim>(out, inverse,
-                                                    static_cast<uint16_t*>(p.out.data) + tile.batch * p.out.batch_stride + tile.head * p.out.head_stride +
-                                                        warp_row * p.out.token_stride,
-                                                    p.out.token_stride, qo_len - warp_row, p.v_head_dim, shared.pointer + stage, shared.address + stage);
+      store_rows<Config::Element, Config::kHeadDim>(out, inverse, row_pointer<uint16_t>(p.out, tile.batch, tile.head, warp_row), p.out.token_stride,
+                                                    qo_len - warp_row, p.v_head_dim, shared.pointer + stage, shared.address + stage);
       ptx::proxy_async_fence();
     }
     // Other warpgroups may see more keys.
