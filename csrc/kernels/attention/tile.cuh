@@ -1,4 +1,4 @@
-// Which part of the output a block of threads computes, from which keys.
+// Which tile of the output a block of threads computes, from which keys.
 #pragma once
 
 #include "kernels/attention/params.h"

@@ -54,7 +54,7 @@ struct MmaSyncConfig : Kernel {
   static constexpr int kChunks = kGatherN / kChunkN;
   static constexpr int kMFragments = kWarpM / 16;
   static constexpr int kNFragments = kChunkN / 8;
-  static constexpr int kRows = 2 * kMFragments;  // rows of which a lane holds a part: lane / 4 + 8 * row
+  static constexpr int kRows = 2 * kMFragments;  // rows of which a lane holds some channels: lane / 4 + 8 * row
   static constexpr int kQkSteps = kHeadDim / 32;
   static constexpr int kPvSteps = kGatherN / kStepN;
   static constexpr int kOFragments = kHeadDim / 8;

@@ -10,7 +10,7 @@ struct MmaSyncBlocks {
   static constexpr int kBlockM = 128;  // rows of the output of a block of threads
   static constexpr int kBlockN = 64;   // keys of a stage
   static constexpr int kStages = 2;
-  // Of shared memory, behind the stages: which part this block of threads computes, its rows' scales, and K's of each stage.
+  // Of shared memory, behind the stages: which tile this block of threads computes, its rows' scales, and K's of each stage.
   static constexpr int kTileBytes = 128;
   static constexpr int kQScaleBytes = kBlockM * 4;
   static constexpr int kKScaleBytes = QuantKInt8::kGroups * 4;

@@ -6,11 +6,11 @@
 
 namespace sage {
 
-// Divides a lane's part of the rows by their sums and writes it. `sum_of(row)` is the sum of the row's probabilities, `smoothed_of(row, sum)`
+// Divides what a lane has of the output by its rows' sums and writes it. `sum_of(row)` is the sum of the row's probabilities, `smoothed_of(row, sum)`
 // that of those that fell on keys whose V was smoothed: asked only where some were.
 template <typename Config, typename SumOf, typename SmoothedOf>
 __device__ __forceinline__ void store_rows(const AttentionParams& p, const Tile& tile,
-                                           const float (&parts)[Config::kMFragments][Config::kOFragments][4],
+                                           const float (&out)[Config::kMFragments][Config::kOFragments][4],
                                            const float (&base)[Config::kRows], const SumOf& sum_of, const SmoothedOf& smoothed_of) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
@@ -26,12 +26,12 @@ __device__ __forceinline__ void store_rows(const AttentionParams& p, const Tile&
     const int token = tile.first_row + threadIdx.x / 32 * Config::kWarpM + row * 8 + lane / 4;
     if (token >= tile.qo_len) continue;
 
-    auto* out = row_pointer<uint16_t>(p.out, tile.batch, tile.head, tile.q_token + token);
+    auto* destination = row_pointer<uint16_t>(p.out, tile.batch, tile.head, tile.q_token + token);
 #pragma unroll
     for (int d = 0; d < Config::kOFragments; ++d) {
       const int channel = d * 8 + lane % 4 * 2;
-      float low = parts[row / 2][d][row % 2 * 2] * unit;
-      float high = parts[row / 2][d][row % 2 * 2 + 1] * unit;
+      float low = out[row / 2][d][row % 2 * 2] * unit;
+      float high = out[row / 2][d][row % 2 * 2 + 1] * unit;
       if (Config::kSmooths && p.v_mean != nullptr && sum != 0.0f) {
         const float* mean = p.v_mean + tile.kv_mean * Config::kHeadDim + channel;
         low += mean[0] * smoothed;
@@ -39,10 +39,10 @@ __device__ __forceinline__ void store_rows(const AttentionParams& p, const Tile&
       }
       const uint32_t pair = Pair<typename Config::Element>::pack(low, high);
       if (p.out.aligned16) {
-        if (channel < p.v_head_dim) *reinterpret_cast<uint32_t*>(out + channel) = pair;
+        if (channel < p.v_head_dim) *reinterpret_cast<uint32_t*>(destination + channel) = pair;
       } else {
-        if (channel < p.v_head_dim) out[channel] = pair;
-        if (channel + 1 < p.v_head_dim) out[channel + 1] = pair >> 16;
+        if (channel < p.v_head_dim) destination[channel] = pair;
+        if (channel + 1 < p.v_head_dim) destination[channel + 1] = pair >> 16;
       }
     }
     if (p.lse != nullptr && lane % 4 == 0) {
