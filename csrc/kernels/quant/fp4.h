@@ -13,13 +13,13 @@ struct Fp4 {
   // Magnitude from which on units are what they are: the product of two and what is divided by it are numbers.
   static constexpr float kSmallest = 1e-10f;
 
-  // A block of 64 keys of K: rows of numbers, swizzled; for each key head_dim / 16 scales; and in 16 bytes their unit, a float.
-  SAGE_HOST_DEVICE static constexpr int k_codes(int head_dim) { return QuantKInt8::kBlockN * head_dim / 2; }
-  SAGE_HOST_DEVICE static constexpr int k_scales(int head_dim) { return QuantKInt8::kBlockN * head_dim / kGroup; }
-  SAGE_HOST_DEVICE static constexpr int k_block(int head_dim) { return k_codes(head_dim) + k_scales(head_dim) + 16; }
-  // Of V: for each channel 32 bytes of numbers, swizzled; then scales, of a channel and that 8 further beside each other.
-  SAGE_HOST_DEVICE static constexpr int v_codes(int head_dim) { return QuantKInt8::kBlockN * head_dim / 2; }
-  SAGE_HOST_DEVICE static constexpr int v_block(int head_dim) { return v_codes(head_dim) + QuantKInt8::kBlockN / kGroup * head_dim; }
+  // Bytes of a block of 64 keys of K or V: its numbers', and their scales'.
+  SAGE_HOST_DEVICE static constexpr int code_bytes(int head_dim) { return QuantKInt8::kBlockN * head_dim / 2; }
+  SAGE_HOST_DEVICE static constexpr int group_scale_bytes(int head_dim) { return QuantKInt8::kBlockN * head_dim / kGroup; }
+  // K: rows of numbers, swizzled; for each key head_dim / 16 scales; and in 16 bytes their unit, a float.
+  SAGE_HOST_DEVICE static constexpr int k_block(int head_dim) { return code_bytes(head_dim) + group_scale_bytes(head_dim) + 16; }
+  // V: for each channel 32 bytes of numbers, swizzled; then scales, of a channel and that 8 further beside each other.
+  SAGE_HOST_DEVICE static constexpr int v_block(int head_dim) { return code_bytes(head_dim) + group_scale_bytes(head_dim); }
 };
 
 }  // namespace sage

@@ -49,7 +49,7 @@ __device__ __forceinline__ void quantise(const typename Config::Params& p, const
 
   const float inverse = Fp4::kLargest / magnitude;
   uint8_t* out = p.k_fp4 + (span.index * 2 + block) * Fp4::k_block(Config::kHeadDim);
-  uint8_t* scales = out + Fp4::k_codes(Config::kHeadDim);
+  uint8_t* scales = out + Fp4::code_bytes(Config::kHeadDim);
 #pragma unroll
   for (int piece = 0; piece < Config::kPieces; ++piece) {
     const int channel = Config::channel(piece);
@@ -67,7 +67,7 @@ __device__ __forceinline__ void quantise(const typename Config::Params& p, const
       }
     }
   }
-  if (lane == 0 && warp == 0) *reinterpret_cast<float*>(scales + Fp4::k_scales(Config::kHeadDim)) = scale_of(magnitude, 2.0f / Fp4::kLargest);
+  if (lane == 0 && warp == 0) *reinterpret_cast<float*>(scales + Fp4::group_scale_bytes(Config::kHeadDim)) = scale_of(magnitude, 2.0f / Fp4::kLargest);
 }
 
 // A span by a block of threads, of which those for this part of the products start with `first_block`; the first part quantises. The means are another

@@ -19,7 +19,7 @@ struct OfChunk {
 template <typename Config>
 __device__ __forceinline__ void quantise_v_fp4(const typename Config::Params& p) {
   quantise_v<Config>(p, [](const float(&x)[4][8], const VPart<Config>& part, uint8_t* out) {
-    uint8_t* const scales = out + Fp4::v_codes(Config::kHeadDim);
+    uint8_t* const scales = out + Fp4::code_bytes(Config::kHeadDim);
     // Of two channels each: four keys of the one, four of the other.
     uint32_t words[4];
 #pragma unroll

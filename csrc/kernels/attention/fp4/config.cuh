@@ -28,19 +28,18 @@ struct Fp4Config : Kernel {
   // A stage: Sm120QkFp4PvFp4. The parts of what lies behind numbers of K and V, in order.
   static constexpr int kKRowBytes = kHeadDim / 2;
   static constexpr int kVRowBytes = Kernel::kBlockN / 2;
-  static constexpr int kKCodeBytes = Fp4::k_codes(kHeadDim);
-  static constexpr int kVCodeBytes = Fp4::v_codes(kHeadDim);
+  static constexpr int kCodeBytes = Fp4::code_bytes(kHeadDim);  // of K or V
   static constexpr int kStageBytes = Kernel::stage_bytes(kHeadDim);
-  static constexpr int kVOffset = kKCodeBytes;
-  static constexpr int kKScaleOffset = kVOffset + kVCodeBytes;
+  static constexpr int kVOffset = kCodeBytes;
+  static constexpr int kKScaleOffset = kVOffset + kCodeBytes;
   static constexpr int kKScaleRowBytes = kHeadDim / Fp4::kGroup;
-  static constexpr int kKUnitOffset = kKScaleOffset + Fp4::k_scales(kHeadDim);
+  static constexpr int kKUnitOffset = kKScaleOffset + Fp4::group_scale_bytes(kHeadDim);
   static constexpr int kVGroupScaleOffset = kKUnitOffset + 16;
-  static constexpr int kVScaleOffset = kVGroupScaleOffset + Fp4::v_block(kHeadDim) - kVCodeBytes;
+  static constexpr int kVScaleOffset = kVGroupScaleOffset + Fp4::group_scale_bytes(kHeadDim);
   static constexpr int kVScaleBytes = Kernel::scale_bytes(kHeadDim);
   static constexpr int kUnsmoothedFlag = kHeadDim * 4;  // behind the scales
   static constexpr int kMeanScoreOffset = kVScaleOffset + kVScaleBytes;
-  static_assert(kMeanScoreOffset + Kernel::kMeanScoreBytes <= kStageBytes && kKCodeBytes % 1024 == 0);
+  static_assert(kMeanScoreOffset + Kernel::kMeanScoreBytes <= kStageBytes && kCodeBytes % 1024 == 0);
   static constexpr int kTileOffset = Kernel::kStages * kStageBytes;
   static constexpr int kMagnitudeOffset = kTileOffset + Kernel::kTileBytes;
   static constexpr int kQUnitOffset = kMagnitudeOffset + kThreads / 32 * 4;

@@ -44,10 +44,10 @@ __device__ __forceinline__ void load_fp4(const Fp4Tile& tile, int block, uint32_
   const auto number = static_cast<uint64_t>(static_cast<uint32_t>(block));
   const uint8_t* k = tile.k + number * kKBytes;
   const uint8_t* v = tile.v + number * kVBytes;
-  copy_block<Config::kKCodeBytes, kThreads>(stage, k, 0);
-  copy_block<kKBytes - Config::kKCodeBytes, kThreads>(stage + Config::kKScaleOffset, k + Config::kKCodeBytes, 0);
-  copy_block<Config::kVCodeBytes, kThreads>(stage + Config::kVOffset, v, 0);
-  copy_block<kVBytes - Config::kVCodeBytes, kThreads>(stage + Config::kVGroupScaleOffset, v + Config::kVCodeBytes, 0);
+  copy_block<Config::kCodeBytes, kThreads>(stage, k, 0);
+  copy_block<kKBytes - Config::kCodeBytes, kThreads>(stage + Config::kKScaleOffset, k + Config::kCodeBytes, 0);
+  copy_block<Config::kCodeBytes, kThreads>(stage + Config::kVOffset, v, 0);
+  copy_block<kVBytes - Config::kCodeBytes, kThreads>(stage + Config::kVGroupScaleOffset, v + Config::kCodeBytes, 0);
   copy_block<Config::kVScaleBytes, kThreads>(stage + Config::kVScaleOffset, tile.v_scale, block);
   copy_block<Config::kMeanScoreBytes, kThreads>(stage + Config::kMeanScoreOffset, tile.mean_scores, block);
   ptx::cp_async_commit();
