@@ -5,7 +5,7 @@
 
 namespace sage {
 
-using Config = MmaSyncConfig<Sm80QkInt8PvF16, SAGE_HEAD_DIM, SAGE_DTYPE, Values::kAsGiven, Sums::kFloat>;
+using Config = MmaSyncConfig<Sm80QkInt8PvF16, Sums::kFloat>;
 
 extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     sm80_qk_int8_pv_f16(const __grid_constant__ AttentionParams p) {

@@ -5,6 +5,6 @@
 
 namespace sage {
 
-struct Sm80QkInt8PvF16 : MmaSyncLayout<2, 0, false> {};
+struct Sm80QkInt8PvF16 : MmaSyncLayout<Values::kAsGiven> {};
 
 }  // namespace sage

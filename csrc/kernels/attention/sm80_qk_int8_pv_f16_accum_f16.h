@@ -5,6 +5,6 @@
 
 namespace sage {
 
-struct Sm80QkInt8PvF16AccumF16 : MmaSyncLayout<2, 1, false> {};
+struct Sm80QkInt8PvF16AccumF16 : MmaSyncLayout<Values::kF16> {};
 
 }  // namespace sage

@@ -5,7 +5,7 @@
 
 namespace sage {
 
-using Config = MmaSyncConfig<Sm89QkInt8PvF8, SAGE_HEAD_DIM, SAGE_DTYPE, Values::kE4m3, Sums::kFloat>;
+using Config = MmaSyncConfig<Sm89QkInt8PvF8, Sums::kFloat>;
 
 extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     sm89_qk_int8_pv_f8(const __grid_constant__ AttentionParams p) {

@@ -5,7 +5,7 @@
 
 namespace sage {
 
-using Config = MmaSyncConfig<Sm89QkInt8PvF8AccumF16, SAGE_HEAD_DIM, SAGE_DTYPE, Values::kE4m3, Sums::kHalf>;
+using Config = MmaSyncConfig<Sm89QkInt8PvF8AccumF16, Sums::kHalf>;
 
 extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     sm89_qk_int8_pv_f8_accum_f16(const __grid_constant__ AttentionParams p) {

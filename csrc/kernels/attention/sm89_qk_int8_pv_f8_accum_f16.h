@@ -5,6 +5,6 @@
 
 namespace sage {
 
-struct Sm89QkInt8PvF8AccumF16 : MmaSyncLayout<1, 4, true> {};
+struct Sm89QkInt8PvF8AccumF16 : MmaSyncLayout<Values::kE4m3> {};
 
 }  // namespace sage

@@ -50,7 +50,7 @@ __device__ __forceinline__ void attend(const AttentionParams& p) {
   for (int row = 0; row < Config::kRows; ++row) {
     state.base[row] = Config::kNever;
     state.sum[row] = 0.0f;
-    if constexpr (Config::kUnsmoothedBytes > 0) ptx::store_shared_float(unsmoothed_sum<Config>(shared, row), 0.0f);
+    if constexpr (Config::kSmooths) ptx::store_shared_float(unsmoothed_sum<Config>(shared, row), 0.0f);
 #pragma unroll
     for (int d = 0; d < Config::kOFragments; ++d) {
       state.out[row / 2][d][row % 2 * 2] = 0.0f;
@@ -76,7 +76,7 @@ __device__ __forceinline__ void attend(const AttentionParams& p) {
     KeyBlock<Config> keys;
     keys.index = block;
     keys.hidden = hidden_of(p, tile, block);
-    keys.unsmoothed = Config::kUnsmoothedBytes > 0 && ptx::load_shared_float(v_scales<Config>(shared, stage) + Config::kUnsmoothedFlag) != 0.0f;
+    keys.unsmoothed = Config::kSmooths && ptx::load_shared_float(v_scales<Config>(shared, stage) + Config::kUnsmoothedFlag) != 0.0f;
     const float k_scale = ptx::load_shared_float(k_scales<Config>(shared, stage) + lane % 4 * 4);
 #pragma unroll
     for (int row = 0; row < Config::kRows; ++row) keys.scale[row] = k_scale * ptx::load_shared_float(q_scale + row * 32);

@@ -7,20 +7,17 @@
 
 #include "kernels/attention/mma_sync/layout.h"
 #include "kernels/quant/quant_k_int8.h"
-#include "kernels/quant/quant_v_f16.h"
-#include "kernels/quant/quant_v_f8.h"
 
 namespace sage {
 
-enum class Values { kAsGiven, kF16, kE4m3 };  // P and V: the caller's 16-bit type; FP16, V scaled; e4m3, V scaled
-enum class Sums { kFloat, kHalf };           // what the tensor cores add them in
+enum class Sums { kFloat, kHalf };  // what the tensor cores add products of P and V up in
 
-template <typename Kernel, int HeadDim, typename ElementType, Values ValueType, Sums SumType>
+template <typename Kernel, Sums SumType>
 struct MmaSyncConfig : Kernel {
-  using Element = ElementType;
-  static constexpr Values kValues = ValueType;
+  using Element = SAGE_DTYPE;
+  using Kernel::kValues;
   static constexpr Sums kSums = SumType;
-  static constexpr int kHeadDim = HeadDim;
+  static constexpr int kHeadDim = SAGE_HEAD_DIM;
   static constexpr int kThreads = Kernel::threads(kHeadDim);
   static constexpr int kWarpM = Kernel::kBlockM / Kernel::warps(kHeadDim);
   // Blocks of threads that the registers of a multiprocessor shall hold.
@@ -35,7 +32,6 @@ struct MmaSyncConfig : Kernel {
 
   // V with a scale for each channel of a block of keys, from quant_v_f16 or quant_v_f8.
   static constexpr bool kScaled = kValues != Values::kAsGiven;
-  static constexpr bool kSmooths = Kernel::kUnsmoothedBytes > 0;
   // What P is rounded to.
   using ProbabilityType = cuda::std::conditional_t<kScaled, __half, Element>;
 

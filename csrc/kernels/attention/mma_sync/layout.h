@@ -2,7 +2,8 @@
 #pragma once
 
 #include "kernels/attention/params.h"
-#include "kernels/quant/quant_v.h"
+#include "kernels/quant/quant_v_f16.h"
+#include "kernels/quant/quant_v_f8.h"
 
 namespace sage {
 
@@ -21,17 +22,20 @@ struct MmaSyncBlocks {
   using Params = AttentionParams;
 };
 
-// What the formats of V differ in: bytes of a number and of a scale (0: there is none), and whether it is in e4m3, smoothed and its rows taken in
-// two, of which each lane keeps something beside its registers. Scales lie behind all stages: at head_dim 256 there are no bytes to waste
-// in 99 KiB.
-template <int ValueBytes, int ScaleSize, bool E4m3>
+enum class Values { kAsGiven, kF16, kE4m3 };  // P and V: the caller's 16-bit type; FP16, V scaled; e4m3, V scaled
+
+// What the formats of V differ in. In e4m3 it is smoothed, and rows are taken in two: of either each lane keeps something beside its registers. Scales lie
+// behind all stages: at head_dim 256 there are no bytes to waste in 99 KiB.
+template <Values Format>
 struct MmaSyncLayout : MmaSyncBlocks {
-  static constexpr int kValueBytes = ValueBytes;
-  static constexpr int kVScaleSize = ScaleSize;
-  static constexpr int scale_bytes(int head_dim) { return ScaleSize > 0 ? QuantV::scale_bytes(ScaleSize, head_dim) : 0; }
-  static constexpr int stage_bytes(int head_dim) { return kBlockN * head_dim * (1 + ValueBytes); }
-  static constexpr int kUnsmoothedBytes = E4m3 ? kBlockM * 4 * 4 : 0;  // four lanes a row
-  static constexpr int notes_bytes(int head_dim) { return E4m3 ? threads(head_dim) * 16 : 0; }
+  static constexpr Values kValues = Format;
+  static constexpr bool kSmooths = kValues == Values::kE4m3;
+  static constexpr int kValueBytes = kValues == Values::kE4m3 ? 1 : 2;
+  static constexpr int kVScaleSize = kValues == Values::kE4m3 ? QuantVF8::kScaleSize : kValues == Values::kF16 ? QuantVF16::kScaleSize : 0;
+  static constexpr int scale_bytes(int head_dim) { return kVScaleSize > 0 ? QuantV::scale_bytes(kVScaleSize, head_dim) : 0; }
+  static constexpr int stage_bytes(int head_dim) { return kBlockN * head_dim * (1 + kValueBytes); }
+  static constexpr int kUnsmoothedBytes = kSmooths ? kBlockM * 4 * 4 : 0;  // four lanes a row
+  static constexpr int notes_bytes(int head_dim) { return kValues == Values::kE4m3 ? threads(head_dim) * 16 : 0; }
   static constexpr int shared_bytes(int head_dim) {
     return kStages * (stage_bytes(head_dim) + kKScaleBytes + scale_bytes(head_dim)) + kTileBytes + kQScaleBytes + kUnsmoothedBytes +
            notes_bytes(head_dim);

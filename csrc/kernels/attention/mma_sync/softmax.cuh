@@ -73,7 +73,7 @@ __device__ __forceinline__ void exponentiate_with_care(const AttentionParams& p,
     const int row = 2 * M + i;
     if (progress.pass == Pass::kFirst) {
       state.sum[row] += added[i];
-      if constexpr (Config::kUnsmoothedBytes > 0) {
+      if constexpr (Config::kSmooths) {
         if (block.unsmoothed) {
           const uint32_t unsmoothed = unsmoothed_sum<Config>(shared, row);
           ptx::store_shared_float(unsmoothed, ptx::load_shared_float(unsmoothed) + added[i]);

@@ -53,7 +53,7 @@ __device__ __forceinline__ void rescale_state(const AttentionParams& p, uint32_t
     state.out[row / 2][d][row % 2 * 2] *= factor;
     state.out[row / 2][d][row % 2 * 2 + 1] *= factor;
   }
-  if constexpr (Config::kUnsmoothedBytes > 0) {
+  if constexpr (Config::kSmooths) {
     if (p.v_mean != nullptr) {
       const uint32_t unsmoothed = unsmoothed_sum<Config>(shared, row);
       ptx::store_shared_float(unsmoothed, ptx::load_shared_float(unsmoothed) * factor);
