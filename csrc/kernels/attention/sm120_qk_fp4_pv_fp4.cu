@@ -5,11 +5,9 @@
 
 namespace sage {
 
-using Config = Fp4Config<Sm120QkFp4PvFp4, SAGE_HEAD_DIM, SAGE_DTYPE>;
-
 extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-    sm120_qk_fp4_pv_fp4(const __grid_constant__ Sm120QkFp4PvFp4::Params p) {
-  attend_fp4<Config>(p);
+    sm120_qk_fp4_pv_fp4(const __grid_constant__ Config::Params p) {
+  attend_fp4(p);
 }
 
 }  // namespace sage

@@ -10,8 +10,7 @@
 
 namespace sage {
 
-template <typename Config>
-__device__ __forceinline__ void attend_fp4(const typename Config::Params& p) {
+__device__ __forceinline__ void attend_fp4(const Config::Params& p) {
   extern __shared__ __align__(1024) uint8_t memory[];
   static_assert(sizeof(Fp4Tile) <= Config::kTileBytes && Config::kThreads / 32 * 4 + 4 <= Config::kMagnitudeBytes);
   uint32_t shared = ptx::shared_address(memory);
@@ -20,7 +19,7 @@ __device__ __forceinline__ void attend_fp4(const typename Config::Params& p) {
   int lane = threadIdx.x % 32;
   ptx::keep(lane);  // for the same reason
   if (threadIdx.x < 32) {
-    const auto found = Fp4Tile::find<Config>(p, blockIdx.x);
+    const auto found = Fp4Tile::find(p, blockIdx.x);
     if (lane == 0) tile = found;
   }
   __syncthreads();
@@ -28,12 +27,12 @@ __device__ __forceinline__ void attend_fp4(const typename Config::Params& p) {
   if (tile.qo_len == 0) return;
 
   const ScaleSpread spread = ScaleSpread::mine();
-  Fp4Queries<Config> q;
-  const float q_unit = quantise_q_fp4<Config>(p, tile, spread, reinterpret_cast<float*>(memory + Config::kMagnitudeOffset), q);
+  Fp4Queries q;
+  const float q_unit = quantise_q_fp4(p, tile, spread, reinterpret_cast<float*>(memory + Config::kMagnitudeOffset), q);
   ptx::store_shared_float(shared + Config::kQUnitOffset, q_unit);  // where there is room, as there is none in registers
   const uint32_t first_scores = shared + Config::kFirstScoreOffset + (threadIdx.x / 32 * Config::kWarpM + lane / 4) * 4;
 
-  Fp4State<Config> state;
+  Fp4State state;
 #pragma unroll
   for (int row = 0; row < Config::kRows; ++row) {
     if (lane % 4 == 0) ptx::store_shared_float(first_scores + row * 32, -INFINITY);
@@ -53,7 +52,7 @@ __device__ __forceinline__ void attend_fp4(const typename Config::Params& p) {
 
   int block = visible_block(p, tile, 0);
   uint32_t stage = shared;
-  if (block < tile.blocks) load_fp4<Config>(tile, block, stage);
+  if (block < tile.blocks) load_fp4(tile, block, stage);
 #pragma unroll 1
   while (block < tile.blocks) {
     ptx::cp_async_wait<0>();
@@ -63,16 +62,16 @@ __device__ __forceinline__ void attend_fp4(const typename Config::Params& p) {
     keys.unit = ptx::load_shared_float(shared + Config::kQUnitOffset) * ptx::load_shared_float(stage + Config::kKUnitOffset);
     keys.inverse = __fdividef(1.0f, keys.unit);
     const int next = visible_block(p, tile, block + 1);
-    if (next < tile.blocks) load_fp4<Config>(tile, next, other_stage<Config>(shared, stage));
-    Fp4Probabilities<Config> probabilities;
-    softmax_fp4<Config>(p, tile, q, keys, stage, k_lane, first_scores, block * Config::kBlockN, state, probabilities);
-    accumulate_fp4<Config>(probabilities, spread, stage, v_lane, p.kv_heads, state);
+    if (next < tile.blocks) load_fp4(tile, next, other_stage<Config>(shared, stage));
+    Fp4Probabilities probabilities;
+    softmax_fp4(p, tile, q, keys, stage, k_lane, first_scores, block * Config::kBlockN, state, probabilities);
+    accumulate_fp4(probabilities, spread, stage, v_lane, p.kv_heads, state);
     block = next;
     stage = other_stage<Config>(shared, stage);
   }
 
   __syncwarp();  // of each row one lane has written what four read
-  add_first_key<Config>(p, tile, first_scores, p.kv_heads, state);
+  add_first_key(p, tile, first_scores, p.kv_heads, state);
   store_rows<Config>(
       p, tile, state.out, state.base, [&](int row) { return state.sums[row / 2][row % 2 * 2]; },
       [&](int row, float) { return state.sums[row / 2][row % 2 * 2 + 1]; });

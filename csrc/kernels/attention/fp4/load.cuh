@@ -3,7 +3,6 @@
 
 #include "kernels/attention/fp4/config.cuh"
 #include "kernels/attention/mma_sync/load.cuh"
-#include "kernels/attention/sm120_qk_fp4_pv_fp4.h"
 #include "kernels/mask/seen_keys.cuh"
 
 namespace sage {
@@ -17,8 +16,7 @@ struct Fp4Tile : Tile {
   int64_t q_mean;  // index of its rows' mean
   int apart;       // key that is set apart: the first that some query of the batch element or sequence sees
 
-  template <typename Config>
-  static __device__ __forceinline__ Fp4Tile find(const typename Config::Params& p, int index) {
+  static __device__ __forceinline__ Fp4Tile find(const Config::Params& p, int index) {
     Fp4Tile tile{Tile(p, Config::kBlockM, index)};
     tile.k = p.k_fp4 + tile.kv_block * Fp4::k_block(Config::kHeadDim);
     tile.v = p.v_quantised + tile.kv_block * Fp4::v_block(Config::kHeadDim);
@@ -38,7 +36,6 @@ struct Fp4Tile : Tile {
 };
 
 // Starts the copies of a block of 64 keys into a stage.
-template <typename Config>
 __device__ __forceinline__ void load_fp4(const Fp4Tile& tile, int block, uint32_t stage) {
   constexpr int kKBytes = Fp4::k_block(Config::kHeadDim), kVBytes = Fp4::v_block(Config::kHeadDim), kThreads = Config::kThreads;
   const auto number = static_cast<uint64_t>(static_cast<uint32_t>(block));

@@ -9,17 +9,15 @@
 namespace sage {
 
 // A fragments of the warp's rows and their scales.
-template <typename Config>
 struct Fp4Queries {
   uint32_t codes[Config::kMFragments][Config::kQkSteps][4];
   uint32_t scales[Config::kMFragments][Config::kQkSteps];
 };
 
 // Answers with the unit of all rows of the block of threads, sm_scale * log2(e) included. `magnitudes` has room for a float of each warp.
-template <typename Config>
-__device__ __forceinline__ float quantise_q_fp4(const typename Config::Params& p, const Fp4Tile& tile, const ScaleSpread& spread, float* magnitudes,
-                                               Fp4Queries<Config>& q) {
-  using Element = typename Config::Element;
+__device__ __forceinline__ float quantise_q_fp4(const Config::Params& p, const Fp4Tile& tile, const ScaleSpread& spread, float* magnitudes,
+                                               Fp4Queries& q) {
+  using Element = Config::Element;
   constexpr int kPieces = Config::kQkSteps * 2;  // of 8 channels, every 32 channels
   const int lane = threadIdx.x % 32;
   const int first_row = tile.first_row + threadIdx.x / 32 * Config::kWarpM;

@@ -14,8 +14,7 @@ struct Fp4KeyBlock {
 };
 
 // Scores of the warp's rows. The tensor cores start from what subtracting Q's mean took off them.
-template <typename Config>
-__device__ __forceinline__ void compute_scores(const Fp4Queries<Config>& q, const Fp4KeyBlock& block, uint32_t stage, uint32_t k_lane, int chunk,
+__device__ __forceinline__ void compute_scores(const Fp4Queries& q, const Fp4KeyBlock& block, uint32_t stage, uint32_t k_lane, int chunk,
                                                float (&scores)[Config::kMFragments][Config::kNFragments][4]) {
   const int lane = threadIdx.x % 32;
   const uint32_t codes = stage + k_lane + chunk * (Config::kChunkN * Config::kKRowBytes);
@@ -51,8 +50,7 @@ __device__ __forceinline__ void compute_scores(const Fp4Queries<Config>& q, cons
 }
 
 // Those of the m-th 16 rows in log2 units, with -infinity for what is hidden.
-template <typename Config>
-__device__ __forceinline__ void hide(const typename Config::Params& p, const Fp4Tile& tile, const Fp4KeyBlock& block, int m, int first_key,
+__device__ __forceinline__ void hide(const Config::Params& p, const Fp4Tile& tile, const Fp4KeyBlock& block, int m, int first_key,
                                      LogScores<Config>& scores) {
 #pragma unroll
   for (int n = 0; n < Config::kNFragments; ++n) {

@@ -7,7 +7,6 @@
 namespace sage {
 
 // What a lane keeps of its rows.
-template <typename Config>
 struct Fp4State {
   float out[Config::kMFragments][Config::kOFragments][4];
   // Of 16 rows each: of row lane / 4 the sum of its probabilities and of those that fell on keys whose V was smoothed; of row lane / 4 + 8.
@@ -16,7 +15,6 @@ struct Fp4State {
 };
 
 // Of a block of keys: A fragments, and the scales of a lane's two groups of each row, as ScaleSpread takes them.
-template <typename Config>
 struct Fp4Probabilities {
   uint32_t codes[Config::kMFragments][4];
   uint32_t scales[Config::kMFragments];
@@ -24,9 +22,8 @@ struct Fp4Probabilities {
 
 // Where any group of a row would exceed what e4m3 holds, the row's base becomes its largest score of this chunk, less kLevel; what was
 // computed relative to the old one is brought along. `top` is the largest score of the lane's group of the row.
-template <typename Config>
-__device__ __forceinline__ void raise_base(int m, int i, float top, bool exceeds, int chunk, Fp4State<Config>& state,
-                                           Fp4Probabilities<Config>& probabilities) {
+__device__ __forceinline__ void raise_base(int m, int i, float top, bool exceeds, int chunk, Fp4State& state,
+                                           Fp4Probabilities& probabilities) {
   const int row = 2 * m + i;
   const bool raise = any_of_row(exceeds);
   const float largest = ptx::max_nan(top, __shfl_xor_sync(0xffffffffu, top, 2));
@@ -49,9 +46,8 @@ __device__ __forceinline__ void raise_base(int m, int i, float top, bool exceeds
 }
 
 // Probabilities of the m-th 16 rows. A group's scale is found before its exponentials, of which it then is a part.
-template <typename Config>
-__device__ __forceinline__ void exponentiate(LogScores<Config>& scores, float unit, int m, int chunk, Fp4State<Config>& state,
-                                             Fp4Probabilities<Config>& probabilities) {
+__device__ __forceinline__ void exponentiate(LogScores<Config>& scores, float unit, int m, int chunk, Fp4State& state,
+                                             Fp4Probabilities& probabilities) {
   float top[2];
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
@@ -64,7 +60,7 @@ __device__ __forceinline__ void exponentiate(LogScores<Config>& scores, float un
   if (__builtin_expect(__any_sync(0xffffffffu, exceeds(0) || exceeds(1)), 0)) {
     const bool raise[2] = {exceeds(0), exceeds(1)};
 #pragma unroll
-    for (int i = 0; i < 2; ++i) raise_base<Config>(m, i, top[i], raise[i], chunk, state, probabilities);
+    for (int i = 0; i < 2; ++i) raise_base(m, i, top[i], raise[i], chunk, state, probabilities);
   }
   float scale[2];
 #pragma unroll
@@ -83,7 +79,6 @@ __device__ __forceinline__ void exponentiate(LogScores<Config>& scores, float un
 
 // Puts a row's score with the first key that is seen aside, which is this column of the chunk, for add_first_key: where it is far above the
 // others, as of an attention sink, they would be below all that a base so high leaves.
-template <typename Config>
 __device__ __forceinline__ void set_first_apart(int m, int column, float unit, uint32_t first_scores, LogScores<Config>& scores) {
   const int own = column - static_cast<int>(threadIdx.x) % 4 * 2;
 #pragma unroll
@@ -98,30 +93,29 @@ __device__ __forceinline__ void set_first_apart(int m, int column, float unit, u
 }
 
 // Probabilities of a block of keys.
-template <typename Config>
-__device__ __forceinline__ void softmax_fp4(const typename Config::Params& p, const Fp4Tile& tile, const Fp4Queries<Config>& q,
+__device__ __forceinline__ void softmax_fp4(const Config::Params& p, const Fp4Tile& tile, const Fp4Queries& q,
                                             const Fp4KeyBlock& block, uint32_t stage, uint32_t k_lane, uint32_t first_scores, int first_key,
-                                            Fp4State<Config>& state, Fp4Probabilities<Config>& probabilities) {
+                                            Fp4State& state, Fp4Probabilities& probabilities) {
   const bool none_seen = state.base[0] == Config::kNever;  // as before the first key that is, of all rows; one register is asked sooner than the tile
 #pragma unroll
   for (int chunk = 0; chunk < Config::kChunks; ++chunk) {
     float scores[Config::kMFragments][Config::kNFragments][4];
-    compute_scores<Config>(q, block, stage, k_lane, chunk, scores);
+    compute_scores(q, block, stage, k_lane, chunk, scores);
     float unit = block.unit;
     if (block.hidden != Hidden::kNothing) {
 #pragma unroll
-      for (int m = 0; m < Config::kMFragments; ++m) hide<Config>(p, tile, block, m, first_key + chunk * Config::kChunkN, scores[m]);
+      for (int m = 0; m < Config::kMFragments; ++m) hide(p, tile, block, m, first_key + chunk * Config::kChunkN, scores[m]);
       unit = 1.0f;
     }
     if (__builtin_expect(none_seen, 0)) {
       const int column = tile.apart - first_key - chunk * Config::kChunkN;
       if (column >= 0 && column < Config::kChunkN) {
 #pragma unroll
-        for (int m = 0; m < Config::kMFragments; ++m) set_first_apart<Config>(m, column, unit, first_scores, scores[m]);
+        for (int m = 0; m < Config::kMFragments; ++m) set_first_apart(m, column, unit, first_scores, scores[m]);
       }
     }
 #pragma unroll
-    for (int m = 0; m < Config::kMFragments; ++m) exponentiate<Config>(scores[m], unit, m, chunk, state, probabilities);
+    for (int m = 0; m < Config::kMFragments; ++m) exponentiate(scores[m], unit, m, chunk, state, probabilities);
   }
 }
 

@@ -6,9 +6,8 @@
 namespace sage {
 
 // Sums of products of a block are brought to V's unit by ordinary instructions, which keeps more bits of long sums than the tensor cores may.
-template <typename Config>
-__device__ __forceinline__ void accumulate_fp4(const Fp4Probabilities<Config>& probabilities, const ScaleSpread& spread, uint32_t stage,
-                                               uint32_t v_lane, int positive, Fp4State<Config>& state) {
+__device__ __forceinline__ void accumulate_fp4(const Fp4Probabilities& probabilities, const ScaleSpread& spread, uint32_t stage,
+                                               uint32_t v_lane, int positive, Fp4State& state) {
   constexpr float kNone[4] = {};
   const int lane = threadIdx.x % 32;
   uint32_t scales[Config::kMFragments];
@@ -52,9 +51,8 @@ __device__ __forceinline__ void accumulate_fp4(const Fp4Probabilities<Config>& p
 
 // Adds what quant_kv_fp4 and softmax_fp4 leave out: the first key that any query sees, its value as it is, its probability in float32. Where all rows like that
 // key, as an attention sink, it is most of the output, and among 15 larger values it would be rounded away.
-template <typename Config>
-__device__ __forceinline__ void add_first_key(const typename Config::Params& p, const Fp4Tile& tile, uint32_t first_scores, int positive,
-                                              Fp4State<Config>& state) {
+__device__ __forceinline__ void add_first_key(const Config::Params& p, const Fp4Tile& tile, uint32_t first_scores, int positive,
+                                              Fp4State& state) {
   const int lane = threadIdx.x % 32;
   float score[Config::kRows];
   bool seen = false;
@@ -80,7 +78,7 @@ __device__ __forceinline__ void add_first_key(const typename Config::Params& p, 
       for (int odd = 0; odd < 2; ++odd) state.out[row / 2][d][row % 2 * 2 + odd] *= factor;
     }
   }
-  using Element = typename Config::Element;
+  using Element = Config::Element;
   const auto* v = reinterpret_cast<const uint16_t*>(row_pointer<Element>(p.v, tile.batch, tile.kv_head, tile.kv_token + tile.apart));
 #pragma unroll
   for (int d = 0; d < Config::kOFragments; ++d) {
