@@ -3,15 +3,14 @@
 
 #include "kernels/ptx/math.cuh"
 #include "kernels/quant/kv_span.cuh"
-#include "kernels/quant/quant_k_fp4.h"
+#include "kernels/quant/quant_kv_fp4.h"
 
 namespace sage {
 
-template <int HeadDim, int Threads>
 struct QuantKFp4Config : QuantKFp4 {
   using Element = SAGE_DTYPE;
-  static constexpr int kHeadDim = HeadDim;
-  static constexpr int kThreads = Threads;
+  static constexpr int kHeadDim = SAGE_HEAD_DIM;
+  static constexpr int kThreads = QuantKvFp4::threads(kHeadDim);
   static constexpr int kKeys = kSpanN / (kThreads / 32);  // of a warp
   static constexpr int kNFragments = kKeys / 8;
   // Of 32 channels a lane takes eight, which are the fragments of two steps: which channel is which does not matter to a product.

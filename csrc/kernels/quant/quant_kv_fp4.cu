@@ -7,7 +7,6 @@
 namespace sage {
 
 using ConfigV = QuantVConfig<QuantVFp4>;
-using ConfigK = QuantKFp4Config<ConfigV::kHeadDim, ConfigV::kThreads>;
 
 extern "C" __global__ void __launch_bounds__(ConfigV::kThreads, 512 / ConfigV::kThreads)
     quant_kv_fp4(const __grid_constant__ QuantKvFp4::Params p) {
@@ -15,7 +14,7 @@ extern "C" __global__ void __launch_bounds__(ConfigV::kThreads, 512 / ConfigV::k
     quantise_v_fp4<ConfigV>(p.v);
   } else {
     const int part = (blockIdx.x - p.v_blocks) / p.k_blocks;
-    quantise_k_fp4<ConfigK>(p.k, p.v_blocks + part * p.k_blocks, part);
+    quantise_k_fp4<QuantKFp4Config>(p.k, p.v_blocks + part * p.k_blocks, part);
   }
 }
 
