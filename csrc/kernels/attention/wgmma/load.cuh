@@ -57,14 +57,14 @@ __device__ __forceinline__ bool describe(const Config::Params& p, int item, Work
   return true;
 }
 
-// Blocks of a cluster fetch a part each of what all of them get, and expect the whole; or the whole, alone.
-struct Share {
-  explicit __device__ __forceinline__ Share(bool alone)
-      : part(alone ? 0 : ptx::cluster_rank()),
-        parts(alone ? 1 : ptx::cluster_size()),
+// Blocks of a cluster fetch a half each of what all of them get, and expect the whole; or the whole, alone.
+struct Multicast {
+  explicit __device__ __forceinline__ Multicast(bool alone)
+      : rank(alone ? 0 : ptx::cluster_rank()),
+        blocks(alone ? 1 : ptx::cluster_size()),
         receivers(alone ? 1u << ptx::cluster_rank() : (1u << ptx::cluster_size()) - 1) {}
 
-  int part, parts;
+  int rank, blocks;    // which of how many this one is
   uint16_t receivers;  // a bit for each block
 };
 
@@ -92,7 +92,7 @@ __device__ __forceinline__ void hand_out(const Config::Params& p, const Memory& 
               ptx::tensor_copy(shared.address + Shared::kQ + panel * Shared::kQPanelBytes + group * Config::kRows * 128, p.q_map, panel * 64,
                                row, work.head, work.batch, full);
             }
-            row += Config::kRows * Share(Packed && work.alone).parts;
+            row += Config::kRows * Multicast(Packed && work.alone).blocks;
           }
         } else {
           ptx::mbarrier_arrive(full);
@@ -112,15 +112,15 @@ __device__ __forceinline__ void hand_out(const Config::Params& p, const Memory& 
   }
 }
 
-__device__ __forceinline__ void fetch_part(const Share& share, uint32_t destination, const void* source, int bytes, uint32_t barrier) {
-  const int part = share.parts == 1 ? bytes : bytes / 2;
-  const int offset = share.part * part;
-  ptx::bulk_copy_to(share.receivers, destination + offset, static_cast<const uint8_t*>(source) + offset, part, barrier);
+__device__ __forceinline__ void fetch_bytes(const Multicast& multicast, uint32_t destination, const void* source, int bytes, uint32_t barrier) {
+  const int own = multicast.blocks == 1 ? bytes : bytes / 2;
+  const int offset = multicast.rank * own;
+  ptx::bulk_copy_to(multicast.receivers, destination + offset, static_cast<const uint8_t*>(source) + offset, own, barrier);
 }
 
 __device__ __forceinline__ void fetch_k_scales(const Config::Params& p, int64_t block, int slot, uint32_t barrier, const Memory& shared) {
-  fetch_part(Share(false), shared.address + Shared::kKScale + slot * Config::kScaleBytes, p.k_scale + block * QuantKInt8::kScales,
-             Config::kScaleBytes, barrier);
+  fetch_bytes(Multicast(false), shared.address + Shared::kKScale + slot * Config::kScaleBytes, p.k_scale + block * QuantKInt8::kScales,
+              Config::kScaleBytes, barrier);
 }
 
 // For this block of threads alone, whose lanes say when they have read them.
@@ -129,19 +129,19 @@ __device__ __forceinline__ void fetch_scales_of_stage(const Config::Params& p, i
                     p.k_scale + block * QuantKInt8::kScales, count * Config::kScaleBytes, barrier);
 }
 
-__device__ __forceinline__ void fetch_k(const Config::Params& p, const Share& share, int64_t block, int count, int slot, uint32_t barrier,
+__device__ __forceinline__ void fetch_k(const Config::Params& p, const Multicast& multicast, int64_t block, int count, int slot, uint32_t barrier,
                                         const Memory& shared) {
-  fetch_part(share, shared.address + Shared::kK + slot * Config::kKBlockBytes, p.k_int8 + block * Config::kKBlockBytes,
-             count * Config::kKBlockBytes, barrier);
+  fetch_bytes(multicast, shared.address + Shared::kK + slot * Config::kKBlockBytes, p.k_int8 + block * Config::kKBlockBytes,
+              count * Config::kKBlockBytes, barrier);
 }
 
-__device__ __forceinline__ void fetch_v(const Config::Params& p, const Share& share, const Work& work, int block, int slot, uint32_t barrier,
-                                        const Memory& shared) {
+__device__ __forceinline__ void fetch_v(const Config::Params& p, const Multicast& multicast, const Work& work, int block, int slot,
+                                        uint32_t barrier, const Memory& shared) {
   ptx::mbarrier_expect(barrier, Config::kVBlockBytes);
 #pragma unroll 1
-  for (int panel = share.part; panel < Config::kVPanels; panel += share.parts) {
-    ptx::tensor_copy_to(share.receivers, shared.address + Shared::kV + slot * Config::kVBlockBytes + panel * Config::kVPanelBytes, p.v_map,
-                        panel * 64, work.kv_token + block * Config::kBlockN, work.kv_head, work.batch, barrier);
+  for (int panel = multicast.rank; panel < Config::kVPanels; panel += multicast.blocks) {
+    ptx::tensor_copy_to(multicast.receivers, shared.address + Shared::kV + slot * Config::kVBlockBytes + panel * Config::kVPanelBytes,
+                        p.v_map, panel * 64, work.kv_token + block * Config::kBlockN, work.kv_head, work.batch, barrier);
   }
 }
 
@@ -152,7 +152,7 @@ __device__ __forceinline__ void fetch_last_v(const Config::Params& p, const Work
   const uint32_t barrier = shared.address + Shared::kLastV;
   const int lane = threadIdx.x % 32;
   if (lane == 0) {
-    fetch_v(p, Share(true), work, block, slot, barrier, shared);
+    fetch_v(p, Multicast(true), work, block, slot, barrier, shared);
     ptx::mbarrier_arrive(barrier);
   }
   ptx::mbarrier_wait(barrier, parity);
@@ -222,7 +222,7 @@ __device__ __forceinline__ void load_k(const Config::Params& p, const Memory& sh
         const SeenTile next = seen.next();
         if (!first_lane) continue;
         *shared.at<SeenTile>(Shared::kSeen + slot * Config::kSeenBytes) = next;
-        fetch_k(p, Share(false), work.kv_block + next.tile, 1, slot, full, shared);
+        fetch_k(p, Multicast(false), work.kv_block + next.tile, 1, slot, full, shared);
         fetch_k_scales(p, work.kv_block + next.tile, slot, full, shared);
       }
     } else {
@@ -232,7 +232,7 @@ __device__ __forceinline__ void load_k(const Config::Params& p, const Memory& sh
       if (scale_stage % kHalf == kHalf - 1) ptx::mbarrier_wait(shared.address + Shared::kScalesEmpty, (scale_stage / kHalf + 1) % 2);
       __syncwarp();
       if (first_lane && count > 0) {
-        fetch_k(p, Share(Packed && work.alone), work.kv_block + first, count, slot, full, shared);
+        fetch_k(p, Multicast(Packed && work.alone), work.kv_block + first, count, slot, full, shared);
         fetch_scales_of_stage(p, work.kv_block + first, count, scale_stage % Config::kScaleStages, full, shared);
       }
       ++scale_stage;
@@ -256,7 +256,7 @@ __device__ __forceinline__ void load_v(const Config::Params& p, const Memory& sh
         fetch_last_v(p, work, block, slot, last_parity, shared);
         last_parity ^= 1;
       } else if (threadIdx.x % 32 == 0) {
-        fetch_v(p, Share(Packed && work.alone), work, tile, slot, full, shared);
+        fetch_v(p, Multicast(Packed && work.alone), work, tile, slot, full, shared);
       }
     }
   });
