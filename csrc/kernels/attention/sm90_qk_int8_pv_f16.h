@@ -62,7 +62,7 @@ struct Sm90QkInt8PvF16 {
   };
 
   static constexpr int kMostParts = 4;
-  // A lane's output, and of its two rows sums, references and scales.
+  // A lane's output, and of its two rows sums, bases and scales.
   static constexpr int partial_floats(int head_dim) { return head_dim / 2 + 6; }
   static constexpr int consumer_warps(int head_dim) { return 4 * consumers(head_dim); }
 };

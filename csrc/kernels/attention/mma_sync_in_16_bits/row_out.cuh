@@ -6,8 +6,8 @@
 
 namespace sage {
 
-// What a score weighs that is relative to another reference; 0 where there is none.
-__device__ __forceinline__ float weight_of(float largest, float reference) { return largest == -INFINITY ? 0.0f : ptx::ex2(largest - reference); }
+// What makes sums that are relative to a largest score relative to another one; 0 where there is none.
+__device__ __forceinline__ float weight_of(float largest, float other) { return largest == -INFINITY ? 0.0f : ptx::ex2(largest - other); }
 
 // What sums are multiplied by. A row that sees no key is zero.
 __device__ __forceinline__ float inverse_of(float total) { return total == 0.0f ? 0.0f : 1.0f / total; }

@@ -175,9 +175,9 @@ __device__ __forceinline__ void attend(Sums& sums, const Config::Params& p, cons
       for (int i = 0; i < Config::kRun; ++i) of_block = fmaxf(of_block, scores[i / 2][row * 2 + i % 2]);
       const float before = largest[row];
       largest[row] = fmaxf(before, max_of_quad(of_block));
-      const float reference = largest[row] == -INFINITY ? 0.0f : largest[row];  // of a row that has seen no key yet
-      const float rescale = ptx::ex2(before - reference);
-      const float base = reference - p.level;
+      const float top = largest[row] == -INFINITY ? 0.0f : largest[row];  // of a row that has seen no key yet
+      const float rescale = ptx::ex2(before - top);
+      const float base = top - p.level;
       sum[row] *= rescale;
       if (__any_sync(0xffffffffu, rescale != 1.0f && before != -INFINITY)) {
 #pragma unroll

@@ -123,7 +123,7 @@ __device__ __forceinline__ void consume(const Config::Params& p, const Memory& s
     ptx::wgmma_wait<0>();
     ptx::wgmma_hold(out);
   };
-  // All warps of a group wait for their products or none does, as the PTX ISA asks. So where references rise while the output is under way, it is
+  // All warps of a group wait for their products or none does, as the PTX ISA asks. So where bases rise while the output is under way, it is
   // rescaled once it is there anyway. Under a mask there are no registers for that: the group decides together, and waits at once.
   const auto any_together = [&](bool predicate) {
     if constexpr (Masked) predicate = ptx::named_barrier_any(1 + group, 128, predicate);
@@ -198,7 +198,7 @@ __device__ __forceinline__ void consume(const Config::Params& p, const Memory& s
         float log2[2];
         add_mask(p, shared, group, seen, k_scale, rows, scores, log2);
         find_largest_of_floats(scores, log2, largest);
-        raise_references(largest, q_reach, rows, any_grows, rescale);
+        raise_bases(largest, q_reach, rows, any_grows, rescale);
         make_probabilities_of_floats(shared, rows, scores, sums);
       } else {
         const bool some_hidden = Masked ? state != AttentionMask::kVisible : block >= full_blocks;
@@ -208,7 +208,7 @@ __device__ __forceinline__ void consume(const Config::Params& p, const Memory& s
         }
         if (!bounded) {
           find_largest(scores, k_scale, rows, largest);
-          raise_references(largest, q_reach, rows, any_grows, rescale);
+          raise_bases(largest, q_reach, rows, any_grows, rescale);
         }
         if (some_hidden) make_probabilities<true>(scores, k_scale, rows, sums);
         else make_probabilities<false>(scores, k_scale, rows, sums);
@@ -239,7 +239,7 @@ __device__ __forceinline__ void consume(const Config::Params& p, const Memory& s
       start_qk(0);
 #pragma unroll
       for (int row = 0; row < 2; ++row) {
-        rows.reference[row] = -INFINITY;
+        rows.base[row] = -INFINITY;
         rows.sum[row] = 0.0f;
       }
       rows.k_limit = -INFINITY;

@@ -36,12 +36,12 @@ struct Config : Sm90QkInt8PvF16 {
   // What the launch gives a warpgroup's worth of threads is shared out: 65536 registers by all threads, in eights.
   static_assert(kProducerRegisters + kConsumers * kConsumerRegisters <= 65536 / kThreads / 8 * 8 * (1 + kConsumers));
 
-  // Probabilities are relative to a reference, at which they are 2^kLevel, and the final division makes that good. A row's maximum may exceed
-  // it by kHeadroom powers of two; beyond, the reference rises and the output is rescaled. Of bfloat16 that is so far that bounds mostly tell;
-  // low enough that a hundred products with its largest numbers have a sum even there, high enough for products with 2^-50. Probabilities of
-  // scores like `randn`'s lie 2^1 to 2^7 below the first block's largest: there between two exponents that are multiples of 8, since bits of A
-  // that change take power, which is what bounds long sequences (bench/notes-hopper.md). Of float16 as high as the headroom lets it: a hundred
-  // thousand keys behind a sink that has nearly all of a row are to keep some bits.
+  // Probabilities are relative to a row's base: its largest score when that was last raised, at which they are 2^kLevel, less kLevel. The final division
+  // makes that good. The row's maximum may exceed that score by kHeadroom powers of two; beyond, the base rises and the output is rescaled. Of bfloat16
+  // that is so far that bounds mostly tell; low enough that a hundred products with its largest numbers have a sum even there, high enough for products
+  // with 2^-50. Probabilities of scores like `randn`'s lie 2^1 to 2^7 below the first block's largest: there between two exponents that are multiples of
+  // 8, since bits of A that change take power, which is what bounds long sequences (bench/notes-hopper.md). Of float16 as high as the headroom lets it: a
+  // hundred thousand keys behind a sink that has nearly all of a row are to keep some bits.
   static constexpr bool kHalfRange = cuda::std::is_same_v<Element, __half>;
   static constexpr float kLevel = kHalfRange ? 3.0f : -87.0f;
   static constexpr float kHeadroom = kHalfRange ? 12.0f : 80.0f;

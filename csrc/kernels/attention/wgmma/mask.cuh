@@ -167,17 +167,17 @@ __device__ __forceinline__ void find_largest_of_floats(const Scores& scores, con
 
 // As make_probabilities, of such. Their unit may have become another since.
 __device__ __forceinline__ void make_probabilities_of_floats(const Memory& shared, const Rows& rows, Scores& scores, float (&sums)[2]) {
-  float log2[2], reference[2];
+  float log2[2], base[2];
 #pragma unroll
   for (int row = 0; row < 2; ++row) {
     log2[row] = unit_of(row, rows, shared) * static_cast<float>(kLog2E);
     sums[row] = -0.0f;  // which the first sum leaves out
-    reference[row] = fmaxf(rows.reference[row], -1e30f);  // where no key has been seen yet: -infinity less -infinity is no number
+    base[row] = fmaxf(rows.base[row], -1e30f);  // where no key has been seen yet: -infinity less -infinity is no number
   }
 #pragma unroll
   for (int i = 0; i < Config::kBlockN / 2; ++i) {
     const int row = i / 2 % 2;
-    const float probability = ptx::ex2(__fmaf_rn(__int_as_float(scores[i]), log2[row], -reference[row]));
+    const float probability = ptx::ex2(__fmaf_rn(__int_as_float(scores[i]), log2[row], -base[row]));
     sums[row] += probability;
     scores[i] = __float_as_int(probability);
   }

@@ -26,7 +26,7 @@ __device__ __forceinline__ bool add_parts(const Config::Params& p, const Work& w
   }
   auto* pairs = reinterpret_cast<float2*>(mine + kOut * 32) + lane;
   __stcg(pairs, make_float2(rows.sum[0], rows.sum[1]));
-  __stcg(pairs + 32, make_float2(rows.reference[0], rows.reference[1]));
+  __stcg(pairs + 32, make_float2(rows.base[0], rows.base[1]));
   __stcg(pairs + 64, make_float2(rows.q_scale[0], rows.q_scale[1]));
   __syncwarp();
   int before = 0;
@@ -44,10 +44,10 @@ __device__ __forceinline__ bool add_parts(const Config::Params& p, const Work& w
     const auto* theirs = reinterpret_cast<const float2*>(first + part * part_floats + kOut * 32) + lane;
     const bool there = part < work.parts;
     const float2 sums = there ? __ldcg(theirs) : make_float2(0.0f, 0.0f);
-    const float2 references = there ? __ldcg(theirs + 32) : make_float2(-INFINITY, -INFINITY);
+    const float2 bases = there ? __ldcg(theirs + 32) : make_float2(-INFINITY, -INFINITY);
     const float2 scales = there ? __ldcg(theirs + 64) : make_float2(INFINITY, INFINITY);
     sum[part][0] = sums.x, sum[part][1] = sums.y;
-    factor[part][0] = references.x, factor[part][1] = references.y;  // as yet
+    factor[part][0] = bases.x, factor[part][1] = bases.y;  // as yet
     q_scale[part][0] = scales.x, q_scale[part][1] = scales.y;
   }
 #pragma unroll
@@ -55,19 +55,19 @@ __device__ __forceinline__ bool add_parts(const Config::Params& p, const Work& w
     // A row whose scores were beyond measure in some part has a smaller scale there, which is then all parts'.
 #pragma unroll
     for (int part = 0; part < kParts; ++part) rows.q_scale[row] = fminf(rows.q_scale[row], q_scale[part][row]);
-    rows.reference[row] = -INFINITY;
+    rows.base[row] = -INFINITY;
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
-      float& reference = factor[part][row];
+      float& base = factor[part][row];
       if (part < work.parts && q_scale[part][row] != rows.q_scale[row]) {
-        reference = (reference + Config::kLevel) * ptx::divide(rows.q_scale[row], q_scale[part][row]) - Config::kLevel;
+        base = (base + Config::kLevel) * ptx::divide(rows.q_scale[row], q_scale[part][row]) - Config::kLevel;
       }
-      rows.reference[row] = fmaxf(rows.reference[row], reference);
+      rows.base[row] = fmaxf(rows.base[row], base);
     }
     rows.sum[row] = 0.0f;
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
-      factor[part][row] = ptx::ex2(factor[part][row] - rows.reference[row]);
+      factor[part][row] = ptx::ex2(factor[part][row] - rows.base[row]);
       if (part < work.parts) rows.sum[row] = __fmaf_rn(sum[part][row], factor[part][row], rows.sum[row]);
     }
   }

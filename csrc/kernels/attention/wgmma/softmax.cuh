@@ -19,9 +19,9 @@ constexpr int32_t kHidden = -(1 << 30);
 // What a lane keeps of its two rows (lane / 4 and lane / 4 + 8 of the warp's 16) from block to block of keys.
 struct Rows {
   float q_scale[2];
-  float reference[2];  // in log2 units, less kLevel: what probabilities are relative to
-  float sum[2];        // this lane's columns only
-  float k_limit;       // keys whose bound is at most this cannot exceed either reference by more than kBoundHeadroom
+  float base[2];   // in log2 units, less kLevel: what probabilities are relative to
+  float sum[2];    // this lane's columns only
+  float k_limit;   // keys whose bound is at most this cannot exceed either base by more than kBoundHeadroom
 };
 
 // -infinity, as it were, for keys past the last and, if causal, past the row.
@@ -80,49 +80,49 @@ __device__ __forceinline__ float unit_of(int row, const Rows& rows, const Memory
 
 // Natural logarithm, of a row whose probabilities add up to `sum`; of none that it sees -infinity.
 __device__ __forceinline__ float log_sum_exp(int row, float sum, const Rows& rows, const Memory& shared) {
-  const float log_sum = ptx::divide(rows.reference[row] + ptx::lg2(sum), unit_of(row, rows, shared)) + shared.at<float>(Shared::kQShift)[row_of_block(row)];
+  const float log_sum = ptx::divide(rows.base[row] + ptx::lg2(sum), unit_of(row, rows, shared)) + shared.at<float>(Shared::kQShift)[row_of_block(row)];
   return sum == 0.0f ? -INFINITY : log_sum * static_cast<float>(kLn2);
 }
 
-// Has a row relative to another reference if that has grown, and limits keys anew. Returns what the output is to be rescaled by.
-__device__ __forceinline__ float move_reference(int row, bool grown, float reference, const float* q_reach, Rows& rows) {
-  const float factor = grown ? ptx::ex2(rows.reference[row] - reference) : 1.0f;
-  if (grown) rows.reference[row] = reference;
+// Has a row relative to another base if that has grown, and limits keys anew. Returns what the output is to be rescaled by.
+__device__ __forceinline__ float move_base(int row, bool grown, float base, const float* q_reach, Rows& rows) {
+  const float factor = grown ? ptx::ex2(rows.base[row] - base) : 1.0f;
+  if (grown) rows.base[row] = base;
   // Not a number where the bound is none, which keeps the comparison with it false.
-  rows.k_limit = ptx::min_nan(rows.k_limit, (rows.reference[row] + (Config::kBoundHeadroom + Config::kLevel)) * q_reach[row * 8]);
+  rows.k_limit = ptx::min_nan(rows.k_limit, (rows.base[row] + (Config::kBoundHeadroom + Config::kLevel)) * q_reach[row * 8]);
   rows.sum[row] *= factor;
   return factor;
 }
 
-// Raises the references that a block's largest scores exceed by more than the headroom. `vote` says whether any of those that go together
+// Raises the bases that a block's largest scores exceed by more than the headroom. `vote` says whether any of those that go together
 // does, and `rescale` is told of what was added up under the old ones.
 template <typename Vote, typename Rescale>
-__device__ __forceinline__ void raise_references(float (&largest)[2], const float* q_reach, Rows& rows, const Vote& vote,
+__device__ __forceinline__ void raise_bases(float (&largest)[2], const float* q_reach, Rows& rows, const Vote& vote,
                                                  const Rescale& rescale) {
   bool exceeded = false;
 #pragma unroll
   for (int row = 0; row < 2; ++row) {
     largest[row] -= Config::kLevel;
-    exceeded |= largest[row] > rows.reference[row] + Config::kHeadroom;
+    exceeded |= largest[row] > rows.base[row] + Config::kHeadroom;
   }
   if (!vote(exceeded)) return;
   rows.k_limit = INFINITY;
 #pragma unroll
   for (int row = 0; row < 2; ++row) {
     largest[row] = max_of_quad(largest[row]);
-    const bool grown = largest[row] > rows.reference[row] + Config::kHeadroom;
+    const bool grown = largest[row] > rows.base[row] + Config::kHeadroom;
     // Where scores are beyond measure, one outweighs all others in any unit: a larger one, from here on, keeps their differences exact.
     if (grown && fabsf(largest[row]) > Config::kLargestScore) {
       const float factor = ptx::divide(Config::kLargestScore, fabsf(largest[row]));
       rows.q_scale[row] *= factor;
-      rows.reference[row] = (rows.reference[row] + Config::kLevel) * factor - Config::kLevel;
+      rows.base[row] = (rows.base[row] + Config::kLevel) * factor - Config::kLevel;
       largest[row] = (largest[row] + Config::kLevel) * factor - Config::kLevel;
     }
-    rescale(row, move_reference(row, grown, largest[row], q_reach, rows));
+    rescale(row, move_base(row, grown, largest[row], q_reach, rows));
   }
 }
 
-// Raises the references of rows of which a lane's sum is too large, and makes the block's probabilities, which are in float32 yet, relative
+// Raises the bases of rows of which a lane's sum is too large, and makes the block's probabilities, which are in float32 yet, relative
 // to the new ones.
 template <typename Vote, typename Rescale>
 __device__ __forceinline__ void lower_probabilities(const float* q_reach, Scores& scores, float (&sums)[2], Rows& rows, const Vote& vote,
@@ -137,8 +137,8 @@ __device__ __forceinline__ void lower_probabilities(const float* q_reach, Scores
       largest = fmaxf(largest, fmaxf(__int_as_float(scores[i]), __int_as_float(scores[i + 1])));
     }
     const bool grown = any_of_row(sums[row] > Config::kLargestSum);
-    const float reference = rows.reference[row] + (ptx::lg2(max_of_quad(largest)) - Config::kLevel);
-    const float factor = move_reference(row, grown, reference, q_reach, rows);
+    const float base = rows.base[row] + (ptx::lg2(max_of_quad(largest)) - Config::kLevel);
+    const float factor = move_base(row, grown, base, q_reach, rows);
     rescale(row, factor);
     sums[row] *= factor;
 #pragma unroll
@@ -173,7 +173,7 @@ __device__ __forceinline__ void make_probabilities(Scores& scores, float k_scale
     for (int i = 0; i < kChunk; ++i) {
       const int row = i / 2 % 2;
       int32_t& score = scores[chunk * kChunk + i];
-      float exponent = static_cast<float>(score) * scale[chunk][row] - rows.reference[row];
+      float exponent = static_cast<float>(score) * scale[chunk][row] - rows.base[row];
       if (Masked && score == kHidden) exponent = -INFINITY;
       const float probability = ptx::ex2(exponent);
       if (i % 2 == 1 && i >= kFirstOfDependences) scale[chunk + 2][row] = __fmaf_rn(probability, 0.0f, scale[chunk + 2][row]);

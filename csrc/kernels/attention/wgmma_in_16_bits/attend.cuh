@@ -68,9 +68,9 @@ __device__ __forceinline__ void load(const Config::Params& p, int team, const Me
 
 // What a lane keeps of its two rows (lane / 4 and lane / 4 + 8 of the warp's 16) from block to block of keys.
 struct Rows {
-  float scale[2];      // of scores to log2 units, or to larger ones
-  float reference[2];  // in these units, less kLevel: what probabilities are relative to
-  float sum[2];        // this lane's columns only
+  float scale[2];  // of scores to log2 units, or to larger ones
+  float base[2];   // in these units, less kLevel: what probabilities are relative to
+  float sum[2];    // this lane's columns only
 };
 
 // Past the last key and, if causal, past the row.
@@ -83,9 +83,9 @@ __device__ __forceinline__ void hide_past_end(bool causal, int kv_len, int first
   }
 }
 
-// Raises references that a block's largest scores exceed by more than the headroom. Whether any rises, the same in all lanes; then what was added up
+// Raises bases that a block's largest scores exceed by more than the headroom. Whether any rises, the same in all lanes; then what was added up
 // under the old ones is to be multiplied by `factor`.
-__device__ __forceinline__ bool raise_references(const Scores& scores, Rows& rows, float (&factor)[2]) {
+__device__ __forceinline__ bool raise_bases(const Scores& scores, Rows& rows, float (&factor)[2]) {
   float largest[2];
   bool exceeded = false;
 #pragma unroll
@@ -94,19 +94,19 @@ __device__ __forceinline__ bool raise_references(const Scores& scores, Rows& row
 #pragma unroll
     for (int i = row * 2; i < Config::kBlockN / 2; i += 4) score = fmaxf(score, fmaxf(scores[i], scores[i + 1]));
     largest[row] = score * rows.scale[row] - Config::kLevel;
-    exceeded |= largest[row] > rows.reference[row] + Config::kHeadroom;
+    exceeded |= largest[row] > rows.base[row] + Config::kHeadroom;
   }
   if (!__any_sync(0xffffffffu, exceeded)) return false;
 #pragma unroll
   for (int row = 0; row < 2; ++row) {
     const float of_row = max_of_quad(largest[row]);
-    const bool rises = of_row > rows.reference[row] + Config::kHeadroom;
+    const bool rises = of_row > rows.base[row] + Config::kHeadroom;
     // Where scores are beyond measure, one outweighs all others in a larger unit too. Without a branch, as code takes time where calls are short.
     const float smaller = rises ? fminf(ptx::rcp(fabsf(of_row) * (1.0f / Config::kLargestScore)), 1.0f) : 1.0f;
     rows.scale[row] *= smaller;
-    const float reference = rises ? of_row * smaller : rows.reference[row];
-    factor[row] = ptx::ex2(rows.reference[row] * smaller - reference);
-    rows.reference[row] = reference;
+    const float base = rises ? of_row * smaller : rows.base[row];
+    factor[row] = ptx::ex2(rows.base[row] * smaller - base);
+    rows.base[row] = base;
     rows.sum[row] *= factor[row];
   }
   return true;
@@ -127,7 +127,7 @@ __device__ __forceinline__ void make_probabilities(const Rows& rows, Scores& sco
 #pragma unroll
     for (int i = 0; i < kChunk; ++i) {
       float& score = scores[chunk * kChunk + i];
-      score = ptx::ex2(__fmaf_rn(score, scale[chunk][i / 2 % 2], -rows.reference[i / 2 % 2]));
+      score = ptx::ex2(__fmaf_rn(score, scale[chunk][i / 2 % 2], -rows.base[i / 2 % 2]));
       if (i == 1 || i == 7) scale[chunk + 2][i / 4] = fmaxf(rows.scale[i / 4], -score);
     }
   }
@@ -223,7 +223,7 @@ __device__ __forceinline__ void compute(const Config::Params& p, int team, const
 #pragma unroll
       for (int row = 0; row < 2; ++row) {
         rows.scale[row] = scale_log2;
-        rows.reference[row] = Config::kNoReference;
+        rows.base[row] = Config::kNever;
         rows.sum[row] = 0.0f;
       }
 #pragma unroll
@@ -234,7 +234,7 @@ __device__ __forceinline__ void compute(const Config::Params& p, int team, const
       ptx::wgmma_hold(scores);
       float factor[2];
       hide(0);
-      raise_references(scores, rows, factor);
+      raise_bases(scores, rows, factor);
       make_probabilities(rows, scores);
       pack(scores, rows, probabilities);
 #pragma unroll 1
@@ -246,7 +246,7 @@ __device__ __forceinline__ void compute(const Config::Params& p, int team, const
         ptx::wgmma_wait<1>();
         ptx::wgmma_hold(scores);
         hide(block);
-        const bool rises = raise_references(scores, rows, factor);
+        const bool rises = raise_bases(scores, rows, factor);
         make_probabilities(rows, scores);
         ptx::wgmma_wait<0>();
         ptx::wgmma_hold(out);
@@ -270,7 +270,7 @@ __device__ __forceinline__ void compute(const Config::Params& p, int team, const
         inverse[row] = kMasked && sum == 0.0f ? 0.0f : ptx::rcp(sum);  // of a row that sees no key
         if (p.lse != nullptr && lane % 4 == 0 && token < qo_len) {
           const float unit = rows.scale[row] == scale_log2 ? 1.0f : scale_log2 * ptx::rcp(rows.scale[row]);
-          p.lse[tile.lse + token] = (rows.reference[row] + ptx::lg2(sum)) * unit * static_cast<float>(kLn2);
+          p.lse[tile.lse + token] = (rows.base[row] + ptx::lg2(sum)) * unit * static_cast<float>(kLn2);
         }
       }
       // The rows of Q are the output's, once no product of this warpgroup reads them.

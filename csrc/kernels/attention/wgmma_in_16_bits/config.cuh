@@ -27,14 +27,14 @@ struct Config : Sm90QkF16PvF16 {
   static constexpr int kQkSteps = kHeadDim / 16;
   static constexpr int kPvSteps = kBlockN / 16;
 
-  // Probabilities are relative to a reference, at which they are 2^kLevel, and the final division makes that good. A row's maximum may exceed it by
-  // kHeadroom powers of two; beyond, the reference rises and the output is rescaled.
+  // Probabilities are relative to a row's base: its largest score when that was last raised, at which they are 2^kLevel, less kLevel. The final division makes
+  // that good. The row's maximum may exceed that score by kHeadroom powers of two; beyond, the base rises and the output is rescaled.
   static constexpr bool kHalfRange = cuda::std::is_same_v<Element, __half>;
   static constexpr float kLevel = kHalfRange ? 0.0f : -54.0f;
   static constexpr float kHeadroom = kHalfRange ? 12.0f : 30.0f;  // of bfloat16, sums over all keys with V near 10^38 are numbers yet
-  // A reference is a rounded product, what it is subtracted from an exact one: beyond this the difference, four, is no small part of the headroom.
+  // A base is a rounded product, what it is subtracted from an exact one: beyond this the difference, four, is no small part of the headroom.
   static constexpr float kLargestScore = 0x1p25f;
-  static constexpr float kNoReference = -3e38f;  // below all, but a number: scores may be -infinity, whose probability then is 0
+  static constexpr float kNever = -3e38f;  // below all, but a number: scores may be -infinity, whose probability then is 0
 };
 
 // Offsets in shared memory, which each start on the swizzle's 1024 bytes, but for the last.
