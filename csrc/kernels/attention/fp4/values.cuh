@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kernels/attention/fp4/softmax.cuh"
+#include "kernels/attention/mma_sync/values.cuh"
 
 namespace sage {
 
@@ -31,7 +32,7 @@ __device__ __forceinline__ void accumulate_fp4(const Fp4Probabilities& probabili
   const uint32_t v_scales = stage + Config::kVScaleOffset + lane % 4 * 8;
 #pragma unroll
   for (int pair = 0; pair < Config::kOFragments / 2; ++pair) {
-    if (!one_lot_after_the_other(positive)) continue;
+    if (!one_after_the_other(positive)) continue;
     uint32_t v[4], group_scale[2];
     ptx::ldmatrix_x4(v, codes + pair * 16 * Config::kVRowBytes);
     ptx::load_shared_words(group_scale, group_scales + pair * 64);
@@ -82,7 +83,7 @@ __device__ __forceinline__ void add_first_key(const Config::Params& p, const Fp4
   const auto* v = reinterpret_cast<const uint16_t*>(row_pointer<Element>(p.v, tile.batch, tile.kv_head, tile.kv_token + tile.apart));
 #pragma unroll
   for (int d = 0; d < Config::kOFragments; ++d) {
-    if (!one_lot_after_the_other(positive)) continue;
+    if (!one_after_the_other(positive)) continue;
 #pragma unroll
     for (int odd = 0; odd < 2; ++odd) {
       const int channel = d * 8 + lane % 4 * 2 + odd;

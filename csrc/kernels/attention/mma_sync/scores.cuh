@@ -10,13 +10,6 @@
 
 namespace sage {
 
-// Where sums are added to the output by ordinary instructions, channels are taken a few at a time, each lot behind a branch that is always
-// taken (`positive` is): else the compiler starts all products first, and their sums do not fit the registers beside the output.
-__device__ __forceinline__ bool one_lot_after_the_other(int& positive) {
-  ptx::keep(positive);
-  return positive > 0;
-}
-
 // C fragments hold, of each 16 rows and 8 keys, rows lane / 4 and lane / 4 + 8, keys lane % 4 * 2 and the next. As they come, scores are the
 // bits of floats kMagic + score.
 

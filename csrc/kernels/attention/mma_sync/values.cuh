@@ -6,6 +6,13 @@
 
 namespace sage {
 
+// Where sums are added to the output by ordinary instructions, channels are taken a few at a time, behind a branch each that is always taken (`positive`
+// is): else the compiler starts all products first, and their sums do not fit the registers beside the output.
+__device__ __forceinline__ bool one_after_the_other(int& positive) {
+  ptx::keep(positive);
+  return positive > 0;
+}
+
 // V in 16 bits. With float32 sums the tensor cores add to the output itself; FP16 sums are those of a stage's keys, times V's scale.
 template <typename Config>
 __device__ __forceinline__ void accumulate_f16(const Probabilities<Config>& probabilities, uint32_t v_lane, uint32_t v_scale, int positive,
@@ -16,7 +23,7 @@ __device__ __forceinline__ void accumulate_f16(const Probabilities<Config>& prob
   for (int first = 0; first < Config::kPvSteps; first += kSteps) {
 #pragma unroll
     for (int pair = 0; pair < Config::kOFragments / 2; ++pair) {
-      if (Config::kSums == Sums::kHalf && !one_lot_after_the_other(positive)) continue;
+      if (Config::kSums == Sums::kHalf && !one_after_the_other(positive)) continue;
       uint32_t v[kSteps][4];
 #pragma unroll
       for (int step = 0; step < kSteps; ++step) {
@@ -76,7 +83,7 @@ __device__ __forceinline__ void accumulate_f8(const Probabilities<Config>& proba
   }
 #pragma unroll
   for (int pair = 0; pair < Config::kOFragments / 2; ++pair) {
-    if (one_lot_after_the_other(positive)) {
+    if (one_after_the_other(positive)) {
       uint32_t v[2][4];  // of 32 keys each
       ptx::ldmatrix_x4(v[0], v_lane + pair * 16 * Config::kVRowBytes);
       ptx::ldmatrix_x4(v[1], (v_lane + pair * 16 * Config::kVRowBytes) ^ 32);
