@@ -26,6 +26,15 @@ struct QuantVConfig : Kernel {
   static constexpr float kGrowth = 1.2f;
 };
 
+// Four lanes, 8 apart, share a chunk of 16 keys.
+struct OfChunk {
+  template <typename Op>
+  __device__ __forceinline__ float operator()(float x, const Op& op) const {
+    x = op(x, __shfl_xor_sync(0xffffffffu, x, 8));
+    return op(x, __shfl_xor_sync(0xffffffffu, x, 16));
+  }
+};
+
 // A thread's part of a block: 8 channels of four of a chunk's 16 keys, those of number j of four.
 template <typename Config>
 struct VPart {
@@ -128,8 +137,7 @@ __device__ __forceinline__ void quantise_v(const typename Config::Params& p, con
       }
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
-        magnitude[i] = ptx::max_nan(magnitude[i], __shfl_xor_sync(0xffffffffu, magnitude[i], 8));
-        magnitude[i] = ptx::max_nan(magnitude[i], __shfl_xor_sync(0xffffffffu, magnitude[i], 16));
+        magnitude[i] = OfChunk{}(magnitude[i], ptx::max_nan);
         if (threadIdx.x % 32 < 8) magnitudes[block % 2][part.chunk][part.channel + i] = magnitude[i];
       }
       __syncthreads();

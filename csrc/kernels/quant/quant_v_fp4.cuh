@@ -7,15 +7,6 @@
 
 namespace sage {
 
-// Four lanes, 8 apart, share a chunk of 16 keys.
-struct OfChunk {
-  template <typename Op>
-  __device__ __forceinline__ float operator()(float x, const Op& op) const {
-    x = op(x, __shfl_xor_sync(0xffffffffu, x, 8));
-    return op(x, __shfl_xor_sync(0xffffffffu, x, 16));
-  }
-};
-
 template <typename Config>
 __device__ __forceinline__ void quantise_v_fp4(const typename Config::Params& p) {
   quantise_v<Config>(p, [](const float(&x)[4][8], const VPart<Config>& part, uint8_t* out) {
