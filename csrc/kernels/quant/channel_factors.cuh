@@ -23,7 +23,7 @@ __device__ __forceinline__ float sum_of_warp(float x) {
 template <int HeadDim>
 struct SampleOfQ {
   alignas(16) uint32_t rows[QuantKInt8::kSampledRows][HeadDim / 2];  // pairs; zeros where there are no queries
-  float share[QuantKInt8::kSampledRows];                             // one over the typical magnitude of a row, times head_dim^2
+  float inverse[QuantKInt8::kSampledRows];                           // one over head_dim^2 times the row's typical magnitude
 };
 
 // Takes the rows. Whether one of this thread's numbers is large. By a block of threads: 16 read a row.
@@ -82,19 +82,19 @@ __device__ __forceinline__ bool find_factors(int head_dim, SampleOfQ<HeadDim>& o
   }
   const float roots = sums_of_16_lanes(root);
   // Of a row that is not finite no number, or zero, which the largest leaves out. All 16 have it.
-  of_q.share[own] = ptx::divide(1.0f, ptx::max_nan(roots * roots, 1e-30f));
+  of_q.inverse[own] = ptx::divide(1.0f, ptx::max_nan(roots * roots, 1e-30f));
   __syncthreads();
   if (threadIdx.x < 32) {
     const auto channel = [&](int i) { return (i / 2 * 32 + lane) * 2 + i % 2; };  // pairs, 32 apart
     float q_size[kOfLane] = {}, q_roots = 0.0f;
 #pragma unroll 4
     for (int row = 0; row < QuantKInt8::kSampledRows; ++row) {
-      const float share = of_q.share[row];
+      const float inverse = of_q.inverse[row];
 #pragma unroll
       for (int i = 0; i < kOfLane; i += 2) {
         const float2 x = Pair<Element>::unpack(of_q.rows[row][channel(i) / 2]);
-        q_size[i] = fmaxf(q_size[i], fabsf(x.x) * share);
-        q_size[i + 1] = fmaxf(q_size[i + 1], fabsf(x.y) * share);
+        q_size[i] = fmaxf(q_size[i], fabsf(x.x) * inverse);
+        q_size[i + 1] = fmaxf(q_size[i + 1], fabsf(x.y) * inverse);
       }
     }
 #pragma unroll
