@@ -1,12 +1,8 @@
 // Rows of an attention mask, and what an element says.
 #pragma once
 
-#include <cuda/std/type_traits>
-
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
 #include "kernels/attention/params.h"
+#include "kernels/element.cuh"
 
 namespace sage {
 
@@ -50,10 +46,10 @@ __device__ __forceinline__ float mask_value(int type, const uint8_t* element) {
 // Two elements, of whose bits those that hide become -infinity's.
 template <typename Element>
 __device__ __forceinline__ uint32_t hidden_to_infinity(uint32_t pair) {
-  constexpr bool kIsHalf = cuda::std::is_same_v<Element, __half>;
-  using Two = cuda::std::conditional_t<kIsHalf, __half2, __nv_bfloat162>;
-  constexpr uint32_t hides = kHides<kIsHalf ? AttentionMask::kHalf : AttentionMask::kBfloat16> * 0x00010001u;
-  constexpr uint32_t infinity = kIsHalf ? 0xfc00fc00u : 0xff80ff80u;
+  using Two = typename Pair<Element>::Two;
+  constexpr bool kHalf = Pair<Element>::kHalf;
+  constexpr uint32_t hides = kHides<kHalf ? AttentionMask::kHalf : AttentionMask::kBfloat16> * 0x00010001u;
+  constexpr uint32_t infinity = kHalf ? 0xfc00fc00u : 0xff80ff80u;
   const uint32_t hidden = __hle2_mask(reinterpret_cast<const Two&>(pair), reinterpret_cast<const Two&>(hides));
   return (pair & ~hidden) | (infinity & hidden);
 }
