@@ -170,8 +170,13 @@ __device__ __forceinline__ uint8_t state_of(const MaskTiles::Params& p, uint32_t
                                        : AttentionMask::kMixed;
 }
 
-__device__ __forceinline__ bool wants_bits(const MaskTiles::Params& p, uint8_t state) {
-  return p.bits != nullptr && (state == AttentionMask::kMixed || state == AttentionMask::kAdded);
+// Writes the state of a tile and, where attention asks for them, the bits that this lane has.
+__device__ __forceinline__ void write(const MaskTiles::Params& p, uint32_t tile, uint8_t state, const uint32_t (&words)[kSlabs]) {
+  const int lane = threadIdx.x % 32;
+  if (lane == 0) p.tiles[tile] = state;
+  if (p.bits == nullptr || (state != AttentionMask::kMixed && state != AttentionMask::kAdded)) return;
+#pragma unroll
+  for (int j = 0; j < kSlabs; ++j) p.bits[static_cast<int64_t>(tile) * MaskTiles::kWords + j * 32 + lane] = words[j];
 }
 
 template <int kType>
@@ -243,12 +248,7 @@ __device__ __forceinline__ void look_at_tile(const MaskTiles::Params& p) {
   count = __reduce_add_sync(0xffffffffu, count);
   const bool adds = __any_sync(0xffffffffu, (added & (kElement == 4 ? 0x7fffffffu : 0x7fff7fffu)) != 0);  // zeros have signs
 
-  const uint8_t state = state_of(p, count, min(rows - tile_row, tile_rows), keys_left, adds);
-  if (lane == 0) p.tiles[tile] = state;
-  if (wants_bits(p, state)) {
-#pragma unroll
-    for (int j = 0; j < kSlabs; ++j) p.bits[static_cast<int64_t>(tile) * MaskTiles::kWords + j * 32 + lane] = words[j];
-  }
+  write(p, tile, state_of(p, count, min(rows - tile_row, tile_rows), keys_left, adds), words);
 }
 
 // The same where one row stands for all. A lane has two neighbouring keys. Nothing else hiding keys from these rows (`alone`), those that are
@@ -278,12 +278,8 @@ __device__ __forceinline__ void look_at_keys(const MaskTiles::Params& p) {
 
   const bool adds = __any_sync(0xffffffffu, (seen[0] && values[0] != 0.0f) || (seen[1] && values[1] != 0.0f));
   const int count = __popc(even) + __popc(odd);
-  const uint8_t state = state_of(p, count, 1, p.keys - tile_key, adds);
-  if (lane == 0) p.tiles[tile] = state;
-  if (wants_bits(p, state)) {
-#pragma unroll
-    for (int j = 0; j < kSlabs; ++j) p.bits[static_cast<int64_t>(tile) * MaskTiles::kWords + j * 32 + lane] = word | word << 2;
-  }
+  const uint32_t both = word | word << 2;  // rows of a fragment, lane / 4 and 8 further
+  write(p, tile, state_of(p, count, 1, p.keys - tile_key, adds), {both, both, both, both});
 }
 
 extern "C" __global__ void __launch_bounds__(MaskTiles::kThreads, __CUDA_ARCH__ / 100 == 9 ? 4 : 3)  // where 64 registers are enough
