@@ -114,7 +114,7 @@ __device__ __forceinline__ uint32_t seen_scores(const Config::Params& p, const W
 __device__ __forceinline__ void hide(uint32_t seen, Scores& scores) {
 #pragma unroll
   for (int i = 0; i < Config::kBlockN / 2; ++i) {
-    if (!(seen & 1u << i)) scores[i] = kHidden;
+    if (!(seen & 1u << i)) scores[i] = kHiddenScore;
   }
 }
 

@@ -14,7 +14,7 @@ using Queries = uint32_t[Config::kQkSteps][4];        // wgmma A fragments
 using Output = float[Config::kHeadDim / 2];
 
 // A score that a mask hides: below any that is computed.
-constexpr int32_t kHidden = -(1 << 30);
+constexpr int32_t kHiddenScore = -(1 << 30);
 
 // What a lane keeps of its two rows (lane / 4 and lane / 4 + 8 of the warp's 16) from block to block of keys.
 struct Rows {
@@ -30,7 +30,7 @@ __device__ __forceinline__ void hide_past_end(bool causal, int kv_len, int first
 #pragma unroll
   for (int i = 0; i < Config::kBlockN / 2; ++i) {
     const int key = first_key + i / 4 * 8 + lane % 4 * 2 + i % 2;
-    if (key >= kv_len || (causal && key > first_row + i / 2 % 2 * 8 + lane / 4)) scores[i] = kHidden;
+    if (key >= kv_len || (causal && key > first_row + i / 2 % 2 * 8 + lane / 4)) scores[i] = kHiddenScore;
   }
 }
 
@@ -38,10 +38,10 @@ __device__ __forceinline__ void hide_past_end(bool causal, int kv_len, int first
 __device__ __forceinline__ void find_largest(const Scores& scores, float k_scale, const Rows& rows, float (&largest)[2]) {
 #pragma unroll
   for (int row = 0; row < 2; ++row) {
-    int32_t score = kHidden;
+    int32_t score = kHiddenScore;
 #pragma unroll
     for (int i = row * 2; i < Config::kBlockN / 2; i += 4) score = max(score, max(scores[i], scores[i + 1]));
-    largest[row] = score == kHidden ? -INFINITY : static_cast<float>(score) * (rows.q_scale[row] * k_scale);
+    largest[row] = score == kHiddenScore ? -INFINITY : static_cast<float>(score) * (rows.q_scale[row] * k_scale);
   }
 }
 
@@ -174,7 +174,7 @@ __device__ __forceinline__ void make_probabilities(Scores& scores, float k_scale
       const int row = i / 2 % 2;
       int32_t& score = scores[chunk * kChunk + i];
       float exponent = static_cast<float>(score) * scale[chunk][row] - rows.base[row];
-      if (Masked && score == kHidden) exponent = -INFINITY;
+      if (Masked && score == kHiddenScore) exponent = -INFINITY;
       const float probability = ptx::ex2(exponent);
       if (i % 2 == 1 && i >= kFirstOfDependences) scale[chunk + 2][row] = __fmaf_rn(probability, 0.0f, scale[chunk + 2][row]);
       sums[row] += probability;
