@@ -101,6 +101,9 @@ __device__ __forceinline__ void unpack(float (&x)[N], const uint32_t (&bits)[N /
   }
 }
 
+// What a magnitude is at least, so that the scale of zeros is positive.
+constexpr float kSmallestMagnitude = 1e-14f;
+
 // The unit in which numbers up to `magnitude` become integers up to 127: magnitude * by. At most 2^50, so that products of two of them
 // and a score are numbers; what bfloat16 holds beyond is no less far from all else. Beside an infinite one
 // nothing is left of the others' codes, and of its own not even the sign: such a unit is NaN, and all that is made of it.

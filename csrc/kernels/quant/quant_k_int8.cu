@@ -94,8 +94,7 @@ __device__ __forceinline__ void quantise(const Config::Params& p, const Config::
     for (int i = 0; i < kChannels / 2; ++i) largest = Pair<Element>::larger_magnitude(largest, keys[pass][i]);
   }
   const float2 largest_pair = Pair<Element>::unpack(largest);
-  // Positive, so that the scale of zeros is.
-  float magnitude = ptx::max_nan(1e-14f, ptx::max_nan(largest_pair.x, largest_pair.y));
+  float magnitude = ptx::max_nan(kSmallestMagnitude, ptx::max_nan(largest_pair.x, largest_pair.y));
 #pragma unroll
   for (int lane = 16; lane > 0; lane /= 2) {
     magnitude = ptx::max_nan(magnitude, __shfl_xor_sync(0xffffffffu, magnitude, lane));

@@ -70,7 +70,7 @@ __device__ __forceinline__ void quantise_q(const AttentionParams& p, const Tile&
       }
       rotate_own(reinterpret_cast<float(&)[kPieces * 4]>(x));
     }
-    float magnitude = 1e-14f;  // keeps the scale of an all-zero row positive
+    float magnitude = kSmallestMagnitude;
 #pragma unroll
     for (int i = 0; i < kPieces; ++i) {
 #pragma unroll

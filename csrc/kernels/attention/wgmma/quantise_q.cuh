@@ -46,7 +46,7 @@ __device__ __forceinline__ void quantise_q(const Config::Params& p, const Work& 
   for (int row = 0; row < 2; ++row) {
     const int block_row = warp_row + row * 8 + lane / 4;
     float rotated[kPieces * 4];
-    float magnitude = 1e-14f;  // positive, so that the scale of zeros is
+    float magnitude = kSmallestMagnitude;
     if constexpr (Rotated) {
 #pragma unroll
       for (int i = 0; i < kPieces; ++i) {
