@@ -1,4 +1,4 @@
-// Single instructions, on float32 but for the last.
+// Arithmetic on float32, single instructions but for division; and what has the compiler keep a value, or find the lane anew.
 #pragma once
 
 namespace sage::ptx {
