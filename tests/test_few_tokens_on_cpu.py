@@ -283,21 +283,42 @@ def test_nothing_behind_the_callers_tensors_is_read(kernels: Kernels, kernel: in
     check(kernels, *(at_the_end_of_memory(x) for x in of_type(kernel, inputs(*sizes))))
 
 
-@pytest.mark.parametrize("layout", _ops.LAYOUTS)
-def test_any_strides(kernels: Kernels, layout: str) -> None:
-    """Tokens before heads, rows apart; what is between them is no number."""
-    tensors = []
-    for seed, (heads, tokens) in enumerate([(4, 20), (2, 40), (2, 40)]):
-        memory = torch.full((2, tokens, heads + 1, 72), math.nan).half()
-        x = memory[:, :, :heads, 8:48]
-        x.copy_(randn(*x.shape, seed=seed))
-        tensors.append(x)
+def apart(seed: int, batch: int, heads: int, tokens: int) -> torch.Tensor:
+    """[batch, tokens, heads, 40]; what is between them is no number, and of each seed there is more."""
+    memory = torch.full((batch, tokens, heads + 1 + seed, 72 + 8 * seed), math.nan).half()
+    x = memory[:, :, :heads, 8:48]
+    return x.copy_(randn(*x.shape, seed=seed))
+
+
+def check_strides(
+    kernels: Kernels, batch: int, queries: int, keys: int, layout: str, kernel: str = INSTEAD_OF
+) -> list[tuple[str, int]]:
+    """Hold a call of tensors whose tokens come before heads, rows apart, to float64.
+
+    Returns what is launched, and of how many blocks its clusters are.
+    """
+    tensors = [apart(seed, batch, heads, tokens) for seed, (heads, tokens) in enumerate([(4, queries), (2, keys), (2, keys)])]
     heads_first = [x.transpose(1, 2) for x in tensors]
-    out, lse = attention(kernels, *(tensors if layout == "NHD" else heads_first), layout=layout)
+    out, lse = attention(kernels, *(tensors if layout == "NHD" else heads_first), layout=layout, kernel=kernel)
     expected, expected_lse = exact(*heads_first)
     assert (out.transpose(1, 2) if layout == validation.TURNED else out).is_contiguous()
     assert ((out.transpose(1, 2) if layout == "NHD" else out).double() - expected).abs().max() <= 0.002
     assert (lse - expected_lse).abs().max() <= 1e-4
+    return [(name, cluster) for name, _, _, cluster in kernels.launches()]
+
+
+@pytest.mark.parametrize("layout", _ops.LAYOUTS)
+@pytest.mark.parametrize(
+    ("sizes", "launched"),
+    [
+        ((2, 20, 40), ["sm80_qk_f16_pv_f16"]),
+        ((6, 3, 300), ["sm80_qk_f16_pv_f16_split_kv"]),
+        ((2, 3, 900), ["sm80_qk_f16_pv_f16_split_kv", "sm80_combine_split_kv"]),
+        ((41, 3, 100), ["sm80_qk_f16_pv_f16_split_kv_staged"]),
+    ],
+)
+def test_any_strides(kernels: Kernels, sizes: tuple[int, int, int], launched: list[str], layout: str) -> None:
+    assert check_strides(kernels, *sizes, layout) == [(name, 1) for name in launched]
 
 
 def masks() -> dict[str, torch.Tensor]:
@@ -407,15 +428,17 @@ def test_what_is_left_to_others(kernels: Kernels, sizes: tuple[int, ...]) -> Non
         attention(kernels, *of_type(kernel, inputs(*sizes)))
 
 
-@pytest.mark.parametrize("dimension", range(3))
+@pytest.mark.parametrize("dimension", range(4))
 @pytest.mark.parametrize("uneven", range(3))
 def test_rows_that_do_not_all_start_on_16_bytes(kernels: Kernels, uneven: int, dimension: int) -> None:
-    """Of Q, K or V alone, batch elements, heads or tokens lie eight bytes further: that is left to others, too."""
+    """Of Q, K or V alone, batch elements, heads or tokens lie eight bytes further, or all do: that is left to others, too."""
     tensors = of_type(64, inputs(2, 2, 2, 16, 16, 64, 64))
     shape, strides = tensors[uneven].shape, [0, 0, 0, 1]
     for i in reversed(range(3)):
         strides[i] = strides[i + 1] * shape[i + 1] + (4 if i == dimension else 0)
-    tensors[uneven] = torch.empty_strided(shape, strides, dtype=TYPES[64]).copy_(tensors[uneven])
+    first = 4 if dimension == 3 else 0
+    memory = torch.empty(first + shape[0] * strides[0], dtype=TYPES[64])
+    tensors[uneven] = memory.as_strided(shape, strides, first).copy_(tensors[uneven])
     with pytest.raises(RuntimeError, match="quant_k_int8"):
         attention(kernels, *tensors)
 
@@ -469,6 +492,11 @@ def test_clusters_add_up_their_parts(judged: Kernels, sizes: tuple[int, ...], bl
         for out, lse in results[1:]:
             assert torch.equal(fuzz.bits(out), fuzz.bits(results[0][0]))
             assert torch.equal(fuzz.bits(lse), fuzz.bits(results[0][1]))
+
+
+@pytest.mark.parametrize("layout", _ops.LAYOUTS)
+def test_clusters_take_any_strides(judged: Kernels, layout: str) -> None:
+    assert check_strides(judged, 1, 3, 500, layout, HOPPERS) == [("sm80_qk_f16_pv_f16_split_kv", 4)]
 
 
 @pytest.mark.parametrize(
