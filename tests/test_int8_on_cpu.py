@@ -156,6 +156,12 @@ def test_what_nobody_sees_changes_no_bit(kernel: str, form: str, ada: Kernels) -
     check_unseen(ada, kernel, FORMS[form], v_hidden=1e4 if kernel == "sm80_qk_int8_pv_f16" else math.nan)
 
 
+def test_keys_that_one_tile_of_rows_sees(ada: Kernels) -> None:
+    """Of two in each of 20 heads: more than a warp adds up at once, and of a key there is only that one to tell of it."""
+    tile = torch.arange(20)[:, None, None] * 2 + torch.arange(130)[:, None] // 128
+    Case(*halves(1, 20, 1, 130, 100, 64, 64), attn_mask=torch.arange(100) % 40 == tile).check(ada, KERNELS[0])
+
+
 @pytest.mark.parametrize("name", ["causal", "packed", "bool mask"])
 def test_converted_kernels_agree_with_the_reference(name: str, folder: Path) -> None:
     CASES[name].check(Kernels(folder, "sm_90"), "sm89_qk_int8_pv_f8")
