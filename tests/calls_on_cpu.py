@@ -129,6 +129,7 @@ class Case:
             assert lse.numel() == 0
             lse = expected_lse
         assert torch.equal(lse.isfinite(), finite)
+        assert torch.equal(lse == -math.inf, expected_lse == -math.inf)  # and not what memory held before
         x, y = out[seen].double(), expected[seen].double()
         assert (x - y).abs().sum() <= largest * y.abs().sum(), f"differs by {float((x - y).abs().sum() / y.abs().sum()):.5f}"
         assert not finite.any() or (lse - expected_lse)[finite].abs().max() <= largest_lse
@@ -279,6 +280,15 @@ def unseen_keys(case: Case) -> Case:
     ends_q, ends_k = case.options["cu_seqlens"]
     for queries, first, end in zip(ends_q.diff().tolist(), ends_k.tolist(), ends_k[1:].tolist(), strict=False):
         k[first + queries : end] = v[first + queries : end] = math.nan
+    return case
+
+
+def tokens_behind(case: Case) -> Case:
+    """Changed to: of packed sequences the last one's tokens are none's. Such queries see nothing; such keys and values are no numbers."""
+    _, k, v = case.tensors
+    ends_q, ends_k = case.options["cu_seqlens"]
+    k[ends_k[-2] :] = v[ends_k[-2] :] = math.nan
+    case.options["cu_seqlens"] = ends_q[:-1], ends_k[:-1]
     return case
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from calls_on_cpu import FORMS, MANY, Case, check_unseen, check_wrong_starts, inputs, packed, randn, unseen_keys
+from calls_on_cpu import FORMS, MANY, Case, check_unseen, check_wrong_starts, inputs, packed, randn, tokens_behind, unseen_keys
 from kernels_on_cpu import WAIT, WAIT_AT_END, Kernels
 from model_inputs import sink
 
@@ -135,6 +135,7 @@ CASES = {
     "packed, causal": packed(*LENGTHS, 64, 48, torch.float16, is_causal=True),
     "packed, causal, keys that nobody sees": unseen_keys(packed(*LENGTHS, 64, 48, torch.float16, is_causal=True)),
     "packed, no queries at the end": packed([5, 0], [70, 9], 64, 48, torch.float16),
+    "packed, tokens behind": tokens_behind(packed(*LENGTHS, 64, 48, torch.float16)),
     "packed, two key heads": packed(*LENGTHS, 64, 64, torch.bfloat16, kv_heads=2, smooth_k=False),
     "packed, many": packed(*MANY, 64, 48, torch.float16, kv_heads=4),
     "mask": masked(),

@@ -28,6 +28,7 @@ from calls_on_cpu import (
     packed,
     randn,
     stand_in,
+    tokens_behind,
     unseen_keys,
 )
 from fuzz_inputs import Problem
@@ -146,6 +147,7 @@ CASES = {
     "packed, causal": sequences(is_causal=True),
     "packed, causal, keys that nobody sees": unseen_keys(sequences(is_causal=True)),
     "packed, no queries at the end": packed([5, 0], [70, 9], 64, 48, torch.float16),
+    "packed, tokens behind": tokens_behind(sequences()),
     "packed, 256": packed([70, 3], [9, 130], 256, 256, torch.bfloat16),
     # Long ones, whose last rows each block of a pair has of a head of its own, or both share; keys of one or the other block of a stage.
     "packed, pairs": packed([1161, 385, 760, 0, 1600], [70, 133, 300, 64, 0], 128, 96, torch.bfloat16),

@@ -29,6 +29,7 @@ from calls_on_cpu import (
     packed,
     randn,
     stand_in,
+    tokens_behind,
     unseen_keys,
 )
 from fuzz_inputs import Problem
@@ -110,6 +111,9 @@ CASES = {
     "packed, causal": packed(*LENGTHS, 64, 48, torch.float16, is_causal=True),
     "packed, causal, keys that nobody sees": unseen_keys(packed(*LENGTHS, 64, 48, torch.float16, is_causal=True)),
     "packed, no queries at the end": packed([5, 0], [70, 9], 64, 48, torch.float16),
+    "packed, tokens behind": tokens_behind(packed(*LENGTHS, 64, 48, torch.float16)),
+    "packed, no sequence": tokens_behind(packed([5], [70], 64, 48, torch.float16)),
+    "packed, no keys": packed([5, 33], [0, 0], 64, 48, torch.float16),
     "bool mask": masked(seen()),
     "float16 mask": masked(additive(torch.float16, -65504.0)),
     "bfloat16 mask": masked(additive(torch.bfloat16, -5e5)),
