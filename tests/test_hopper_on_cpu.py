@@ -159,6 +159,7 @@ CASES = {
     "packed, three heads": packed([1161, 650], [70, 133], 64, 64, torch.float16, sharers=3),
     # Tiles of the last round whose keys several clusters share, beside tiles that one has alone; rows of a pair's second block beyond the last.
     "parts": case(1, 1, 1, 150, 1700, 128, 128),
+    "parts, 64": case(1, 1, 1, 190, 1700, 64, 64),  # in float16, which shows in what order they are added up
     "parts, whole tiles": case(1, 6, 3, 70, 1100, 64, 64),
     "parts, a pair": case(1, 1, 1, 330, 3000, 64, 40, smooth_k=False),
     "parts, rows of one of three": case(1, 3, 1, 200, 1100, 64, 64),
