@@ -201,7 +201,7 @@ CASES = {
     "mask, 64": case(1, 3, 1, 150, 700, 64, 64, attn_mask=seen(150, 700)),
     "mask, 256": case(1, 2, 1, 250, 200, 256, 200, attn_mask=seen(250, 200)),
     "mask, many keys": case(
-        1, 1, 1, 70, 64 * 33, 64, 64, attn_mask=padding(1, 64 * 33, [64 * 33]) & (torch.arange(64 * 33) % 640 < 70)
+        1, 1, 1, 70, 64 * 33, 64, 64, attn_mask=padding(1, 64 * 33, [64 * 33]) & (torch.arange(64 * 33) % 512 < 70)
     ),
     "padding": case(3, 2, 1, 200, 333, 128, 128, attn_mask=padding(3, 333, [333, 70, 0])),
     "all is hidden": case(1, 1, 1, 70, 130, 64, 64, attn_mask=torch.zeros(70, 130, dtype=torch.bool)),
@@ -213,6 +213,7 @@ CASES = {
     "added, 64": case(1, 3, 1, 250, 270, 64, 64, attn_mask=added(250, 270, torch.float16)),
     "added, 256": case(1, 2, 1, 250, 200, 256, 200, attn_mask=added(250, 200, torch.bfloat16)),
     "added, expanded": case(2, 2, 1, 80, 203, 64, 64, attn_mask=added(80, 203, torch.float16)[..., :203].expand(2, 2, -1, -1)),
+    "added, heads": case(2, 4, 2, 80, 208, 64, 64, attn_mask=randn(2, 4, 80, 208, seed=6).half()),
     "added, one key": case(1, 1, 1, 80, 70, 64, 64, attn_mask=randn(1, 1, 80, 1, seed=6).half()),
     "added, one row": case(2, 1, 1, 200, 200, 64, 64, attn_mask=added(1, 200, torch.float16)),
 }
