@@ -114,6 +114,15 @@ def growing(head_dim: int, blocks: list[float], **options: Any) -> Case:
     return it
 
 
+def aligned(head_dim: int, blocks: list[float]) -> Case:
+    """The same of all rows, and of nothing but one channel: scores are as large as their bound."""
+    it = growing(head_dim, blocks)
+    q, k, _ = it.tensors
+    q[..., 1:], k[..., 1:] = 0, 0
+    q[..., 0] = 4
+    return it
+
+
 def sequences(**options: Any) -> Case:
     return packed(*LENGTHS, 128, 96, torch.bfloat16, **options)
 
@@ -192,6 +201,7 @@ CASES = {
     "growing": growing(64, [0, 9, 26, 90, 60, 300]),
     "growing, causal": growing(64, [0, 20, 60], is_causal=True),
     "growing, bfloat16": growing(128, [0, 0, 0, 60, 60, 60, 79, 79, 79, 81, 81, 81]),
+    "growing as far as a bound tells": aligned(128, [60, 279]),
     # Masks of each kind of row and of tile.
     "mask": case(1, 4, 2, 380, 333, 128, 128, attn_mask=seen(380, 333, 4)),
     "mask, last rows": case(1, 1, 1, 600, 140, 64, 64, attn_mask=seen(600, 140)),
