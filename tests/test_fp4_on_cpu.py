@@ -74,6 +74,13 @@ def infinite_rows() -> Case:
     return Case(q, k, v)
 
 
+def infinite_key() -> Case:
+    """Of a block whose other keys are seen by rows that do not see it."""
+    q, k, v = (x.half() for x in inputs(1, 1, 1, 70, 130, 64, 64))
+    k[0, 0, 60, 5] = math.inf
+    return Case(q, k, v, is_causal=True, smooth_k=False)
+
+
 def unlike_blocks(v: torch.Tensor) -> torch.Tensor:
     """V with a block of keys that its mean does not make smaller, where it does others."""
     v = v + 4.0
@@ -104,6 +111,13 @@ def padded_sinks() -> Case:
     return Case(q.half(), k.half(), v.half(), attn_mask=mask[:, None, None])
 
 
+def sink_behind_many() -> Case:
+    """One behind more padding than a warp looks at at once."""
+    q, k, v = sink(2250, 0.9, seats=(2100,), queries=20)
+    v[:, :, 2100] = 0.01 * randn(128, seed=9)
+    return Case(q.half(), k.half(), v.half(), attn_mask=(torch.arange(2250) >= 2100)[None])
+
+
 def far_sink() -> Case:
     """One that is all there is of the rows that see it, which every other one does not."""
     q, k, v = sink(200, 1 - 1e-12, queries=70)
@@ -129,8 +143,10 @@ CASES = {
     "sink": small_sink(),
     "a sink beyond the others' range": far_sink(),
     "sinks behind padding": padded_sinks(),
+    "a sink behind much padding": sink_behind_many(),
     "an unsmoothed block": smoothed_in_part(),
     "infinite Q": infinite_rows(),
+    "infinite key": infinite_key(),
     "packed": packed(*LENGTHS, 64, 48, torch.float16),
     "packed, causal": packed(*LENGTHS, 64, 48, torch.float16, is_causal=True),
     "packed, causal, keys that nobody sees": unseen_keys(packed(*LENGTHS, 64, 48, torch.float16, is_causal=True)),
