@@ -265,6 +265,75 @@ def test_a_context_of_the_tensors_gpu_stays_current(tmp_path: Path) -> None:
     assert said == " push 1|0 pop|1 push 1|2 pop|10"
 
 
+# A driver that says what it is asked for, and in which mode of capture; device 90 has compute capability 9.0.
+LAUNCHES = """
+#include <cstdio>
+#include <utility>
+#include "runtime/kernel_store.cpp"
+using namespace sage::runtime;
+static Driver driver{};
+static int mode = 0;
+const Driver& Driver::get() { return driver; }
+void Driver::fail(CUresult, const char* what, const char*) const { throw std::runtime_error(what); }
+int main(int, char** arguments) {
+  driver.cuDeviceGetAttribute = [](int* value, int which, CUdevice d) {
+    *value = which == 75 ? d / 10 : which == 76 ? d % 10 : 5;
+    return 0;
+  };
+  driver.cuDevicePrimaryCtxRetain = [](CUcontext*, CUdevice) { return 0; };
+  driver.cuCtxGetCurrent = [](CUcontext*) { return 0; };
+  driver.cuThreadExchangeStreamCaptureMode = [](int* other) { std::swap(*other, mode); return 0; };
+  driver.cuLibraryLoadData = [](CUlibrary* library, const void*, void*, void**, unsigned, void*, void**, unsigned) {
+    *library = reinterpret_cast<CUlibrary>(std::intptr_t{1});
+    std::printf("load in %d|", mode);
+    return 0;
+  };
+  driver.cuLibraryGetKernel = [](CUkernel*, CUlibrary, const char* name) { return std::printf("find %s|", name) < 0 ? 1 : 0; };
+  driver.cuKernelSetAttribute = [](int which, int value, CUkernel, CUdevice) {
+    return std::printf("set %d to %d in %d|", which, value, mode) < 0 ? 1 : 0;
+  };
+  driver.cuLaunchKernelEx = [](const CUlaunchConfig* config, CUkernel, void**, void**) {
+    std::printf("%u x %u, %u in %d", config->grid_x, config->block_x, config->shared_bytes, mode);
+    for (uint32_t i = 0; i < config->attribute_count; ++i) {
+      std::printf(", %d: %u", config->attributes[i].id, config->attributes[i].value.cluster_dimension[0]);
+    }
+    std::puts("");
+    return 0;
+  };
+  KernelStore& store = KernelStore::get();
+  store.set_directory(arguments[1], {"sm_80", "sm_90a"});
+  const auto launch = [&](int device, uint32_t shared_bytes, uint32_t cluster) {
+    store.launch({"one-d64", "one", device, nullptr, 6, 128, shared_bytes, cluster}, nullptr);
+  };
+  launch(90, 0, 1);
+  launch(90, 90000, 2);
+  launch(90, 80000, 1);
+  launch(90, 100000, 1);
+  launch(86, 50000, 1);
+}
+"""
+
+
+def test_what_a_launch_asks_the_driver_for(tmp_path: Path) -> None:
+    """A kernel is loaded once, which is none of a captured graph's work; shared memory is asked for where more is wanted than before."""
+    for folder in ("sm_80", "sm_90a"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "one-d64.cubin").write_bytes(b"\x7fELF".ljust(64, b"\0"))
+    (tmp_path / "main.cpp").write_text(LAUNCHES, encoding="utf-8")
+    include, package = f"-I{Path(__file__).parents[1] / 'csrc'}", '-DSAGE_PACKAGE="sageattention"'
+    command = [os.environ.get("CXX", "c++"), "-std=c++17", include, package, "main.cpp", "-o", "main"]
+    subprocess.run(command, cwd=tmp_path, check=True)
+    said = subprocess.run([tmp_path / "main", tmp_path], capture_output=True, text=True, check=True).stdout
+    # Of clusters attribute 4 says how large; 6 that it may start before the one before has ended.
+    assert said.splitlines() == [
+        "load in 2|find one|6 x 128, 0 in 0, 6: 1",
+        "set 8 to 90000 in 2|6 x 128, 90000 in 0, 4: 2, 6: 1",
+        "6 x 128, 80000 in 0, 6: 1",
+        "set 8 to 100000 in 2|6 x 128, 100000 in 0, 6: 1",
+        "load in 2|find one|set 8 to 50000 in 2|6 x 128, 50000 in 0",
+    ]
+
+
 # A driver of as many GPUs as one likes: device 86 has compute capability 8.6.
 DRIVER = """
 #define OK 0
