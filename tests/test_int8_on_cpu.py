@@ -28,6 +28,7 @@ from calls_on_cpu import (
     large_in_q,
     packed,
     randn,
+    small_keys,
     stand_in,
     tokens_behind,
     unseen_keys,
@@ -115,6 +116,12 @@ CASES = {
     "packed, no sequence": tokens_behind(packed([5], [70], 64, 48, torch.float16)),
     "packed, no keys": packed([5, 33], [0, 0], 64, 48, torch.float16),
     "bool mask": masked(seen()),
+    # The same for all keys, of which none past the last query is seen.
+    "mask of rows, causal": Case(
+        *halves(1, 1, 1, 70, 130, 64, 64), attn_mask=(torch.arange(70) % 3 > 0)[:, None], is_causal=True
+    ),
+    # Of which a sample of all keys has few, and more than are sampled.
+    "mask of some keys": Case(*halves(1, 2, 1, 70, 1000, 64, 64), attn_mask=((torch.arange(1000) - 370).abs() < 70)[None]),
     "float16 mask": masked(additive(torch.float16, -65504.0)),
     "bfloat16 mask": masked(additive(torch.bfloat16, -5e5)),
     "float32 mask": masked(additive(torch.float32, -5e5)),
@@ -123,6 +130,7 @@ CASES = {
     "large V": Case(randn(1, 1, 40, 64).half(), randn(1, 1, 70, 64, seed=1).half(), torch.full((1, 1, 70, 64), 60000.0).half()),
     "128": Case(*(x.bfloat16() for x in inputs(1, 2, 1, 140, 330, 128, 100)), is_causal=True),
     "large channels": large_channels(Case(*halves(2, 6, 2, 40, 200, 64, 64))),
+    "large channels, small keys": small_keys(large_channels(Case(*halves(2, 6, 2, 40, 200, 64, 64)))),
     "large channels, a query": large_channels(Case(*halves(1, 8, 1, 1, 200, 64, 64))),
     "large channels, 128": large_channels(Case(*(x.bfloat16() for x in inputs(1, 2, 1, 140, 330, 100, 128)), is_causal=True)),
     "large channels, packed": large_channels(packed(*LENGTHS, 64, 48, torch.float16)),
@@ -173,6 +181,16 @@ def test_converted_kernels_agree_with_the_reference(name: str, folder: Path) -> 
 
 def test_largest_head_dim(ada: Kernels) -> None:
     Case(*(x.bfloat16() for x in inputs(1, 1, 1, 70, 130, 256, 200))).check(ada, "sm89_qk_int8_pv_f8")
+
+
+def test_largest_sums_of_16_bits(folder: Path) -> None:
+    """Of a block whose keys all are 2^8 above those before, just not too much where few are taken at a time; V just fits its scale."""
+    q, k = torch.zeros(1, 1, 40, 128), torch.zeros(1, 1, 128, 128)
+    q[..., 0], k[:, :, 64:, 0] = 1.0, 8.0 - 2**-6
+    v = torch.full((1, 1, 128, 128), 0.2793)
+    scale = 1 / math.log2(math.e)
+    case = Case(*(x.bfloat16() for x in (q, k, v)), sm_scale=scale, smooth_k=False, smooth_v=False)
+    case.check(Kernels(folder, "sm_120"), "sm80_qk_int8_pv_f16_accum_f16")
 
 
 @pytest.mark.parametrize("kernel", F8)
