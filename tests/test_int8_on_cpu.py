@@ -74,9 +74,11 @@ def masked(mask: torch.Tensor) -> Case:
 
 
 def additive(dtype: torch.dtype, hides: float) -> torch.Tensor:
-    """A number for each score, some of which hides; rows are not next to each other."""
+    """A number for each score, some of which hides, and all of a row; rows are not next to each other."""
     numbers = randn(1, 1, 70, 333, seed=6).to(dtype)[..., ::2][..., :150]
-    return numbers.masked_fill(randn(1, 1, 70, 150, seed=7) > 0.5, hides)
+    hidden = randn(1, 1, 70, 150, seed=7) > 0.5
+    hidden[..., 7, :] = True
+    return numbers.masked_fill(hidden, hides)
 
 
 def seen() -> torch.Tensor:
