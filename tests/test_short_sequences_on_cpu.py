@@ -58,6 +58,7 @@ CALLS = [
     ((2, 4, 2, 300, 200, 192, 136), True),
     ((1, 4, 2, 250, 333, 256, 256), False),
     ((2, 4, 2, 300, 200, 200, 256), True),
+    ((1, 7, 1, 580, 70, 64, 64), False),  # tiles of five heads in turn, and of the two that are left
 ]
 
 
