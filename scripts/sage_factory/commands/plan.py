@@ -47,6 +47,11 @@ def run(args: argparse.Namespace) -> int:
                 f"the channel {args.channel_url} takes the program `rattler-build`, which the workflow's job has not: leave the "
                 f"variable CHANNEL_URL empty, and publish releases by hand, `pixi run publish --profile … --channel {args.channel_url}`"
             )
+        if args.channel_url and not args.channel_url.startswith(("https://", "http://")):  # `publish` takes it for a folder
+            raise FactoryError(
+                f"the channel {args.channel_url} is on no server, and a folder would go with the machine of the workflow's job: give "
+                "the variable CHANNEL_URL a whole address, such as https://prefix.dev/NAME"
+            )
         found = checked(found, args.ref.removeprefix("refs/tags/"), args.releases)
     show(found)
     if path := os.environ.get("GITHUB_OUTPUT"):
