@@ -26,8 +26,8 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    if not args.index_url:
-        raise FactoryError("say where pip's indexes are: --index-url or $INDEX_URL")
+    if "://" not in args.index_url:  # pip would look for a folder
+        raise FactoryError("say where pip's indexes are, by a whole address, https://…: --index-url or $INDEX_URL")
     files = collect.collect(args.dist, args.profile, args.platform)
     made = release.prepare(args.tag, files, args.index_url, args.channel_url, args.repository)
     folder = args.dist / "release"
