@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, overload
 
 import torch
 
-from . import aliases, validation
+from . import _library, aliases, validation
 from ._call import Asked, OneOrTwo, Result, attend, attend_packed
 from .recent import again, remember
 from .validation import REQUIRED
@@ -362,6 +362,16 @@ def sageattn_varlen(
         smooth_k,
         smooth_v=True,
     )
+
+
+def _is_installed(kernel: str) -> bool:
+    return any(kernel in names for names in _library.kernels.values())
+
+
+# What programs ask of SageAttention before they call it: which of its three libraries of kernels was compiled.
+SM80_ENABLED = _is_installed("sm80_qk_int8_pv_f16")
+SM89_ENABLED = _is_installed("sm89_qk_int8_pv_f8")
+SM90_ENABLED = _is_installed("sm90_qk_int8_pv_f16")
 
 
 def get_cuda_arch_versions() -> list[str]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
+import types
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import clients
@@ -170,6 +172,29 @@ def test_installers_find_what_they_look_for(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: [(9, 0), (12, 0)][device])
     assert sageattention.core.get_cuda_arch_versions() == ["sm90", "sm120"]
+
+
+@pytest.mark.parametrize(
+    ("kernels", "enabled"),
+    [
+        ({}, [False, False, False]),
+        ({"sm_80": {"sm80_qk_int8_pv_f16", "sm80_qk_f16_pv_f16"}}, [True, False, False]),
+        ({"sm_80": {"sm80_qk_int8_pv_f16"}, "sm_89": {"sm89_qk_int8_pv_f8"}}, [True, True, False]),
+        ({"sm_90a": {"sm80_qk_int8_pv_f16", "sm89_qk_int8_pv_f8", "sm90_qk_int8_pv_f16"}}, [True, True, True]),
+    ],
+)
+def test_programs_that_ask_which_kernels_were_compiled(
+    kernels: dict[str, set[str]], enabled: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cosmos-Predict and nodes for ComfyUI take SageAttention where these are True, the value itself, and else another attention."""
+    from sageattention.core import SM80_ENABLED, SM89_ENABLED, SM90_ENABLED
+
+    assert {SM80_ENABLED, SM89_ENABLED, SM90_ENABLED} <= {True, False}
+    monkeypatch.setattr(sageattention._library, "kernels", kernels)
+    core: Any = types.ModuleType("sageattention.asked_anew")
+    core.__package__ = "sageattention"
+    exec(Path(sageattention.core.__file__).read_text(encoding="utf-8"), core.__dict__)  # as in a process that has these kernels
+    assert enabled == [core.SM80_ENABLED, core.SM89_ENABLED, core.SM90_ENABLED]
 
 
 @pytest.mark.parametrize("layout", ["HND", "NHD"])
