@@ -277,6 +277,41 @@ def test_lightx2v(function: Callable[..., Any]) -> None:
     check_packed(packed, q, k, v, [12, 18])
 
 
+def test_seedvr2() -> None:
+    """By position beyond the lengths; SeedVR2's nodes give the longest as numbers, out of tensors."""
+    q, k, v = qkv(30, 3, 64, dtype=torch.bfloat16)
+    cu = torch.tensor([0, 12, 30], dtype=torch.int64).int()
+    out: Any = sageattn_varlen(q, k, v, cu, cu, 18, 18, False, 0.125)
+    check_packed(out, q, k, v, [12, 18])
+
+
+def test_operators_of_their_own() -> None:
+    """WanVideoWrapper, LightX2V, cache-dit and Krea's realtime video put it into one, whose stand-in makes the output out of q."""
+
+    def call(
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        attn_mask: Any = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+    ) -> Any:
+        return sageattn(q, k, v, attn_mask=attn_mask, dropout_p=dropout_p, is_causal=is_causal, tensor_layout="NHD")
+
+    schema = "(Tensor q, Tensor k, Tensor v, Tensor? attn_mask=None, float dropout_p=0.0, bool is_causal=False) -> Tensor"
+    operator: Any = torch.library.custom_op("sageattention_clients::attention", call, mutates_args=(), schema=schema)
+    operator.register_fake(lambda q, *_, **__: torch.empty_like(q))
+
+    def layer(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
+        return operator(q, k, v, is_causal=True).view(2, 40, 256)
+
+    q, k, v = qkv(2, 40, 4, 64, dtype=torch.bfloat16)
+    torch._dynamo.reset()
+    compiled: Any = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    check(compiled(q, k, v).view(q.shape), q, k, v, "NHD", is_causal=True)
+    torch.library.opcheck(operator, (q, k, v), test_utils=("test_schema", "test_faketensor"))
+
+
 def test_private_kernels_are_absent(caplog: pytest.LogCaptureFixture) -> None:
     """KJNodes' memory-efficient nodes look for them here, and are told what to choose; Wan2GP offers its "sage2" where it finds these."""
     with caplog.at_level("INFO"), pytest.raises(ImportError, match="cannot import name 'per_thread_int8_triton'"):

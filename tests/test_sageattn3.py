@@ -533,6 +533,19 @@ def test_sglang_and_vllm_omni(head_dim: int, causal: bool) -> None:
     assert sageattn3_blackwell(q, k, v).is_contiguous(), "what vLLM-Omni's stand-in for torch.compile says"
 
 
+def test_fastvideo() -> None:
+    """It has q, k and v stacked, [3 batches, tokens, heads, head_dim], and compiles the layer."""
+
+    def layer(stacked: torch.Tensor) -> Any:
+        q, k, v = stacked.permute(0, 2, 1, 3).contiguous().chunk(3)
+        return sageattn3_blackwell(q, k, v, is_causal=True).permute(0, 2, 1, 3).contiguous()
+
+    tensors = qkv(2, 30, 2, 128, dtype=torch.bfloat16)
+    torch._dynamo.reset()
+    out: Any = torch.compile(layer, fullgraph=True, backend="aot_eager")(torch.cat(tensors))
+    check(out.transpose(1, 2), *(x.transpose(1, 2) for x in tensors), is_causal=True)
+
+
 @pytest.mark.parametrize("causal", [False, True])
 def test_in_the_place_of_scaled_dot_product_attention(causal: bool) -> None:
     """By position, as `torch.nn.MultiheadAttention` passes them, and by keyword."""
