@@ -230,7 +230,7 @@ def sageattn_qk_int8_pv_fp8_cuda(
     is_causal: bool = False,
     qk_quant_gran: str = "per_thread",
     sm_scale: float | None = None,
-    pv_accum_dtype: str = "fp32+fp32",
+    pv_accum_dtype: str = "fp32+fp16",
     smooth_k: bool = True,
     smooth_v: bool = False,
     return_lse: bool = False,
@@ -245,8 +245,8 @@ def sageattn_qk_int8_pv_fp8_cuda(
     Args:
         q, k, v, tensor_layout, is_causal, sm_scale, smooth_k, return_lse, attn_mask: as in `sageattn`.
         qk_quant_gran: as in `sageattn_qk_int8_pv_fp16_cuda`.
-        pv_accum_dtype: "fp32+fp32", the default, and "fp32": float32 sums. "fp32+fp16": float16 sums of 64 keys
-            (SageAttention2++), up to twice as fast on GeForce; P and V are scaled so that they do not overflow.
+        pv_accum_dtype: "fp32+fp16", the default: on GeForce, which adds products in float32 at half the rate, float16 sums of
+            64 keys (SageAttention2++), of P and V that are scaled so that they do not overflow. "fp32+fp32" and "fp32": float32 sums.
         smooth_v: subtract V's mean over the tokens and add it to the output: more exact where V has large per-channel offsets.
 
     Returns, Raises: as in `sageattn`.

@@ -35,8 +35,7 @@ from sageattention import (
 # ── Signatures and the ways they are called ──────────────────────────────────────────────────────────────────────────
 
 
-# Names, order and defaults, since some callers pass them by position. pv_accum_dtype of FP8 differs from SageAttention's
-# "fp32+fp16" on purpose: no default may overflow.
+# Names, order and defaults, which are SageAttention's, since some callers pass them by position.
 SIGNATURES: list[tuple[Callable[..., Any], str]] = [
     (sageattn, "tensor_layout='HND', is_causal=False, sm_scale=None, return_lse=False, smooth_k=True, attn_mask=None"),
     (
@@ -51,7 +50,7 @@ SIGNATURES: list[tuple[Callable[..., Any], str]] = [
     ),
     (
         sageattn_qk_int8_pv_fp8_cuda,
-        "tensor_layout='HND', is_causal=False, qk_quant_gran='per_thread', sm_scale=None, pv_accum_dtype='fp32+fp32', "
+        "tensor_layout='HND', is_causal=False, qk_quant_gran='per_thread', sm_scale=None, pv_accum_dtype='fp32+fp16', "
         "smooth_k=True, smooth_v=False, return_lse=False, attn_mask=None",
     ),
     (
@@ -341,7 +340,7 @@ def test_argument_errors(function: Callable[..., Any], arguments: dict[str, Any]
         (sageattn_qk_int8_pv_fp16_cuda, "qk_quant_gran", "per_block", "'per_thread', 'per_warp'"),
         (sageattn_qk_int8_pv_fp16_cuda, "pv_accum_dtype", "fp32+fp32", "'fp32', 'fp16+fp32', 'fp16'"),
         (sageattn_qk_int8_pv_fp16_cuda, "pv_accum_dtype", None, "'fp32', 'fp16+fp32', 'fp16'"),
-        (sageattn_qk_int8_pv_fp8_cuda, "pv_accum_dtype", "fp16", "'fp32+fp32', 'fp32', 'fp32+fp16'"),
+        (sageattn_qk_int8_pv_fp8_cuda, "pv_accum_dtype", "fp16", "'fp32+fp16', 'fp32+fp32', 'fp32'"),
         (sageattn_qk_int8_pv_fp8_cuda_sm90, "pv_accum_dtype", "fp32+fp16", "'fp32+fp32', 'fp32'"),
         (sageattn_qk_int8_pv_fp16_triton, "quantization_backend", "cpu", "'triton', 'cuda'"),
     ],

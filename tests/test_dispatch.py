@@ -71,7 +71,7 @@ def test_float16_sums_are_for_geforce(capability: tuple[int, int], geforce: str,
         ("sageattn_qk_int8_pv_fp16_cuda", "fp16", "10.0", F16),
         ("sageattn_qk_int8_pv_fp16_cuda", "fp16", "12.0", F16 + "_accum_f16"),
         ("sageattn_qk_int8_pv_fp16_triton", None, "8.9", F16),
-        ("sageattn_qk_int8_pv_fp8_cuda", None, "8.9", F8),
+        ("sageattn_qk_int8_pv_fp8_cuda", None, "8.9", F8 + "_accum_f16"),
         ("sageattn_qk_int8_pv_fp8_cuda", "fp32", "12.0", F8),
         ("sageattn_qk_int8_pv_fp8_cuda", "fp32+fp16", "12.1", F8 + "_accum_f16"),
         ("sageattn_qk_int8_pv_fp8_cuda", None, "9.0", HOPPER),
@@ -221,6 +221,14 @@ def test_a_build_of_an_older_cuda_has_float32_sums_instead() -> None:
     for function, accumulators in (("sageattn", None), ("sageattn_qk_int8_pv_fp8_cuda", "fp32+fp16")):
         choice = dispatch.choose(dispatch.Request(function, accumulators), dispatch.Gpu((8, 9)), present)
         assert choice.kernel == F8
+
+
+def test_float16_sums_are_for_geforce() -> None:
+    """Other GPUs add products in float32 at the full rate."""
+    for function, accumulators in (("sageattn", None), ("sageattn_qk_int8_pv_fp8_cuda", "fp32+fp16")):
+        request = dispatch.Request(function, accumulators)
+        chosen = [dispatch.choose(request, dispatch.Gpu((8, 9), geforce)).kernel for geforce in (False, True)]
+        assert chosen == [F8, F8 + "_accum_f16"]
 
 
 def test_a_gpu_that_nothing_serves() -> None:
