@@ -82,8 +82,8 @@ __device__ __forceinline__ void hand_out(const Config::Params& p, const Memory& 
     if (describe<Masked, Packed>(p, index, work_of(parities & 1, shared))) {
       Work& work = work_of(parities & 1, shared);
       if (threadIdx.x % 32 == 0) {
-        work.known_rotated = has_waited && p.rotated != nullptr ? p.rotated[work.kv_mean] : 0;
         if constexpr (Config::kKeepQ) {
+          work.known_rotated = has_waited && p.rotated != nullptr ? p.rotated[work.kv_mean] : 0;
           ptx::mbarrier_arrive_expect(full, Shared::kQBytes);
 #pragma unroll 1
           for (int group = 0, row = static_cast<int>(work.q_token) + work.row<Packed>(0); group < Config::kConsumers; ++group) {
