@@ -7,6 +7,7 @@ the folders are what every stage uses.
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -20,3 +21,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 class FactoryError(Exception):
     """Something cannot be done as it was asked for; the message says why and what to do."""
+
+
+def task(words: str) -> str:
+    """How a message names a task: by the front door that this process came through, pixi or run.py. A machine may have one alone."""
+    return f"`{'pixi run' if 'PIXI_ENVIRONMENT_NAME' in os.environ else 'python3 scripts/run.py'} {words}`"

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import NoReturn
 
-from sage_factory import ROOT, FactoryError
+from sage_factory import ROOT, FactoryError, task
 from sage_factory.with_what import tasks
 
 FOLDER = Path(__file__).parent
@@ -32,7 +32,7 @@ def listing() -> str:
     """The commands and what each does, in pixi.toml's words."""
     there, width = set(names()), max(map(len, names()))
     described = tasks.Manifest.read(ROOT / "pixi.toml").tasks.values()
-    lines = [f"  {task.name:<{width}}  {task.description}" for task in described if task.name in there]
+    lines = [f"  {one.name:<{width}}  {one.description}" for one in described if one.name in there]
     return "\n".join([f"Commands ({FRONT} COMMAND [OPTION ...]):", *lines])
 
 
@@ -81,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ModuleNotFoundError as error:
         if str(error.name).startswith("sage_factory"):
             raise
-        return _failed(f"`{name}` needs {error.name}, which is not here: run `python3 scripts/run.py {name}`", 1)
+        return _failed(f"`{name}` needs {error.name}, which is not here: run {task(name)}", 1)
     except KeyboardInterrupt:
         return _interrupted()
     try:

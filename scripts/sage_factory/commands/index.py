@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from sage_factory import ROOT, FactoryError
+from sage_factory import ROOT, FactoryError, task
 from sage_factory.ship import indexes
 
 
@@ -29,7 +29,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     wheels = args.wheel or sorted((ROOT / "dist" / "wheels").glob("*.whl"))
     if not wheels:
-        raise FactoryError("dist/wheels holds no wheel: `python3 scripts/run.py build-cu128` makes one")
+        raise FactoryError(f"dist/wheels holds no wheel: {task('build-cu128')} makes one")
     new = indexes.add(wheels, args.output, args.index_url)
     for path in new:
         print(indexes.target(path, args.output).relative_to(args.output))

@@ -7,7 +7,7 @@ import re
 import shutil
 import subprocess
 
-from sage_factory import ROOT, FactoryError
+from sage_factory import ROOT, FactoryError, task
 
 # sageattn3 as it is installed: its own modules beside those that CMake gives it. mypy and the tests' types look there (pyproject.toml).
 ASSEMBLED = ROOT / "build" / "lint" / "sageattn3"
@@ -26,7 +26,7 @@ def options(_parser: argparse.ArgumentParser) -> None:
 
 def run(_args: argparse.Namespace) -> int:
     if missing := {check[0] for check in CHECKS if shutil.which(check[0]) is None}:
-        raise FactoryError(f"no {' and no '.join(sorted(missing))} here: run `python3 scripts/run.py lint`")
+        raise FactoryError(f"no {' and no '.join(sorted(missing))} here: run {task('lint')}")
     shutil.rmtree(ASSEMBLED, ignore_errors=True)
     shutil.copytree(ROOT / "sageattention3_blackwell" / "sageattn3", ASSEMBLED)
     (shared,) = SHARED.findall((ROOT / "csrc" / "torch" / "CMakeLists.txt").read_text(encoding="utf-8"))

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
-from sage_factory import ROOT, FactoryError
+from sage_factory import ROOT, FactoryError, task
 from sage_factory.inspect import verify
 
 ERROR = 2
@@ -25,7 +25,7 @@ def options(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     files = args.file or sorted([*(ROOT / "dist").glob("wheels/*.whl"), *(ROOT / "dist").glob("conda/*/*.conda")])
     if not files:
-        raise FactoryError("dist/ holds nothing to verify: `python3 scripts/run.py build-cu128` makes something")
+        raise FactoryError(f"dist/ holds nothing to verify: {task('build-cu128')} makes something")
     found = {path: verify.verify(path) for path in files}
     table = Table(Column("file", overflow="fold"), Column("verdict", overflow="fold"))
     for path, faults in found.items():

@@ -10,7 +10,7 @@ import sysconfig
 from collections.abc import Sequence
 from pathlib import Path
 
-from sage_factory import FactoryError, child
+from sage_factory import FactoryError, child, task
 from sage_factory.what import matrix
 from sage_factory.with_what import venvs
 
@@ -26,7 +26,7 @@ def torch_version() -> str:
     try:
         return version("torch").partition("+")[0]
     except PackageNotFoundError:
-        raise InstallError("this environment has no PyTorch: run the tests with `python3 scripts/run.py test`") from None
+        raise InstallError(f"this environment has no PyTorch: run the tests with {task('test')}") from None
 
 
 def choose(directory: Path, torch: str, cuda: str) -> list[Path]:
@@ -47,7 +47,7 @@ def choose(directory: Path, torch: str, cuda: str) -> list[Path]:
         return found
     there = ", ".join(path.name for path in sorted(directory.glob("*.whl"))) or "nothing"
     row = next((build.torch for build in fitting if build.package == "sageattention"), None)
-    todo = f"`python3 scripts/run.py build --cuda {cuda} --torch {row}` makes one" if row else "variants.yaml has no such row"
+    todo = f"{task(f'build --cuda {cuda} --torch {row}')} makes one" if row else "variants.yaml has no such row"
     raise InstallError(
         f"{directory} has no wheel for PyTorch {series}, CUDA {cuda} and Python {python}: it holds {there}. {todo}"
     )

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from sage_factory import ROOT, FactoryError, alone
+from sage_factory import ROOT, FactoryError, alone, task
 from sage_factory.files import put
 from sage_factory.what import check, matrix
 from sage_factory.what.build import cuda_tag
@@ -78,7 +78,7 @@ def compile_kernels(package: str, cuda: str, architectures: list[str], *, proof:
                 held = alone.held if os.name == "posix" else ()
                 status = subprocess.run(command, cwd=ROOT, env=environment, pass_fds=held, check=False).returncode
             except FileNotFoundError as error:
-                raise KernelsError(f"{command[0]} is not on PATH: run `python3 scripts/run.py kernels`") from error
+                raise KernelsError(f"{command[0]} is not on PATH: run {task('kernels')}") from error
             if status:
                 raise KernelsError(f"the kernels did not compile (exit status {status}): the compiler's own words are above")
     return output / "cubins"

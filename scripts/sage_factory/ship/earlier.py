@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sage_factory import FactoryError
+from sage_factory import FactoryError, task
 from sage_factory.files import put, sha256
 from sage_factory.gh import gh
 from sage_factory.make import archives
@@ -76,7 +76,7 @@ def refuse_withdrawn(releases: Iterable[Mapping[str, Any]], builds: Iterable[Bui
         raise EarlierError(
             f"{name}{f' and {len(taken) - 1} more' if len(taken) > 1 else ''} cannot be released again: the withdrawn {of} has "
             "that name. Give its row in variants.yaml a higher `build`, raise the version, or offer that release again: "
-            f"`pixi run withdraw --tag {of}`"
+            + task(f"withdraw --tag {of}")
         )
 
 

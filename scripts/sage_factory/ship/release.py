@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sage_factory import FactoryError
+from sage_factory import FactoryError, task
 from sage_factory.files import put, sha256
 from sage_factory.gh import GhError, gh
 from sage_factory.inspect import verify
@@ -195,7 +195,7 @@ def publish(tag: str, files: Sequence[Path], notes: Path) -> int:
         raise ReleaseError(f"release {tag} has files that this one has not: {', '.join(stray)}")
     new = [path for path in files if path.name not in published]
     if new and not there["draft"]:
-        raise ReleaseError(f"release {tag} is public already and lacks {new[0].name}: release a new build, `pixi run tag`")
+        raise ReleaseError(f"release {tag} is public already and lacks {new[0].name}: release a new build, {task('tag')}")
     for path in new:
         _upload(tag, path, expected[path.name])
         print(f"uploaded {path.name}", flush=True)

@@ -8,7 +8,7 @@ from itertools import chain, count
 
 from packaging.version import Version
 
-from sage_factory import FactoryError
+from sage_factory import FactoryError, task
 from sage_factory.git import git, holding
 from sage_factory.what import matrix
 from sage_factory.what.table import Package, known
@@ -32,7 +32,7 @@ def number(name: str, package: Package) -> int:
     if mine is None:
         raise TagError(
             f"tag {name} is not one of {package.name} {package.version}, which variants.yaml states: "
-            f"expected {version} or {version}-build.N. `pixi run tag` makes the next"
+            f"expected {version} or {version}-build.N. {task('tag')} makes the next"
         )
     return int(mine[1] or 0)
 

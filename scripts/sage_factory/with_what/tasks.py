@@ -212,6 +212,7 @@ def execute(manifest: Manifest, step: Step) -> int:
     env = venvs.environ(environments, dict(os.environ))
     env.setdefault("SAGEATTENTION_CHANNEL", "pypi")
     env |= {"PIXI_PROJECT_ROOT": str(ROOT), "INIT_CWD": str(Path.cwd())}
+    env.pop("PIXI_ENVIRONMENT_NAME", None)  # of a shell of pixi's that this was started in: it is not pixi that runs the task
     program = shutil.which(step.command[0], path=env["PATH"])
     if program is None:
         raise TaskError(f"task {step.task.name!r} runs {step.command[0]!r}, which is not in environment {step.environment!r}")

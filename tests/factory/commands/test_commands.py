@@ -65,8 +65,8 @@ def test_each_says_how_it_is_used(name: str, capsys: pytest.CaptureFixture[str])
 
 
 def test_from_the_command_line() -> None:
-    def run_python(*words: str) -> subprocess.CompletedProcess[str]:
-        environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    def run_python(*words: str, **more: str) -> subprocess.CompletedProcess[str]:
+        environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"} | more
         return subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False, env=environment)
 
     def run(*words: str) -> subprocess.CompletedProcess[str]:
@@ -75,11 +75,10 @@ def test_from_the_command_line() -> None:
     unknown = run("biuld", "--cuda", "12.8")
     assert (unknown.returncode, unknown.stderr) == (2, "error: there is no command 'biuld': `python scripts` lists them\n")
     assert "there is no command '__init__'" in run("__init__").stderr
-    bare = run_python("-S", str(ROOT / "scripts"), "matrix")
-    assert (bare.returncode, bare.stderr) == (
-        1,
-        "error: `matrix` needs rich, which is not here: run `python3 scripts/run.py matrix`\n",
-    )
+    for door, more in (("python3 scripts/run.py", {}), ("pixi run", {"PIXI_ENVIRONMENT_NAME": "default"})):
+        bare = run_python("-S", str(ROOT / "scripts"), "matrix", **more)
+        said = f"error: `matrix` needs rich, which is not here: run `{door} matrix`\n"
+        assert (bare.returncode, bare.stderr) == (1, said), "a machine may have one of the two doors alone"
     wrong = run("tag", "--dry", "more")
     assert wrong.returncode == 2
     assert "usage: python scripts tag" in wrong.stderr

@@ -159,6 +159,7 @@ def bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> tasks.Manifest:
     programs = {
         "status": "import sys; sys.exit(7)",
         "show": "import os; print(os.environ['SAGEATTENTION_CHANNEL'], os.getcwd(), os.environ['INIT_CWD'])",
+        "door": f"import sys; sys.path.insert(0, {str(ROOT / 'scripts')!r}); import sage_factory; print(sage_factory.task('lint'))",
         "killed": "import os, signal; os.kill(os.getpid(), signal.SIGKILL)",
     }
     for name, text in programs.items():
@@ -181,6 +182,14 @@ def test_tasks_start_in_the_root_and_know_from_where_and_that_the_channel_is_pyp
     monkeypatch.setenv("SAGEATTENTION_CHANNEL", "conda-forge")
     assert tasks.execute(bare, tasks.plan(bare, "show")[0]) == 0
     assert capfd.readouterr().out.splitlines() == [f"pypi {ROOT} {tmp_path}", f"conda-forge {ROOT} {tmp_path}"]
+
+
+def test_a_task_that_run_py_runs_in_a_shell_of_pixis_is_not_taken_for_one_that_pixi_runs(
+    bare: tasks.Manifest, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PIXI_ENVIRONMENT_NAME", "default")
+    assert tasks.execute(bare, tasks.plan(bare, "door")[0]) == 0
+    assert capfd.readouterr().out == "`python3 scripts/run.py lint`\n"
 
 
 def test_a_missing_program_is_said(bare: tasks.Manifest) -> None:
