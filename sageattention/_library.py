@@ -48,7 +48,8 @@ def read_build(path: Path) -> Build:
         return Build(**json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError) as error:
         message = (
-            f"{__package__}: {path} is missing or damaged ({error}). A checkout is not an installation: build a wheel with "
+            f"{__package__}: {path} is missing or damaged ({error}). A checkout is not an installation, and hides one from a Python "
+            "that is started in it: start it in another folder. Where none is installed, build a wheel with "
             f"`python3 scripts/run.py build --package {__package__} --cuda 12.8` and install that, or reinstall the package."
         )
         raise ImportError(message) from error
