@@ -202,8 +202,10 @@ def _why(error: child.ChildError, channel_kind: str) -> str:
     if channel_kind != "pypi" and re.search(
         r"(?i)request failed|retry attempt|error sending request|failed to fetch|dns error", text
     ):
-        return (f"the channel {channel_kind} cannot be reached: check the network, or build from PyPI with "
-                f"`--channel pypi` (`python3 scripts/run.py` does); log: {error.log}")  # fmt: skip
+        # pixi's own mirrors, which brought its environment, are not rattler-build's.
+        return (f"the channel {channel_kind} cannot be reached: check the network, name a mirror by `--channel` or "
+                "SAGEATTENTION_CHANNEL, or build from PyPI with `--channel pypi` (`python3 scripts/run.py` does); "
+                f"log: {error.log}")  # fmt: skip
     ours = re.escape(WORK.as_uri())  # channels that have no packages at first
     if lacking := re.search(rf"(?m)^subdir (\S+) of channel (?!{ours})(.+) was not found, ignoring", text):
         return (f"the channel {lacking[2]} was not found, or has no {lacking[1]}: give --channel conda-forge, a mirror of it, or "
