@@ -223,7 +223,7 @@ def test_a_build_of_an_older_cuda_has_float32_sums_instead() -> None:
         assert choice.kernel == F8
 
 
-def test_float16_sums_are_for_geforce() -> None:
+def test_float16_sums_are_for_geforce_in_both_functions_that_choose() -> None:
     """Other GPUs add products in float32 at the full rate."""
     for function, accumulators in (("sageattn", None), ("sageattn_qk_int8_pv_fp8_cuda", "fp32+fp16")):
         request = dispatch.Request(function, accumulators)
