@@ -9,9 +9,24 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+import fuzz
 import pytest
 import torch
-from calls_on_cpu import FORMS, MANY, Case, check_unseen, check_wrong_starts, inputs, packed, randn, tokens_behind, unseen_keys
+from calls_on_cpu import (
+    FORMS,
+    MANY,
+    Case,
+    check_unseen,
+    check_wrong_starts,
+    inputs,
+    packed,
+    randn,
+    stand_in,
+    tokens_behind,
+    unseen_keys,
+)
+from fuzz_bounds import Exact
+from fuzz_inputs import Problem
 from kernels_on_cpu import WAIT, WAIT_AT_END, Kernels
 from model_inputs import sink
 
@@ -20,6 +35,7 @@ from sageattention import reference
 pytestmark = pytest.mark.slow
 
 KERNEL = "sm120_qk_fp4_pv_fp4"
+FIRST, PROBLEMS = 2_000_000, 60  # seeds
 LENGTHS = [5, 0, 150, 33], [70, 9, 0, 133]
 
 
@@ -199,6 +215,32 @@ def test_what_nobody_sees_changes_no_bit(form: str, kernels: Kernels) -> None:
 @pytest.mark.parametrize("name", ["grouped heads", "packed", "mask"])
 def test_order_of_threads_changes_nothing(name: str, kernels: Kernels) -> None:
     CASES[name].check_orders(kernels, KERNEL, 1, 2, 3)
+
+
+def test_random_calls(kernels: Kernels, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As tests/fuzz_fp4.py makes and judges them."""
+    fuzz_fp4 = pytest.importorskip("fuzz_fp4", reason="sageattn3 is not installed here")
+    operators = fuzz_fp4._ops
+    tried = 0
+
+    def judge(call: fuzz.Call, problem: Problem, exact: Exact) -> torch.Tensor:
+        nonlocal tried
+        large = problem.q.numel() + problem.k.numel() + problem.v.numel() > 200_000 or exact.scores.numel() > 500_000
+        if large or call.run.func not in (operators.attention, operators.attention_varlen):
+            return torch.zeros(len(fuzz_fp4.Limits._fields) + 1, dtype=torch.float64)
+        tried += 1
+        expected = fuzz_fp4.reference(call, problem)
+        with monkeypatch.context() as patch:
+            stand_in(kernels, patch, operators)
+            out, lse, differs = fuzz.twice(call, problem)
+        if out.numel() == 0:
+            return torch.zeros(len(fuzz_fp4.Limits._fields) + 1, dtype=torch.float64)
+        return torch.cat([fuzz_fp4.figures(exact, call.smooth_k, (out, lse), expected), differs.double()[None]])
+
+    subject = fuzz_fp4.SAGEATTN3._replace(judge=judge)
+    failures = [failure for seed in range(FIRST, FIRST + PROBLEMS) for failure in fuzz.solve(seed, "cpu", subject).failures]
+    assert not failures, "\n".join(fuzz.report(failure, "cpu", subject) for failure in failures)
+    assert tried >= PROBLEMS / 4
 
 
 def test_sequences_that_start_nowhere(kernels: Kernels) -> None:
