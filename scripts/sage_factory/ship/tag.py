@@ -46,7 +46,10 @@ def check(name: str, commit: str = "") -> None:
     form = re.compile(rf"{re.escape(package.tags)}(\d+(?:\.\d+)*)(?:-build\.(\d+))?")
     others = {(Version(m[1]), int(m[2] or 0)): m[0] for tag in git("tag").split() if tag != name and (m := form.fullmatch(tag))}
     if newer := max((other for other in others if other > mine), default=None):
-        raise TagError(f"tag {name} is older than {others[newer]}: indexes and channels would go back. Raise the version")
+        raise TagError(
+            f"tag {name} is older than {others[newer]}: indexes and channels would go back. Raise the version; or, if "
+            f"{others[newer]} was never released, delete that tag"
+        )
     if not holding(commit or f"refs/tags/{name}", ["refs/heads/main", "refs/remotes/origin/main"]):
         raise TagError(f"tag {name} is not on main: merge what it names there first, and tag that")
 
