@@ -217,7 +217,7 @@ class _NotDifferentiable(torch.autograd.Function):  # type: ignore[misc, unused-
 
     @staticmethod
     def forward(name: str, *arguments: Any) -> Any:
-        return (_attention if name == ATTENTION else _attention_varlen)(*arguments)
+        return (attention_operator if name == ATTENTION else varlen_operator)(*arguments)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -232,7 +232,7 @@ class _NotDifferentiable(torch.autograd.Function):  # type: ignore[misc, unused-
 
 # From here on as Python calls them: layouts and kernels by name.
 LAYOUTS = {"HND": (True, False), "NHD": (False, False), TURNED: (True, True)}  # heads_first, out_turned
-_attention, _attention_varlen = operators.attention.default, operators.attention_varlen.default
+attention_operator, varlen_operator = operators.attention.default, operators.attention_varlen.default
 
 
 def attention(
@@ -261,11 +261,11 @@ def run(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, attn_mask: torch.Tensor | None, sm_scale: float, options: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The same with the number of its options."""
-    if _within_forward_ad():
-        _refuse_tangents(_attention, q, k, v, attn_mask)
+    if within_forward_ad():
+        _refuse_tangents(attention_operator, q, k, v, attn_mask)
     if _may_go_back(q, k, v, attn_mask):
         return _NotDifferentiable.apply(ATTENTION, q, k, v, attn_mask, sm_scale, options)  # type: ignore[no-any-return, unused-ignore]
-    return _attention(q, k, v, attn_mask, sm_scale, options)  # type: ignore[no-any-return, unused-ignore]
+    return attention_operator(q, k, v, attn_mask, sm_scale, options)  # type: ignore[no-any-return, unused-ignore]
 
 
 def attention_varlen(
@@ -284,11 +284,11 @@ def attention_varlen(
     """The operator `attention_varlen`: csrc/torch/attention.h."""
     options = number_of(kernel, False, is_causal, smooth_k, smooth_v, return_lse)
     arguments = (q, k, v, cu_seqlens_q, cu_seqlens_k, sm_scale, options)
-    if _within_forward_ad():
-        _refuse_tangents(_attention_varlen, q, k, v)
+    if within_forward_ad():
+        _refuse_tangents(varlen_operator, q, k, v)
     if _may_go_back(q, k, v):
         return _NotDifferentiable.apply(VARLEN, *arguments)  # type: ignore[no-any-return, unused-ignore]
-    return _attention_varlen(*arguments)  # type: ignore[no-any-return, unused-ignore]
+    return varlen_operator(*arguments)  # type: ignore[no-any-return, unused-ignore]
 
 
 _COMPILES_BATCHED = torch.__version__ >= TorchVersion("2.8")  # what asks for what torch.vmap makes of a tensor
@@ -318,7 +318,8 @@ def _may_go_back(*tensors: torch.Tensor | None) -> bool:
     return any(map(may_require_grad, tensors))
 
 
-def _within_forward_ad() -> bool:
+def within_forward_ad() -> bool:
+    """Whether derivatives are carried forward (`torch.func.jvp`)."""
     return getattr(forward_ad, "_current_level", -1) >= 0  # no name that PyTorch promises
 
 
@@ -326,7 +327,7 @@ def wants_derivative(x: torch.Tensor) -> bool:
     """Whether one may be asked for, by a tensor that is to become a number."""
     if torch.is_grad_enabled() and may_require_grad(x):
         return True
-    return _within_forward_ad() and _may_have_tangent(x)
+    return within_forward_ad() and _may_have_tangent(x)
 
 
 @torch._disable_dynamo  # type: ignore[untyped-decorator, unused-ignore]

@@ -105,7 +105,7 @@ def _serves(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, attn_mask: torch.
         return False
     if torch.is_grad_enabled() and any(map(_ops.may_require_grad, (q, k, v, mask))):
         return False
-    if torch.onnx.is_in_onnx_export() or _ops._within_forward_ad():
+    if torch.onnx.is_in_onnx_export() or _ops.within_forward_ad():
         return False
     if not all(map(_is_4d, (q, k, v))) or mask.is_nested or mask.layout != torch.strided:
         return False

@@ -80,7 +80,7 @@ def again(
             ):
                 if kind is not newest:
                     KINDS.before, KINDS.newest = newest, kind
-                return None if _ops._within_forward_ad() else _ops._attention(q, k, v, attn_mask, factor, options)[0]
+                return None if _ops.within_forward_ad() else _ops.attention_operator(q, k, v, attn_mask, factor, options)[0]
             if others is None:
                 # The same twice, which two threads can leave, would be looked at without an end.
                 if kind is newest and (kind := KINDS.before) is not None and kind is not newest:

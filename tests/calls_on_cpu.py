@@ -217,10 +217,8 @@ def check_unseen(kernels: Kernels, kernel: str, form: Form, v_hidden: float) -> 
 def stand_in(kernels: Kernels, monkeypatch: pytest.MonkeyPatch, operators: Any = _ops) -> None:
     """Put these in the operators' place, by default those of sageattention. Threads of each call go on in another order."""
     seeds = itertools.count()
-    monkeypatch.setattr(operators, "_attention", lambda *arguments: kernels.attention(*arguments, seed=next(seeds)))
-    monkeypatch.setattr(
-        operators, "_attention_varlen", lambda *arguments: kernels.attention_varlen(*arguments, seed=next(seeds))
-    )
+    monkeypatch.setattr(operators, "attention_operator", lambda *arguments: kernels.attention(*arguments, seed=next(seeds)))
+    monkeypatch.setattr(operators, "varlen_operator", lambda *arguments: kernels.attention_varlen(*arguments, seed=next(seeds)))
 
 
 def check_random_calls(first: int, problems: int, wanted: Callable[[fuzz.Call, Problem], bool]) -> int:

@@ -264,14 +264,14 @@ def test_a_batch_of_one_is_everybodys_after_a_call_of_its_key(monkeypatch: pytes
     """The operator is asked at once, and refuses it as it came."""
     monkeypatch.setattr(_call, "_key", lambda _asked, q, *_: (q.dtype,))
     monkeypatch.setattr(_call, "_operator_checks", lambda *_: True)
-    operator = _ops._attention
+    operator = _ops.attention_operator
 
     def strict(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *others: Any) -> Any:
         if not q.shape[0] == k.shape[0] == v.shape[0]:
             raise RuntimeError("the operator's own words")
         return operator(q, k, v, *others)
 
-    monkeypatch.setattr(_ops, "_attention", strict)
+    monkeypatch.setattr(_ops, "attention_operator", strict)
     q, k, v = (torch.randn(3, 2, 70, 64).half() for _ in range(3))
     sageattn(q, k, v)
     assert dispatch.SERVED
@@ -528,7 +528,7 @@ def test_errors_of_calls_that_are_as_before(
     def operator(*_: Any) -> None:
         raise raised
 
-    monkeypatch.setattr(_ops, "_attention", operator)
+    monkeypatch.setattr(_ops, "attention_operator", operator)
     with pytest.raises(expected) as caught:
         sageattn(**usual())
     assert type(caught.value) is expected
