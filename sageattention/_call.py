@@ -16,6 +16,11 @@ Result = Union[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]
 OneOrTwo = Any
 
 
+# What the operator was told for calls that it has served, by what such calls have in common.
+SERVED: dict[tuple[object, ...], int] = {}
+dispatch.REMEMBERED.append(SERVED)
+
+
 class Asked(NamedTuple):
     """What a call asks for beside its tensors, as the public functions have it."""
 
@@ -44,7 +49,7 @@ def attend(
     served: `remember` of recent.py, which is told of calls that the operator has served.
     """
     key = _key(asked, q, k, v, attn_mask)
-    if key is not None and (number := dispatch.SERVED.get(key)) is not None:
+    if key is not None and (number := SERVED.get(key)) is not None:
         try:
             out, lse = _ops.run(q, k, v, attn_mask, q.shape[3] ** -0.5 if asked.sm_scale is None else asked.sm_scale, number)
         except Exception as error:
@@ -79,7 +84,7 @@ def attend(
     if key is not None:
         kernel, or_16_bit = _choice(asked.function, asked.pv_accum_dtype, q, v, attn_mask, packed=False)
         heads_first, out_turned = _ops.LAYOUTS[asked.tensor_layout]
-        dispatch.SERVED[key] = _ops.number_of(
+        SERVED[key] = _ops.number_of(
             kernel,
             heads_first,
             is_causal,

@@ -27,7 +27,6 @@ __all__ = [
     "GPUS",
     "KERNELS",
     "REMEMBERED",
-    "SERVED",
     "TABLE",
     "Choice",
     "Gpu",
@@ -183,11 +182,8 @@ def _remembered(device: str, index: int | None, *request: Any) -> tuple[str, boo
     return choice.kernel, choice.or_16_bit
 
 
-# What the operator was told for calls that it has served, by what such calls have in common: `_call.attend`.
-SERVED: dict[tuple[object, ...], int] = {}
-
-# What is remembered of choices, here and elsewhere: `forget`.
-REMEMBERED: list[dict[Any, Any]] = [SERVED]
+# What others remember of choices: `forget`.
+REMEMBERED: list[dict[Any, Any]] = []
 
 
 def is_served(gpu: Gpu) -> bool:

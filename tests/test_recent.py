@@ -255,9 +255,9 @@ def test_what_becomes_another_is_not_remembered_as_it_came(monkeypatch: pytest.M
     q, k, v = q.bfloat16(), k.bfloat16(), v.bfloat16()
     sageattn(torch.cat([q, q]), k, v)
     sageattn(q, torch.cat([k, k]), torch.cat([v, v]))
-    assert not dispatch.SERVED
+    assert not _call.SERVED
     sageattn(q, k, v)
-    assert len(dispatch.SERVED) == 1
+    assert len(_call.SERVED) == 1
 
 
 def test_a_batch_of_one_is_everybodys_after_a_call_of_its_key(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -274,7 +274,7 @@ def test_a_batch_of_one_is_everybodys_after_a_call_of_its_key(monkeypatch: pytes
     monkeypatch.setattr(_ops, "attention_operator", strict)
     q, k, v = (torch.randn(3, 2, 70, 64).half() for _ in range(3))
     sageattn(q, k, v)
-    assert dispatch.SERVED
+    assert _call.SERVED
     expected = sageattn(q, *(x[:1].expand(3, -1, -1, -1) for x in (k, v)))
     assert same(sageattn(q, k[:1], v[:1]), expected)
     with pytest.raises(ValueError, match="k: expected batch 3 as q, got 2"):

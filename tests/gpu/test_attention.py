@@ -14,7 +14,7 @@ from accuracy import QK_INT8_PV_F16, exact, relative_l1
 from tensors import poison
 
 import sageattention
-from sageattention import dispatch, recent, sageattn, sageattn_qk_int8_pv_fp16_cuda
+from sageattention import _call, dispatch, recent, sageattn, sageattn_qk_int8_pv_fp16_cuda
 
 pytestmark = [
     pytest.mark.gpu,
@@ -36,7 +36,7 @@ def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
     if name.startswith("sm90") and torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("wgmma needs compute capability 9.0")
     monkeypatch.setattr(dispatch, "kernel_for", lambda *_: (name, False))
-    monkeypatch.setattr(dispatch, "SERVED", {})
+    monkeypatch.setattr(_call, "SERVED", {})
     monkeypatch.setattr(recent, "KINDS", recent._Kinds())
     return name
 

@@ -14,7 +14,7 @@ import torch
 from accuracy import TOLERANCES, error_by_size, exact, relative_l1
 
 import sageattention
-from sageattention import _library, _ops, dispatch, explain, recent
+from sageattention import _call, _library, _ops, dispatch, explain, recent
 
 pytestmark = [
     pytest.mark.gpu,
@@ -62,7 +62,7 @@ def test_every_function(
         return operator(*arguments, **named)
 
     monkeypatch.setattr(_ops, "attention", spy)
-    monkeypatch.setattr(dispatch, "SERVED", {})
+    monkeypatch.setattr(_call, "SERVED", {})
     monkeypatch.setattr(recent, "KINDS", recent._Kinds())
     how = {} if accumulators is None else {"pv_accum_dtype": accumulators}
     out = getattr(sageattention, function)(q, k, v, **options, **how)

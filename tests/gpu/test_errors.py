@@ -14,7 +14,7 @@ import wrong_arguments
 from functions import FUNCTIONS
 
 import sageattention
-from sageattention import dispatch, sageattn
+from sageattention import _call, dispatch, sageattn
 
 pytestmark = [
     pytest.mark.gpu,
@@ -35,7 +35,7 @@ def test_argument_errors(
     if served:
         for mask in ({}, {"attn_mask": torch.ones(10, 10, dtype=torch.bool)}):
             function(**wrong_arguments.call(mask, "cuda"))
-        assert dispatch.SERVED
+        assert _call.SERVED
     with pytest.raises(error) as caught:
         function(**wrong_arguments.call(arguments, "cuda"))
     assert str(caught.value) == message.replace("device cpu", "device cuda:0")
