@@ -77,25 +77,10 @@ def attend(
         _check(q, k, v, attn_mask, asked.tensor_layout)
         return _attend(asked, is_causal, q, k, v, attn_mask)
     try:
-        result = _attend(asked, is_causal, q, k, v, attn_mask)
+        return _attend(asked, is_causal, q, k, v, attn_mask, key)
     except Exception:
         _refuse_in_words(q, k, v, attn_mask, asked.tensor_layout)
         raise
-    if key is not None:
-        kernel, or_16_bit = _choice(asked.function, asked.pv_accum_dtype, q, v, attn_mask, packed=False)
-        heads_first, out_turned = _ops.LAYOUTS[asked.tensor_layout]
-        SERVED[key] = _ops.number_of(
-            kernel,
-            heads_first,
-            is_causal,
-            asked.smooth_k,
-            asked.smooth_v,
-            asked.return_lse,
-            asked.per_block_mean is not False,
-            or_16_bit,
-            out_turned,
-        )
-    return result
 
 
 def _key(
@@ -186,15 +171,35 @@ def _factor(sm_scale: Any, q: torch.Tensor) -> float:
 
 
 def _attend(
-    asked: Asked, is_causal: bool, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, attn_mask: torch.Tensor | None
+    asked: Asked,
+    is_causal: bool,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    attn_mask: torch.Tensor | None,
+    key: tuple[object, ...] | None = None,
 ) -> Result:
-    """is_causal: in the place of what was asked, where a mask came that says so."""
+    """is_causal: in the place of what was asked, where a mask came that says so; key: under which `SERVED` has the call from now on."""
     factor = _factor(asked.sm_scale, q)
     kernel, or_16_bit = _choice(asked.function, asked.pv_accum_dtype, q, v, attn_mask, packed=False)
+    per_block_mean = asked.per_block_mean is not False
     out, lse = _computed(
         _ops.attention, q, k, v, attn_mask, asked.tensor_layout, is_causal, factor, asked.smooth_k, asked.smooth_v, asked.return_lse,
-        kernel, per_block_mean=asked.per_block_mean is not False, or_16_bit=or_16_bit,
+        kernel, per_block_mean=per_block_mean, or_16_bit=or_16_bit,
     )  # fmt: skip
+    if key is not None:
+        heads_first, out_turned = _ops.LAYOUTS[asked.tensor_layout]
+        SERVED[key] = _ops.number_of(
+            kernel,
+            heads_first,
+            is_causal,
+            asked.smooth_k,
+            asked.smooth_v,
+            asked.return_lse,
+            per_block_mean,
+            or_16_bit,
+            out_turned,
+        )
     return (out, lse) if asked.return_lse else out
 
 
