@@ -167,7 +167,7 @@ def _factor(sm_scale: Any, q: torch.Tensor) -> float:
         raise TypeError(
             "sm_scale: expected a number, got a tensor that wants a gradient, which would be lost: multiply q by it instead"
         )
-    return validation.number("sm_scale", sm_scale)
+    return validation.factor(sm_scale)
 
 
 def _attend(

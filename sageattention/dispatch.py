@@ -283,7 +283,7 @@ def explain(
     q, k, v = aliases.alike(q, k, v)
     validation.tensors(q, k, v, "packed" if packed else tensor_layout)
     if sm_scale is not None:
-        validation.number("sm_scale", sm_scale)
+        validation.factor(sm_scale)
     if attn_mask is not None:
         if packed:
             raise TypeError(f"{PACKED}() has no argument 'attn_mask'")
@@ -308,4 +308,4 @@ def explain(
     )
     if architecture is None:
         return choose(request, *gpu_of(q.device.type, q.device.index))
-    return choose(request, Gpu(validation.capability("architecture", architecture)))
+    return choose(request, Gpu(validation.capability(architecture)))

@@ -90,18 +90,18 @@ def as_float(scale: Any) -> Any:
         return scale
 
 
-def number(name: str, value: Any) -> float:
+def factor(sm_scale: Any) -> float:
     """A real number as a float.
 
     Raises:
         TypeError: it is not a number.
     """
-    if not isinstance(value, (str, bytes)) and not is_bool(value):
+    if not isinstance(sm_scale, (str, bytes)) and not is_bool(sm_scale):
         try:
-            return float(value)
+            return float(sm_scale)
         except (TypeError, ValueError, OverflowError, RuntimeError):  # the last of a tensor without data
             pass
-    raise TypeError(f"{name}: expected a number or None, got {shown(value)}")
+    raise TypeError(f"sm_scale: expected a number or None, got {shown(sm_scale)}")
 
 
 def length(name: str, value: Any) -> None:
@@ -124,15 +124,15 @@ def length(name: str, value: Any) -> None:
         raise ValueError(f"{name}: expected 0 or more, got {value}")
 
 
-def capability(name: str, value: object) -> tuple[int, int]:
+def capability(architecture: object) -> tuple[int, int]:
     """A compute capability such as "8.9".
 
     Raises:
         ValueError: it is none.
     """
-    found = re.fullmatch(r"(\d+)\.(\d+)", str(value))
+    found = re.fullmatch(r"(\d+)\.(\d+)", str(architecture))
     if found is None:
-        raise ValueError(f"{name}: expected a compute capability such as '8.9', got {value!r}")
+        raise ValueError(f"architecture: expected a compute capability such as '8.9', got {architecture!r}")
     return int(found[1]), int(found[2])
 
 
