@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     import torch
 
+    from .kernels import Gpu
+
 PACKAGE = Path(__file__).parent
 NAME = str(__package__)
 # Why the package could not be imported, where this report was asked for nevertheless. A second import of what failed may say less.
@@ -205,7 +207,7 @@ def gpus(report: Report) -> None:
     from . import dispatch
 
     if not torch.cuda.is_available():
-        self_test(report, "cpu", frozenset(dispatch.KERNELS))
+        self_test(report, "cpu", dispatch.CPU, frozenset(dispatch.KERNELS))
         return
     for index in range(torch.cuda.device_count()):
         name, capability = torch.cuda.get_device_name(index), torch.cuda.get_device_capability(index)
@@ -224,7 +226,7 @@ def gpus(report: Report) -> None:
                 f"PyTorch itself computes nothing on GPU {index}: {failure}", "install a PyTorch that was built for this GPU"
             )
             continue
-        self_test(report, f"cuda:{index}", present or frozenset())
+        self_test(report, f"cuda:{index}", gpu, present or frozenset())
 
 
 def failure_of_pytorch(device: str) -> str:
@@ -238,16 +240,13 @@ def failure_of_pytorch(device: str) -> str:
     return ""
 
 
-def self_test(report: Report, device: str, present: frozenset[str]) -> None:
+def self_test(report: Report, device: str, gpu: Gpu, present: frozenset[str]) -> None:
     """Error against float64, of `FORMS`, and speed of every kernel that is there for the device."""
-    import torch
-
     from . import dispatch
 
     cpu = device == "cpu"
     columns = f"{'error':>8}{'masked':>8}{'packed':>8}{'causal':>8}{'at most':>9}{'ms':>9}{'TFLOPS':>8}"
     print(f"\n{'kernel (CPU reference)' if cpu else 'kernel':<34}{columns}")
-    gpu = dispatch.CPU if cpu else dispatch.gpu_of("cuda", torch.device(device).index)[0]
     errors = {
         name: kernel.error for name, kernel in dispatch.KERNELS.items() if name in present and dispatch.GPUS[kernel.gpus](gpu)
     }

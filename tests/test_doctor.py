@@ -350,6 +350,6 @@ def test_a_kernel_that_fails(monkeypatch: pytest.MonkeyPatch, kind: type[Excepti
 
     monkeypatch.setattr(doctor, "error_of", fail)
     report = doctor.Report()
-    doctor.self_test(report, "cuda:0", frozenset({"sm80_qk_int8_pv_f16"}))
+    doctor.self_test(report, "cuda:0", dispatch.Gpu((8, 9)), frozenset({"sm80_qk_int8_pv_f16"}))
     (problem,) = report.problems
     assert problem.what == "sm80_qk_int8_pv_f16 fails on cuda:0: kernel file sm80_qk_int8_pv_f16.cubin is damaged; reinstall"
