@@ -32,7 +32,7 @@ def installed_cubins() -> Path:
     """The installed package's kernels."""
     from sageattention import _library
 
-    return next(d for d in _library.KERNEL_DIRECTORIES if (d / "manifest.json").is_file())
+    return _library.kernel_set(_library.KERNEL_DIRECTORIES)
 
 
 def main() -> int:

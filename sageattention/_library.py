@@ -209,6 +209,11 @@ class Library:
             raise RuntimeError(failure.decode(errors="replace"))
 
 
+def kernel_set(directories: tuple[Path, ...]) -> Path:
+    """The first folder that holds kernels; the first of all where none does."""
+    return next((d for d in directories if (d / "manifest.json").is_file()), directories[0])
+
+
 def name_kernels(directories: tuple[Path, ...]) -> dict[str, frozenset[str]]:
     """Tell the runtime where the kernels are. None at all is no error until a GPU asks for one.
 
@@ -218,11 +223,11 @@ def name_kernels(directories: tuple[Path, ...]) -> dict[str, frozenset[str]]:
     Raises:
         ImportError: a manifest is there but damaged, or of another version.
     """
-    directory = next((d for d in directories if (d / "manifest.json").exists()), directories[0])
+    directory = kernel_set(directories)
     architectures: list[str] = []
     kernels: dict[str, frozenset[str]] = {}
     manifest = directory / "manifest.json"
-    if manifest.exists():
+    if manifest.is_file():
         try:
             content = json.loads(manifest.read_text(encoding="utf-8"))
             found = str(content["version"])

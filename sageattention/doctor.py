@@ -184,13 +184,14 @@ def kernel_files(report: Report) -> None:
     """Whether every file of the kernel set is there and whole."""
     from . import _library
 
-    directory = next((d for d in _library.KERNEL_DIRECTORIES if (d / "manifest.json").is_file()), None)
-    if directory is None:
+    directory = _library.kernel_set(_library.KERNEL_DIRECTORIES)
+    manifest = directory / "manifest.json"
+    if not manifest.is_file():
         places = " or ".join(map(str, _library.KERNEL_DIRECTORIES))
         report.say("kernels", "none")
         report.problem(f"there are no kernels in {places}", f"{REINSTALL} {_library.build.package}-cubins")
         return
-    files: dict[str, str] = json.loads((directory / "manifest.json").read_text(encoding="utf-8"))["files"]
+    files: dict[str, str] = json.loads(manifest.read_text(encoding="utf-8"))["files"]
     report.say("kernels", f"{len(files)} files in {directory}: {', '.join(sorted(_library.kernels))}")
     for name, wanted in files.items():
         path = directory / name

@@ -49,7 +49,7 @@ def package(tmp_path: Path) -> Path:
 @pytest.fixture
 def kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy of the kernel set, to break, where the report looks."""
-    source = next(d for d in _library.KERNEL_DIRECTORIES if (d / "manifest.json").is_file())
+    source = _library.kernel_set(_library.KERNEL_DIRECTORIES)
     copy = Path(shutil.copytree(source, tmp_path / "cubins"))
     monkeypatch.setattr(_library, "KERNEL_DIRECTORIES", (copy,))
     return copy

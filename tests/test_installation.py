@@ -157,7 +157,7 @@ needs_gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), 
 @pytest.fixture
 def kernel_copy(tmp_path: Path) -> Iterator[Path]:
     """A copy of the kernel set to spoil, named to the runtime, which forgets what it has loaded."""
-    source = next(d for d in _library.KERNEL_DIRECTORIES if (d / "manifest.json").is_file())
+    source = _library.kernel_set(_library.KERNEL_DIRECTORIES)
     _library.name_kernels((shutil.copytree(source, tmp_path / "cubins"),))
     yield tmp_path / "cubins"
     _library.name_kernels(_library.KERNEL_DIRECTORIES)

@@ -27,7 +27,7 @@ ENTRIES: list[dict[str, Any]] = [
     for entry in json.loads((KERNELS / "kernels.json").read_text(encoding="utf-8"))
     if "sageattention" in entry.get("packages", ["sageattention"])
 ]
-CUBINS = next((d for d in _library.KERNEL_DIRECTORIES if (d / "manifest.json").is_file()), _library.KERNEL_DIRECTORIES[0])
+CUBINS = _library.kernel_set(_library.KERNEL_DIRECTORIES)
 CUDA = matrix.load().development_cuda
 # Instances × architectures that are compiled, and kB of instructions of all, in the set of the CUDA version that tests take. What a kernel may grow by
 # without a word is a tenth; what is more is worth a line here, and a look at what `build` says that it took.

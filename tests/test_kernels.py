@@ -44,9 +44,7 @@ class Installed(NamedTuple):
 def installed(name: str) -> Installed:
     """What a package says of itself."""
     library = importlib.import_module(f"{name}._library")
-    directories: tuple[Path, ...] = library.KERNEL_DIRECTORIES
-    cubins = next((d for d in directories if (d / "manifest.json").is_file()), directories[0])
-    return Installed(name, library.build.version, library.build.cuda, cubins)
+    return Installed(name, library.build.version, library.build.cuda, library.kernel_set(library.KERNEL_DIRECTORIES))
 
 
 PACKAGES = [installed(name) for name in ("sageattention", "sageattn3") if importlib.util.find_spec(name)]
