@@ -249,6 +249,7 @@ def test_explain_takes_tensors_that_the_call_makes_alike() -> None:
     assert explain(Q.expand(3, -1, -1, -1), K, V, architecture="9.0").kernel == HOPPER
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert explain(Q.float(), K, V, architecture="9.0").kernel == HOPPER
+        assert explain(Q[0].float(), K[0], V[0], architecture="9.0").kernel == HOPPER  # packed
     with pytest.raises(TypeError, match="dtype"):
         explain(Q.float(), K, V)
 
