@@ -153,7 +153,7 @@ def scale_of(magnitude: torch.Tensor, by: float | torch.Tensor) -> torch.Tensor:
 def without_far_keys(attn_mask: torch.Tensor, *, is_causal: bool) -> torch.Tensor:
     """A mask that is added to the scores of all queries alike, and alone; those keys hidden that no query gives weight beside others."""
     of_keys = attn_mask.dim() < 2 or attn_mask.shape[-2] == 1 or attn_mask.stride(-2) == 0
-    if is_causal or not of_keys or attn_mask.dtype == torch.bool or attn_mask.dim() == 0:
+    if is_causal or not of_keys or attn_mask.dtype == torch.bool:
         return attn_mask
     return attn_mask.masked_fill((attn_mask <= FAR) & (attn_mask > NEAR).any(dim=-1, keepdim=True), -math.inf)
 
