@@ -1,6 +1,6 @@
 """Calls in the words of other attention functions, in whose place programs put these: `scaled_dot_product_attention`, flash-attn.
 
-Whoever calls by the names of `core.py` does not come here.
+Whoever calls by the names of `core.py` comes here with tensors alone, which may be of several dtypes or batches, or a mask in other words.
 """
 
 from __future__ import annotations
