@@ -124,15 +124,11 @@ def _operator_checks(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, attn_mas
 
     On CUDA tensors it does; beside others it may be a stand-in for shapes that is called, which computes whatever comes.
     """
-    return (
-        type(q) is type(k) is type(v) is torch.Tensor
-        and q.is_cuda
-        and k.is_cuda
-        and v.is_cuda
-        and (attn_mask is None or (type(attn_mask) is torch.Tensor and attn_mask.is_cuda))
-        and q.dtype is not torch.float32  # which is converted, and V's dtype with it
-        and not torch.compiler.is_compiling()
-    )
+    if torch.compiler.is_compiling():
+        return False
+    tensors = (q, k, v) if attn_mask is None else (q, k, v, attn_mask)
+    # float32 is converted, and V's dtype with it.
+    return all(type(x) is torch.Tensor and x.is_cuda for x in tensors) and q.dtype is not torch.float32
 
 
 def _refuse_in_words(
