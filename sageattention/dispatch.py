@@ -84,7 +84,7 @@ class Choice(NamedTuple):
         where = "the CPU's reference of it" if self.gpu == "CPU" else f"compute capability {self.gpu}"
         lines = [f"{self.kernel} on {where}: {self.reason}", *(f"  not {line}" for line in self.passed_over)]
         if self.or_16_bit and FEW_TOKENS is not None:
-            shared = KERNELS[self.kernel].gpus == "9.0 alone"  # Hopper's own kernels share K and V among more rows
+            shared = KERNELS[self.kernel].is_hoppers
             lines.append(
                 f"  up to {FEW_TOKENS.queries_where_shared if shared else FEW_TOKENS.queries} queries and {FEW_TOKENS.keys} keys (fewer "
                 f"of head_dims over 64): {FEW_TOKENS.name}, in 16 bits, faster there and more exact, where rows start on 16 bytes"
@@ -123,7 +123,7 @@ def choose(request: Request, gpu: Gpu, present: frozenset[str] | None = None) ->
                 and request.function == FIRST
                 and not (request.packed or request.uneven)
                 and gpu != CPU
-                and (present is None or FEW_TOKENS.kernels(shared=KERNELS[row.kernel].gpus == "9.0 alone") <= present)
+                and (present is None or FEW_TOKENS.kernels(shared=KERNELS[row.kernel].is_hoppers) <= present)
             )
             return Choice(row.kernel, row.reason, name, tuple(passed_over), or_16_bit)
         passed_over.append(f"{row.kernel}: {lack}")

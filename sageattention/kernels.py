@@ -37,6 +37,11 @@ class Kernel(NamedTuple):
     uneven: bool = True  # head_dims that are no multiple of 8
     other_masks: bool = True  # masks that are added, of another dtype than q's
 
+    @property
+    def is_hoppers(self) -> bool:
+        """Whether it is Hopper's own, which shares K and V among more rows: it leaves fewer calls to the kernels for few tokens."""
+        return self.gpus == "9.0 alone"
+
 
 class Row(NamedTuple):
     """One line of the table."""
