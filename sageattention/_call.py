@@ -32,7 +32,7 @@ class Asked(NamedTuple):
     smooth_k: bool
     smooth_v: bool = False
     qk_quant_gran: str = "per_thread"
-    per_block_mean: bool | None = None  # None: the kernels of the function know no such thing
+    per_block_mean: bool | None = None  # None: True, or the function has no such choice
     sm_scale: float | None = None
 
 

@@ -50,7 +50,7 @@ def shown(value: object) -> str:
 
 
 def flags(is_causal: object, smooth_k: object, smooth_v: object, return_lse: object, per_block_mean: object = None) -> None:
-    """Check the flags of the public functions; per_block_mean is None where the function has no such.
+    """Check the flags of the public functions; per_block_mean may be None: True, or no argument of the function.
 
     Raises:
         TypeError: one is not a bool.

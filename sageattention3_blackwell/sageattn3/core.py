@@ -119,8 +119,6 @@ def sageattn3_blackwell(
         if per_block_mean is not None:
             raise TypeError("per_block_mean: given twice, sixth and by name")
         per_block_mean = sixth[0]
-    if per_block_mean is None:
-        per_block_mean = True
     if others:
         q, k, v, is_causal, sm_scale = aliases.resolved(
             sageattn3_blackwell, others, tensor_layout, q, k, v, is_causal, sm_scale
