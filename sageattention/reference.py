@@ -490,7 +490,7 @@ def attention(
         keys = p.shape[-1]
         step = keys if precision.sums == torch.float32 else 32 // dtype.itemsize  # of one mma, after which sums are rounded
         product = torch.zeros_like(rows.out)
-        for weights, data in zip(p.split(step, -1), values.data[..., first : first + keys, :].split(step, -2), strict=True):
+        for weights, data in zip(p.split(step, -1), values.data[..., first : first + keys, :].split(step, -2)):
             product = (product + weigh(weights, data)).to(precision.sums).float()
         block = first // BLOCK_N
         # A block's scale may be infinite, which is nothing to rows that see none of its keys.

@@ -197,7 +197,7 @@ def attention(
 
     raised = torch.maximum(base, first_score)
     factor, first = torch.exp2(base - raised), torch.exp2(first_score - raised)
-    value = torch.stack([of_element[:, key] for of_element, key in zip(v.float(), first_key, strict=True)])
+    value = torch.stack([of_element[:, key] for of_element, key in zip(v.float(), first_key)])
     base, out = raised, out * factor + weigh(first, value[:, :, None, None] / SCALE_UNIT)
     total, total_smoothed = total * factor + first, total_smoothed * factor
 
