@@ -87,9 +87,9 @@ def quantise_k(k: torch.Tensor, mean: torch.Tensor, seen: torch.Tensor | None = 
 
 
 def mean_of_q(q: torch.Tensor, *, per_block_mean: bool) -> torch.Tensor:
-    """What is subtracted from each row, in q's dtype: [..., qo_len, head_dim] → [..., means, head_dim]."""
-    step = BLOCK_M if per_block_mean else max(q.shape[2], 1)
-    means = [sampled_mean(rows.float(), BLOCK_M)[0] for rows in q.split(step, dim=2)]
+    """What is subtracted from each row, in q's shape and dtype."""
+    step = BLOCK_M if per_block_mean else q.shape[2]
+    means = [sampled_mean(rows.float(), BLOCK_M)[0].expand_as(rows) for rows in q.split(step, dim=2)]
     mean = torch.cat(means, dim=2)
     return mean.masked_fill(~mean.isfinite(), 0.0).to(q.dtype)
 
@@ -150,9 +150,7 @@ def attention(
     v_scale = values.scale.unsqueeze(2)
     smoothed = torch.nn.functional.pad(values.smoothed, (0, whole))[:, :, order].float()[:, :, None, None]
 
-    mean = mean_of_q(q, per_block_mean=per_block_mean)
-    rows_of_mean = BLOCK_M if per_block_mean else max(qo_len, 1)
-    mean = mean.repeat_interleave(rows_of_mean, dim=2)[:, :, :qo_len].unflatten(1, heads)
+    mean = mean_of_q(q, per_block_mean=per_block_mean).unflatten(1, heads)
     queries = q.unflatten(1, heads)
     q_rounded, q_unit = quantise_q(queries, mean, scale_log2)
     of_mean = mean.float() @ (
