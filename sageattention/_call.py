@@ -248,7 +248,7 @@ def attend_packed(
     smooth_v: bool,
 ) -> Result:
     """`attend` for sequences packed one after the other: [tokens, heads, head_dim]."""
-    q, k, v = aliases.of_autocast(q, k, v, 3)
+    q, k, v = aliases.alike(q, k, v, 3)
     validation.tensors(q, k, v, "packed")
     validation.cumulative_lengths("cu_seqlens_q", cu_seqlens_q, q)
     validation.cumulative_lengths("cu_seqlens_k", cu_seqlens_k, q)

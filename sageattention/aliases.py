@@ -112,7 +112,7 @@ def _refuse(function: Callable[..., object], name: str) -> NoReturn:
 
 
 def _check_output_dtype(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, tensor_layout: str, output_dtype: object) -> None:
-    q, _, _ = of_autocast(q, k, v, 3 if tensor_layout == "packed" else 4)
+    q, _, _ = alike(q, k, v, 3 if tensor_layout == "packed" else 4)
     if isinstance(q, torch.Tensor) and output_dtype != q.dtype:  # what is no tensor will be refused
         raise ValueError(
             f"output_dtype: expected None or {q.dtype}, got {validation.shown(output_dtype)}; the output has q's dtype, or autocast's: "
@@ -190,28 +190,22 @@ def written_out(attn_mask: Any, is_causal: bool, q: torch.Tensor) -> tuple[Any, 
     return torch.ones(queries, keys, dtype=torch.bool, device=getattr(q, "device", None)).tril(keys - queries), is_causal
 
 
-def alike(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Tensors that differ as PyTorch's attention takes them: autocast's dtype for several, a batch of one for all of the others."""
-    if not _dense((q, k, v), 4):
+def alike(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rank: int = 4) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Tensors that differ as PyTorch's attention takes them: autocast's dtype for several, a batch of one for all of the others.
+
+    rank: their dimensions, 3 of packed sequences, which have no batch.
+    """
+    if not all(isinstance(x, torch.Tensor) and x.dim() == rank and not x.is_nested for x in (q, k, v)):
         return q, k, v  # which will be refused
-    q, k, v = of_autocast(q, k, v, 4)
-    batches = [x.shape[0] for x in (q, k, v)]
-    if batches[0] != batches[1] or batches[1] != batches[2]:
-        batch = next(size for size in batches if size != 1)
-        q, k, v = (x.expand(batch, -1, -1, -1) if x.shape[0] == 1 else x for x in (q, k, v))
-    return q, k, v
-
-
-def of_autocast(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rank: int
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Tensors of several dtypes in autocast's, where it is on."""
-    if not _dense((q, k, v), rank) or (k.dtype == q.dtype and v.dtype == q.dtype):
-        return q, k, v
     device = q.device.type
-    if device != "meta" and torch.is_autocast_enabled(device):  # of which PyTorch knows none
+    # (PyTorch knows no autocast of meta.)
+    if (k.dtype != q.dtype or v.dtype != q.dtype) and device != "meta" and torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
         q, k, v = (in_dtype(x, dtype) for x in (q, k, v))
+    batches = [x.shape[0] for x in (q, k, v)]
+    if rank == 4 and (batches[0] != batches[1] or batches[1] != batches[2]):
+        batch = next(size for size in batches if size != 1)
+        q, k, v = (x.expand(batch, -1, -1, -1) if x.shape[0] == 1 else x for x in (q, k, v))
     return q, k, v
 
 
@@ -220,7 +214,3 @@ def in_dtype(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     converted = x.to(dtype)
     # Of views that overlap PyTorch chooses an order of its own.
     return converted if converted.stride(-1) == 1 or x.stride(-1) != 1 else converted.contiguous()
-
-
-def _dense(tensors: tuple[object, ...], rank: int) -> bool:
-    return all(isinstance(x, torch.Tensor) and x.dim() == rank and not x.is_nested for x in tensors)

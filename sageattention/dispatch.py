@@ -280,7 +280,7 @@ def explain(
     validation.flags(is_causal, smooth_k, smooth_v, return_lse, per_block_mean)
     if per_block_mean is not None and (packed or function not in PER_BLOCK_MEAN):
         raise TypeError(f"{PACKED if packed else function}() has no argument 'per_block_mean'")
-    q, k, v = aliases.of_autocast(q, k, v, 3) if packed else aliases.alike(q, k, v)
+    q, k, v = aliases.alike(q, k, v, 3 if packed else 4)
     validation.tensors(q, k, v, "packed" if packed else tensor_layout)
     if sm_scale is not None:
         validation.factor(sm_scale)
