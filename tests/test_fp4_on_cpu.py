@@ -35,7 +35,7 @@ from sageattention import reference
 pytestmark = pytest.mark.slow
 
 KERNEL = "sm120_qk_fp4_pv_fp4"
-FIRST, PROBLEMS = 2_000_000, 60  # seeds
+FIRST, PROBLEMS = 2_000_000, 25  # seeds
 LENGTHS = [5, 0, 150, 33], [70, 9, 0, 133]
 
 
@@ -220,29 +220,27 @@ def test_order_of_threads_changes_nothing(name: str, kernels: Kernels) -> None:
 def test_random_calls(kernels: Kernels, monkeypatch: pytest.MonkeyPatch) -> None:
     """As tests/fuzz_fp4.py makes and judges them."""
     fuzz_fp4 = pytest.importorskip("fuzz_fp4", reason="sageattn3 is not installed here")
-    operators = fuzz_fp4._ops
+    nothing_wrong = torch.zeros(len(fuzz_fp4.Limits._fields) + 1, dtype=torch.float64)
     tried = 0
 
     def judge(call: fuzz.Call, problem: Problem, exact: Exact) -> torch.Tensor:
         nonlocal tried
-        large = (
-            problem.q.shape[0] * problem.q.shape[1] > 12 or exact.scores.numel() > 100_000
-        )  # a block of threads a head takes a tenth of a second
-        if large or call.run.func not in (operators.attention, operators.attention_varlen):
-            return torch.zeros(len(fuzz_fp4.Limits._fields) + 1, dtype=torch.float64)
+        batch, heads, *_ = problem.q.shape
+        if batch * heads > 12 or exact.scores.numel() > 100_000:  # a block of threads a head takes a tenth of a second
+            return nothing_wrong
         tried += 1
         expected = fuzz_fp4.reference(call, problem)
         with monkeypatch.context() as patch:
-            stand_in(kernels, patch, operators)
+            stand_in(kernels, patch, fuzz_fp4._ops)
             out, lse, differs = fuzz.twice(call, problem)
         if out.numel() == 0:
-            return torch.zeros(len(fuzz_fp4.Limits._fields) + 1, dtype=torch.float64)
+            return nothing_wrong
         return torch.cat([fuzz_fp4.figures(exact, call.smooth_k, (out, lse), expected), differs.double()[None]])
 
     subject = fuzz_fp4.SAGEATTN3._replace(judge=judge)
     failures = [failure for seed in range(FIRST, FIRST + PROBLEMS) for failure in fuzz.solve(seed, "cpu", subject).failures]
     assert not failures, "\n".join(fuzz.report(failure, "cpu", subject) for failure in failures)
-    assert tried >= 10
+    assert tried >= 8
 
 
 def test_sequences_that_start_nowhere(kernels: Kernels) -> None:
