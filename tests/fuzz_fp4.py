@@ -31,14 +31,12 @@ TOO_LARGE = 2.0**12  # scores: of larger ones a code decides which key has all w
 class Limits(NamedTuple):
     """How far from float64 a call may be: so many times as far as the reference, and so much of what P makes of V's magnitudes.
 
-    In 20,000 calls on an H200 the kernels, emulated, were beyond the first by 0.007, 0.04, 0.14 and 0.6.
+    In 20,000 calls on an H200 the kernels, emulated, were beyond the first by 0.007, 0.04, 0.14 and 0.6. Rows count where K is smoothed: else offsets
+    may make scores so coarse that a code is a whole row.
     """
 
     call: tuple[float, float] = (1.0, 0.02)
-    row: tuple[float, float] = (
-        2.0,
-        0.15,
-    )  # where K is smoothed: else a code may be a row, as offsets may make scores that coarse
+    row: tuple[float, float] = (2.0, 0.15)
     channel: tuple[float, float] = (2.0, 0.3)  # of a head
     lse: tuple[float, float, float] = (2.0, 0.1, 1.0)  # the second of log-sum-exp itself, the third of 1
 
