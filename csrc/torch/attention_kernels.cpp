@@ -26,7 +26,7 @@ constexpr AttentionKernel mma_sync(const char* name, int32_t since, const char* 
   kernel.quant_v = quant_v;
   kernel.v_block_bytes = [](int32_t head_dim) { return static_cast<int32_t>(Kernel::kBlockN * head_dim * Kernel::kValueBytes); };
   kernel.v_scale_bytes = &Kernel::scale_bytes;
-  kernel.v_smooths = Kernel::kSmooths;
+  kernel.v_smooths = Kernel::kValues == Values::kE4m3;
   kernel.packed = name;
   return kernel;
 }

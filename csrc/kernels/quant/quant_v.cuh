@@ -110,7 +110,7 @@ __device__ __forceinline__ void quantise_v(const typename Config::Params& p, con
       }
       __syncthreads();
     }
-    [[maybe_unused]] const int apart = Config::kFirstApart ? seen.first(span.length) : 0;
+    [[maybe_unused]] const int apart = Config::first_apart() ? seen.first(span.length) : 0;
     const int blocks = (span.end_key - span.first_key + Config::kSpanN - 1) / Config::kSpanN * Config::kBlocks;
 #pragma unroll 1
     for (int block = 0; block < blocks; ++block) {
@@ -118,7 +118,7 @@ __device__ __forceinline__ void quantise_v(const typename Config::Params& p, con
       const int first_key = span.first_key + block * Config::kBlockN;
       load_part<Config>(p, span, first_key, part, keys);
       uint32_t kept = part.seen_keys(seen, first_key, span.length);
-      if constexpr (Config::kFirstApart) {
+      if constexpr (Config::first_apart()) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) kept &= ~((first_key + part.key(i) == apart ? 1u : 0u) << i);
       }

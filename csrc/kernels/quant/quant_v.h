@@ -29,7 +29,7 @@ struct QuantV {
   };
 
   // Whether the first key that is seen is left out, its value being attention's to add: no scale is for it, nor does it keep the mean from being taken.
-  static constexpr bool kFirstApart = false;
+  SAGE_HOST_DEVICE static constexpr bool first_apart() { return false; }
   // What sums of products times scales count: so large that sums over all keys fit float32 whatever bfloat16 holds.
   static constexpr int kUnitExponent = 40;
   static constexpr float kScaleUnit = 1099511627776.0f;  // 2^40

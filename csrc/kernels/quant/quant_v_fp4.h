@@ -10,7 +10,7 @@ namespace sage {
 struct QuantVFp4 : QuantV {
   static constexpr float kLargest = Fp4::kLargest;
   static constexpr int kScaleSize = 4;
-  static constexpr bool kFirstApart = true;
+  SAGE_HOST_DEVICE static constexpr bool first_apart() { return true; }
   SAGE_HOST_DEVICE static constexpr int block_bytes(int head_dim) { return Fp4::v_block(head_dim); }
   // A chunk is what shares a scale.
   SAGE_HOST_DEVICE static constexpr int key(int chunk, int j, int i) { return chunk / 2 * 32 + j * 8 + chunk % 2 * 4 + i; }

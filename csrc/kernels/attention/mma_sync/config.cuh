@@ -16,6 +16,7 @@ template <typename Kernel, Sums SumType>
 struct MmaSyncConfig : Kernel {
   using Element = SAGE_DTYPE;
   using Kernel::kValues;
+  static constexpr bool kSmooths = kValues == Values::kE4m3;
   static constexpr Sums kSums = SumType;
   static constexpr int kHeadDim = SAGE_HEAD_DIM;
   static constexpr int kThreads = Kernel::threads(kHeadDim);

@@ -29,12 +29,11 @@ enum class Values { kAsGiven, kF16, kE4m3 };  // P and V: the caller's 16-bit ty
 template <Values Format>
 struct MmaSyncLayout : MmaSyncBlocks {
   static constexpr Values kValues = Format;
-  static constexpr bool kSmooths = kValues == Values::kE4m3;
   static constexpr int kValueBytes = kValues == Values::kE4m3 ? 1 : 2;
   static constexpr int kVScaleSize = kValues == Values::kE4m3 ? QuantVF8::kScaleSize : kValues == Values::kF16 ? QuantVF16::kScaleSize : 0;
   static constexpr int scale_bytes(int head_dim) { return kVScaleSize > 0 ? QuantV::scale_bytes(kVScaleSize, head_dim) : 0; }
   static constexpr int stage_bytes(int head_dim) { return kBlockN * head_dim * (1 + kValueBytes); }
-  static constexpr int kUnsmoothedBytes = kSmooths ? kBlockM * 4 * 4 : 0;  // four lanes a row
+  static constexpr int kUnsmoothedBytes = kValues == Values::kE4m3 ? kBlockM * 4 * 4 : 0;  // four lanes a row
   static constexpr int notes_bytes(int head_dim) { return kValues == Values::kE4m3 ? threads(head_dim) * 16 : 0; }
   static constexpr int shared_bytes(int head_dim) {
     return kStages * (stage_bytes(head_dim) + kKScaleBytes + scale_bytes(head_dim)) + kTileBytes + kQScaleBytes + kUnsmoothedBytes +
