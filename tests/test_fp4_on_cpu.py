@@ -7,6 +7,7 @@ tests/gpu/test_fp4.py runs the same kernels, emulated or not, on a GPU.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from pathlib import Path
 
 import fuzz
@@ -220,27 +221,25 @@ def test_order_of_threads_changes_nothing(name: str, kernels: Kernels) -> None:
 def test_random_calls(kernels: Kernels, monkeypatch: pytest.MonkeyPatch) -> None:
     """As tests/fuzz_fp4.py makes and judges them."""
     fuzz_fp4 = pytest.importorskip("fuzz_fp4", reason="sageattn3 is not installed here")
-    nothing_wrong = torch.zeros(len(fuzz_fp4.Limits._fields) + 1, dtype=torch.float64)
-    tried = 0
+
+    def small(seed: int, device: str, problem: Problem) -> Iterable[fuzz.Call]:
+        batch, heads, queries, _ = problem.q.shape
+        scores = batch * heads * queries * problem.k.shape[2]
+        # A block of threads a head takes a tenth of a second.
+        return [] if batch * heads > 12 or scores > 100_000 else fuzz_fp4.calls(seed, device, problem)
 
     def judge(call: fuzz.Call, problem: Problem, exact: Exact) -> torch.Tensor:
-        nonlocal tried
-        batch, heads, *_ = problem.q.shape
-        if batch * heads > 12 or exact.scores.numel() > 100_000:  # a block of threads a head takes a tenth of a second
-            return nothing_wrong
-        tried += 1
         expected = fuzz_fp4.reference(call, problem)
         with monkeypatch.context() as patch:
             stand_in(kernels, patch, fuzz_fp4._ops)
-            out, lse, differs = fuzz.twice(call, problem)
-        if out.numel() == 0:
-            return nothing_wrong
-        return torch.cat([fuzz_fp4.figures(exact, call.smooth_k, (out, lse), expected), differs.double()[None]])
+            found: torch.Tensor = fuzz_fp4.beside(expected, call, problem, exact)
+            return found
 
-    subject = fuzz_fp4.SAGEATTN3._replace(judge=judge)
-    failures = [failure for seed in range(FIRST, FIRST + PROBLEMS) for failure in fuzz.solve(seed, "cpu", subject).failures]
+    subject = fuzz_fp4.SAGEATTN3._replace(calls=small, judge=judge)
+    outcomes = [fuzz.solve(seed, "cpu", subject) for seed in range(FIRST, FIRST + PROBLEMS)]
+    failures = [failure for outcome in outcomes for failure in outcome.failures]
     assert not failures, "\n".join(fuzz.report(failure, "cpu", subject) for failure in failures)
-    assert tried >= 8
+    assert sum(outcome.calls for outcome in outcomes) >= 8
 
 
 def test_sequences_that_start_nowhere(kernels: Kernels) -> None:
