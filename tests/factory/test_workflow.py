@@ -447,7 +447,7 @@ def test_a_channel_that_the_workflow_cannot_publish_to_is_refused_before_anythin
     assert commands.main([*asked, "refs/tags/v2.2.0"]) == 2
     assert "the channel s3://bucket/ours takes the program `rattler-build`" in capsys.readouterr().err
     assert commands.main([*asked, "refs/heads/main"]) == 0, "nothing is published"
-    for folder in ("prefix.dev/ours", "file:///srv/conda"):
+    for folder in ("conda.example.org/ours", "file:///srv/conda"):
         monkeypatch.setenv("CHANNEL_URL", folder)
         assert commands.main([*asked, "refs/tags/v2.2.0"]) == 2
         assert f"the channel {folder} is on no server" in capsys.readouterr().err

@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
         if args.channel_url and not args.channel_url.startswith(("https://", "http://")):  # `publish` takes it for a folder
             raise FactoryError(
                 f"the channel {args.channel_url} is on no server, and a folder would go with the machine of the workflow's job: give "
-                "the variable CHANNEL_URL a whole address, such as https://prefix.dev/NAME"
+                "the variable CHANNEL_URL a whole address, such as https://SERVER/NAME"
             )
         found = checked(found, args.ref.removeprefix("refs/tags/"), args.releases)
     show(found)

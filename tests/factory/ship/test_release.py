@@ -130,7 +130,7 @@ def test_the_index_is_githubs_pages_unless_told(dist: Path, monkeypatch: pytest.
     assert "conda install" not in notes, "no channel was named"
 
 
-@pytest.mark.parametrize("told", ["", "example.github.io/ours"])
+@pytest.mark.parametrize("told", ["", "pages.example.org/ours"])
 def test_what_is_no_address_of_the_indexes_is_refused(told: str, dist: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Notes would have it, and wheels, which nothing replaces."""
     assert run(dist, "v2.2.0", "--index-url", told) == 1
